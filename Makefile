@@ -59,19 +59,9 @@ types: $(STAMP)  ## Check types
 
 check: lint types test-all  ## Everything that must pass before a change lands
 
-# flwr asks for other releases than constraints.txt has, so it gets an environment of its own
-FLOWER_VENV ?= .venv-flower
-FLOWER_STAMP := $(FLOWER_VENV)/.installed
-
-$(FLOWER_STAMP): pyproject.toml requirements/flower.txt
-	$(PYTHON) -m venv $(FLOWER_VENV)
-	$(FLOWER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  --constraint requirements/flower.txt --editable '.[dev,flower]'
-	@touch $(FLOWER_STAMP)
-
-federation: $(FLOWER_STAMP)  ## Train over Flower on this machine, without and with TLS, to the simulation's weights
-	$(FLOWER_VENV)/bin/python benchmarks/federation.py
-	$(FLOWER_VENV)/bin/python benchmarks/federation.py --tls
+federation: $(STAMP)  ## Train over gRPC on this machine, without and with TLS, to the simulation's weights
+	$(BIN)/python benchmarks/federation.py
+	$(BIN)/python benchmarks/federation.py --tls
 
 bench: $(STAMP)  ## Measure what the loop, groups, evaluation, aggregation, data, start-up and large populations cost
 	for one in floor overhead evaluation scale aggregation data startup population large_model; do \
@@ -95,4 +85,4 @@ docs: $(VENV)/.docs  ## Build the documentation site in site/; a dead link or an
 	$(BIN)/python -m mkdocs build --strict --quiet
 
 clean:  ## Remove the environment and caches, but no run
-	rm -rf $(VENV) $(FLOWER_VENV) $(FLOORS_VENV) .venv-3.13 .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOORS_VENV) .venv-3.13 .pytest_cache .mypy_cache .ruff_cache .hypothesis

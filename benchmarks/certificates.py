@@ -10,7 +10,7 @@ from lit_fed.deployment.keyring import Keyring
 
 
 def make_keys(folder: Path, homes: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Make an authority, the server's certificate, and a key for each node.
+    """Make an authority, the server's certificate, and a key and certificate for each node.
 
     Args:
         folder: Where they lie, in a folder of their own.
@@ -22,13 +22,14 @@ def make_keys(folder: Path, homes: Sequence[str]) -> tuple[list[str], list[list[
     own = folder / "keys"
     keyring = Keyring(own, ("127.0.0.1", "localhost"), datetime.now(UTC))
     keyring.authority()
-    keyring.server()
+    keyring.end("server")
     server, lines, nodes = own / "server", list[str](), list[list[str]]()
     ca = ["--ca", str(own / "authority" / "ca.crt")]
     for place, clients in enumerate(homes):
-        keyring.site(f"node_{place}")
-        lines.append(f"keys/node_{place}.pub: {clients}\n")
-        nodes.append([*ca, "--key", str(own / "sites" / f"node_{place}" / "node.key")])
+        keyring.end(f"node_{place}")
+        lines.append(f"keys/node_{place}.crt: {clients}\n")
+        certificate = ["--certificate", str(server / "keys" / f"node_{place}.crt")]
+        nodes.append([*ca, *certificate, "--key", str(own / "sites" / f"node_{place}" / "node.key")])
     (server / "node_keys.yaml").write_text("".join(lines), encoding="utf-8")
     files = {"certificate": "server.crt", "key": "server.key", "node_keys": "node_keys.yaml"}
     return [*ca, *(word for name, file in files.items() for word in (f"--{name}", str(server / file)))], nodes

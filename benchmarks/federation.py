@@ -1,7 +1,7 @@
 """A federation on this machine, end to end: a server and three nodes, whose weights must be the simulation's.
 
-Every end is a process of its own, as it would be on a machine of its own; messages cross by Flower's
-Fleet API over loopback.
+Every end is a process of its own, as it would be on a machine of its own; messages cross by
+gRPC over loopback.
 Prints a table of hashes and exits with 1 where they differ, where a command fails, or where a process is left behind::
 
     python benchmarks/federation.py            # plain
@@ -122,7 +122,7 @@ def federate(run: Sequence[str], folder: Path, limit: float, tls: bool) -> str:
         from certificates import make_keys  # beside this file
 
         own, of_node = make_keys(folder, HOMES)
-    to = ["--superlink", address]
+    to = ["--server", address]
     with nodes(run, folder, to, of_node):
         call("federate", *run, *to, *own, "--trainer.default_root_dir", str(folder / "federated"), limit=limit)
     return weights_sha256(folder / "federated")

@@ -166,11 +166,11 @@ class Bench:
         """Start what is not running."""
         for place, node in enumerate(self.nodes):
             if node is None or node.poll() is not None:
-                own = ["--superlink", self.links[place].address, "--client", HOMES[place]]
+                own = ["--server", self.links[place].address, "--client", HOMES[place]]
                 own += ["--state_dir", str(self.folder / f"node_{place}")]
                 self.nodes[place] = self.run(self.words("node", *own), f"node_{place}")
         if self.server is None or self.server.poll() is not None:
-            own = ["--superlink", self.address, "--ckpt_path", "last", *self.listening(self.phases)]
+            own = ["--server", self.address, "--ckpt_path", "last", *self.listening(self.phases)]
             self.server = self.run(self.words("federate", *own), "server")
 
     def stop(self) -> None:

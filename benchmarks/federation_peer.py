@@ -114,12 +114,12 @@ def ours(folder: Path, path: Path, rounds: int, limit: float) -> None:
     mine = ["--trainer.callbacks", json.dumps([marks])]
     with ExitStack() as stack:
         for client in range(NODES):
-            words = ["node", "-c", f"client_{client}/config.yaml", "--superlink", address, "--client", str(client)]
+            words = ["node", "-c", f"client_{client}/config.yaml", "--server", address, "--client", str(client)]
             words += ["--state_dir", str(folder / f"node_{client}")]
             process = subprocess.Popen(command(*words), cwd=parts, env=_env(), stdout=subprocess.DEVNULL)
             stack.callback(process.wait)
             stack.callback(process.send_signal, signal.SIGTERM)
-        words = ["federate", "-c", "server/config.yaml", "--superlink", address, *mine]
+        words = ["federate", "-c", "server/config.yaml", "--server", address, *mine]
         words += ["--trainer.default_root_dir", str(folder / "ours")]
         subprocess.run(command(*words), cwd=parts, env=_env(), check=True, timeout=limit, stdout=subprocess.DEVNULL)
 

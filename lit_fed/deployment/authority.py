@@ -1,4 +1,4 @@
-"""Certificates and keys of a federation: a certificate authority, the server's certificate, and a key per node."""
+"""Certificates and keys of a federation: a certificate authority, and a certificate for the server and each site."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
-    PublicFormat,
     load_pem_private_key,
-    load_ssh_private_key,
-    load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from lit_fed.errors import ConfigError
 
 AUTHORITY_LIFE = timedelta(days=3652)
-SERVER_LIFE = timedelta(days=365)
+END_LIFE = timedelta(days=365)
 RENEWED_BEFORE = timedelta(days=30)
-"""Remaining validity below which a server's certificate is renewed."""
+"""Remaining validity below which the certificate of the server or a site is renewed."""
 
+_REQUEST = "make one with openssl req -new, see docs/deployment.md"
+_NOT_ON_P384 = "is not for an ECDSA key on P-384; make one with openssl genpkey, see docs/deployment.md"
 _CLOCKS = timedelta(days=1)  # backdates certificates, for nodes whose clock is behind
 
 
@@ -40,52 +39,27 @@ _CLOCKS = timedelta(days=1)  # backdates certificates, for nodes whose clock is 
 
 
 def new_key() -> EllipticCurvePrivateKey:
-    """Generate a key on P-384, the curve that Flower's node authentication requires."""
+    """Generate a key on P-384."""
     return generate_private_key(SECP384R1())
 
 
 def pem_of(key: EllipticCurvePrivateKey) -> bytes:
-    """Serialise a private key as PEM, for TLS."""
+    """Serialise a private key as PEM."""
     content: bytes = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     return content
 
 
-def openssh_of(key: EllipticCurvePrivateKey) -> bytes:
-    """Serialise a private key in the format of ``ssh-keygen -t ecdsa -b 384``."""
-    content: bytes = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    return content
-
-
-def public_line(key: EllipticCurvePublicKey, name: str) -> bytes:
-    """Serialise a public key as a line with its owner's name, in the format of ``ssh-keygen``."""
-    line: bytes = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {name}\n".encode()
-    return line
-
-
 def read_key(path: Path) -> EllipticCurvePrivateKey:
-    """Read a private key in PEM or OpenSSH format; raise `ConfigError` if the file is not a private key on P-384."""
+    """Read a private key in PEM; raise `ConfigError` if the file is not a private key on P-384."""
     content = _content(path)
-    load = load_ssh_private_key if b"OPENSSH" in content else load_pem_private_key
     try:
-        key = load(content, password=None)
+        key = load_pem_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         locked = "password" in str(error).lower()
         why = "has a password; remove it" if locked else "is not a private key; restore the original file"
         raise ConfigError(f"{path} {why}") from error
     if not isinstance(key, EllipticCurvePrivateKey) or not isinstance(key.curve, SECP384R1):
-        raise ConfigError(f"{path} is not an ECDSA key on P-384; make one with ssh-keygen -t ecdsa -b 384")
-    return key
-
-
-def read_public(path: Path) -> EllipticCurvePublicKey:
-    """Read a node's public key; raise `ConfigError` if the file is not a public key on P-384."""
-    content = _content(path)
-    try:
-        key = load_ssh_public_key(content)
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{path} is not an OpenSSH public key; restore the original file") from error
-    if not isinstance(key, EllipticCurvePublicKey) or not isinstance(key.curve, SECP384R1):
-        raise ConfigError(f"{path} is not an ECDSA key on P-384; make one with ssh-keygen -t ecdsa -b 384")
+        raise ConfigError(f"{path} {_NOT_ON_P384}")
     return key
 
 
@@ -101,31 +75,54 @@ def certify_authority(key: EllipticCurvePrivateKey, now: datetime) -> x509.Certi
     return made.add_extension(usage, critical=True).sign(key, hashes.SHA384())
 
 
-def certify_server(
+def certify(
     authority_key: EllipticCurvePrivateKey,
     authority: x509.Certificate,
     key: EllipticCurvePublicKey,
+    name: str,
     names: tuple[str, ...],
     now: datetime,
 ) -> x509.Certificate:
-    """Issue a server's certificate, valid for a year from ``now``.
+    """Issue a certificate for the server or a site, valid for a year from ``now``.
 
     Args:
         authority_key: The authority's private key.
         authority: The authority's certificate.
-        key: The server's public key.
-        names: Host names and addresses by which nodes reach the server.
+        key: The public key.
+        name: Name of the end.
+        names: Host names and addresses by which nodes reach the server; empty for a site.
         now: Start of the validity.
     """
-    end = min(now + SERVER_LIFE, authority.not_valid_after_utc)
-    made = _begun(_named("lit_fed server"), authority.subject, key, now, end)
+    end = min(now + END_LIFE, authority.not_valid_after_utc)
+    made = _begun(_named(f"lit_fed {name}"), authority.subject, key, now, end)
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     made = made.add_extension(issuer, critical=False)
     made = made.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     made = made.add_extension(_usage(digital_signature=True), critical=True)
-    made = made.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    alternatives = x509.SubjectAlternativeName([_alternative(name) for name in names])
-    return made.add_extension(alternatives, critical=False).sign(authority_key, hashes.SHA384())
+    use = ExtendedKeyUsageOID.SERVER_AUTH if names else ExtendedKeyUsageOID.CLIENT_AUTH
+    made = made.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+    if names:
+        alternatives = x509.SubjectAlternativeName([_alternative(one) for one in names])
+        made = made.add_extension(alternatives, critical=False)
+    return made.sign(authority_key, hashes.SHA384())
+
+
+def read_request(path: Path) -> EllipticCurvePublicKey:
+    """Return the key of a certificate signing request; raise `ConfigError` if the file is not one for P-384.
+
+    Note:
+        The name and the extensions that it asks for are ignored: the federation's file decides on them.
+    """
+    content = _content(path)
+    try:
+        request = x509.load_pem_x509_csr(content)
+        good = request.is_signature_valid
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{path} is not a certificate signing request; {_REQUEST}") from error
+    key = request.public_key()
+    if not good or not isinstance(key, EllipticCurvePublicKey) or not isinstance(key.curve, SECP384R1):
+        raise ConfigError(f"{path} {_NOT_ON_P384 if good else f'has a wrong signature; {_REQUEST}'}")
+    return key
 
 
 def read_certificate(path: Path) -> x509.Certificate:
@@ -144,7 +141,7 @@ def unfit(
     names: tuple[str, ...],
     now: datetime,
 ) -> str:
-    """Return why a server's certificate must be renewed; empty if it is still good."""
+    """Return why an end's certificate must be renewed; empty if it is still good."""
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):

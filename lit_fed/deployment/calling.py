@@ -1,188 +1,197 @@
-"""The node's side of the connection: it polls a server for work over Flower's Fleet API. A node opens no port.
+"""The node's side of the connection: a thread keeps a stream to the server open. A node opens no port.
 
-The server is `lit_fed.deployment.serving` or a Flower SuperLink. A lost connection delays a request and loses nothing:
-the node retries every request until the server answers or no longer knows the node.
+The main thread works meanwhile. A broken stream delays messages and loses nothing: the server sends unanswered messages
+again, the node answers each from memory if it already has, and forgets an answer that the server acknowledges.
 """
 
 from __future__ import annotations
 
+import queue
 import random
+import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import datetime
-from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lit_fed.deployment import fleet
 from lit_fed.deployment.ends import ending_by_signal, split_address
-from lit_fed.deployment.keys import Signer
+from lit_fed.deployment.frames import GOODBYE, METHOD, SERVICE, Joiner, frames, options  # before grpc, which it sets up
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.security import Security
-from lit_fed.deployment.sessions import LEAST_HELD_BYTES
-from lit_fed.deployment.wire import join, split
+from lit_fed.deployment.wire import shown
 from lit_fed.errors import ConfigError, WireError
 
-if TYPE_CHECKING:
-    import httpx
+import grpc  # isort: skip
 
-_MOST_IN_PARCEL = 2**16
-_BEAT_S = 4.0  # interval of heartbeats
-_BEAT_SAID_S = 10.0  # heartbeat interval that Flower is told, its minimum
-_AGAIN_S = (0.1, 5.0)  # shortest and longest pause before a retry
-_POLL_S = (0.05, 2.0)  # shortest and longest pause between polls, for a server without long polling
+_AGAIN_S = (0.05, 5.0)  # shortest and longest pause before a retry
 _BLIP_S = 3.0  # outage that is not reported
 _SAY_S = 60.0  # interval of messages during an outage
 _LET_IN_S = 120.0  # time for an operator to register an unknown key
-_CLOCKS_APART_S = 30.0  # clock difference that is reported
-_TIMES_S = {"connect": 10.0, "read": 60.0, "write": 120.0, "pool": 60.0}
-
-
-class Unknown(Exception):
-    """The server no longer knows this node."""
-
-
-class Dropped(Exception):
-    """The server rejected a message."""
+_MESSAGE_BYTES = 2**10  # overhead of a message in memory
+_REFUSED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.UNIMPLEMENTED)
 
 
 class Line:
-    """A node's connection to its server; ``say`` prints a line."""
+    """A node's connection to its server, within a ``with`` statement.
 
-    def __init__(self, address: str, security: Security, say: Callable[[str], object]) -> None:
-        import httpx
+    Args:
+        address: The server's address.
+        security: The node's certificate and key.
+        say: Prints a line.
+        limit: Maximum size of a message, and of all messages that wait for the node, bytes.
+        proxy: URL of an HTTP proxy; None connects directly.
+    """
 
-        self.address, self.security, self.say = address, security, say
-        self.signer = Signer(security.key)
-        self.node = 0
-        self.connected = self._met = False
-        self._lost = _Waiting(address, say)
-        # The environment's proxies are for the web; the node connects directly.
-        self._http = httpx.Client(
-            verify=security.authority() if security.is_on else False,
-            base_url=f"{'https' if security.is_on else 'http'}://{address}{fleet.PREFIX}",
-            timeout=httpx.Timeout(**_TIMES_S),
-            limits=httpx.Limits(max_connections=4, keepalive_expiry=20.0),
-            trust_env=False,
-        )
+    def __init__(
+        self, address: str, security: Security, say: Callable[[str], object], limit: int, proxy: str | None = None
+    ) -> None:
+        self.address, self.security, self.say, self.limit, self.proxy = address, security, say, limit, proxy
+        self.boot = secrets.token_hex(16)
+        self.inbox: queue.Queue[tuple[str, int, bytes] | Exception] = queue.Queue()
+        """Messages with their session, and the error that ends the node."""
+        self._session = ""
+        self._answers: dict[int, bytes | None] = {}  # by message; None until the node has answered
+        self._held = 0  # bytes of messages in the inbox and at work
+        self._out: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
+        self._room = threading.Condition()  # guards the five fields above
+        self._closed = threading.Event()
+        self._waiting = _Waiting(address, say)
+        self._met = False
+        self._refused: float | None = None
+        # the environment's proxies are for the web; only an option selects one
+        through: tuple[str, Any] = ("grpc.enable_http_proxy", 0) if proxy is None else ("grpc.http_proxy", proxy)
+        own = [through, ("grpc.use_local_subchannel_pool", 1)]
+        if security.is_on:
+            self._channel = grpc.secure_channel(address, security.of_node(), [*options(), *own])
+        else:
+            self._channel = grpc.insecure_channel(address, [*options(), *own])
+        self._thread = threading.Thread(target=self._stay, daemon=True, name="grpc")
 
-    def close(self) -> None:
-        """Sign off if the server is reachable, and close the connection."""
-        import httpx
+    def __enter__(self) -> Line:
+        self._thread.start()
+        return self
 
-        try:
-            if self.connected:
-                request = fleet.proto().DeactivateNodeRequest(node_id=self.node)
-                self._post("deactivate-node", request, httpx.Timeout(2.0))
-        except httpx.HTTPError:
-            return
-        finally:
-            self._http.close()
+    def __exit__(self, *_: object) -> None:
+        """Take leave if the server is reachable, and close the connection."""
+        with self._room:
+            self._closed.set()
+            self._room.notify_all()
+            self._out.put((GOODBYE, b""))
+            self._out.put(None)
+        self._thread.join(2.0)
+        self._channel.close()
 
-    def connect(self) -> None:
-        """Connect, and retry until the server answers; raise `ConfigError` if the server rejects this node."""
-        pb, key, begun = fleet.proto(), self.signer.public, None
-        while True:
-            if self._http.base_url.scheme == "http":
-                self._asked("register-node", pb.RegisterNodeFleetRequest(public_key=key))
-            request = pb.ActivateNodeRequest(public_key=key, heartbeat_interval=_BEAT_SAID_S)
-            response = self._asked("activate-node", request)
-            if response.status_code == 200:
-                self.node = _read(pb.ActivateNodeResponse, response).node_id
-                self.connected = True
-                self.say(f"connected to the server at {self.address}; waiting for work")
+    def answer(self, session: str, message_id: int, blob: bytes, size: int) -> None:
+        """Send the answer to a message of ``size`` bytes, unless the server has given the message up."""
+        with self._room:
+            self._held -= size + _MESSAGE_BYTES
+            self._room.notify_all()
+            if session == self._session and message_id in self._answers:
+                self._answers[message_id] = blob
+                self._out.put((message_id, blob))
+                self._forget()
+
+    def _forget(self) -> None:
+        """Bound the memory of answers that a server does not acknowledge, the oldest first."""
+        kept = [(one, len(blob) + _MESSAGE_BYTES) for one, blob in self._answers.items() if blob is not None]
+        total = sum(size for _, size in kept)
+        for one, size in kept[:-1]:
+            if total <= self.limit:
                 return
-            begun = begun or time.monotonic()
-            why = self._why_refused(response)
-            self._lost.note(f"it rejects this node: {why}")
-            if time.monotonic() > begun + _LET_IN_S:
-                raise ConfigError(f"the server at {self.address} rejects this node: {why}")
-            time.sleep(2.0)
+            del self._answers[one]
+            total -= size
 
-    def ask(self, word: str, request: Any, kind: Any) -> Any:
-        """Send a request, and retry until the server answers.
+    # ------------------------------------------------------------------ in the thread
 
-        Raises:
-            Unknown: If the server no longer knows this node.
-            Dropped: If the server rejects the message.
-        """
-        response = self._asked(word, request)
-        if response.status_code == 200:
-            return _read(kind, response)
-        if response.status_code in (400, 404, 413):
-            raise Dropped(response.text[:200])
-        raise Unknown
-
-    @contextmanager
-    def alive(self) -> Iterator[None]:
-        """Send heartbeats in the background."""
-        import httpx
-
-        stop, request = threading.Event(), fleet.proto().SendNodeHeartbeatRequest
-        node = fleet.proto().Node(node_id=self.node)
-
-        def beat() -> None:
-            while not stop.wait(_BEAT_S):
-                try:
-                    self._post(
-                        "send-node-heartbeat", request(node=node, heartbeat_interval=_BEAT_SAID_S), httpx.Timeout(5.0)
-                    )
-                except (httpx.HTTPError, RuntimeError):  # the next request reports the outage
-                    continue
-
-        thread = threading.Thread(target=beat, daemon=True, name="heartbeat")
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join(6.0)
-
-    # ------------------------------------------------------------------ requests
-
-    def _asked(self, word: str, request: Any) -> httpx.Response:
-        """Return the server's response, of any status; retry while the server is unreachable or overloaded."""
-        import httpx
-
+    def _stay(self) -> None:
+        """Keep a stream open, until the line is closed or an error ends it."""
+        attend = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")
         pause = _AGAIN_S[0]
-        while True:
+        while not self._closed.is_set():
+            with self._room:
+                if self._closed.is_set():
+                    return
+                out = self._out = queue.SimpleQueue()
             try:
-                response = self._post(word, request)
-                if response.status_code < 429 or response.status_code in (431, 451):
-                    self._met = True
-                    self._lost.over()
-                    return response
-                why = f"it answers {response.status_code} {response.text[:100]}".strip()
-            except httpx.TransportError as error:
-                why = _reason(error)
-                if not self._met:  # it may be the wrong server, for which retrying is futile
-                    self.security.greet(self.address)
-            self._lost.note(why)
-            time.sleep(pause * random.uniform(0.5, 1.0))
+                call = attend(_frames(out), metadata=(("boot", self.boot),))
+                if self._listen(call):
+                    pause = _AGAIN_S[0]
+            except (ConfigError, ValueError) as error:  # ValueError: the channel was closed meanwhile
+                self.inbox.put(error)
+                return
+            finally:
+                out.put(None)
+            self._closed.wait(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _AGAIN_S[1])
 
-    def _post(self, word: str, request: Any, timeout: httpx.Timeout | None = None) -> httpx.Response:
-        headers = {"content-type": fleet.MEDIA_TYPE, "accept": fleet.MEDIA_TYPE, **self.signer.headers()}
-        more = {} if timeout is None else {"timeout": timeout}
-        return self._http.post(word, content=request.SerializeToString(), headers=headers, **more)
+    def _listen(self, call: Any) -> bool:
+        """Take in messages until the stream ends; return whether the server had accepted it.
 
-    def _why_refused(self, response: httpx.Response) -> str:
-        if response.status_code == 409:
-            return "another node with the same key is connected; stop it, or give this node another key"
+        Raises:
+            ConfigError: If the server rejects this node for good.
+        """
+        session = ""
+        joiner = Joiner(lambda _: self.limit)
         try:
-            apart = time.time() - parsedate_to_datetime(response.headers["date"]).timestamp()
-        except (KeyError, ValueError, TypeError):
-            apart = 0.0
-        if abs(apart) > _CLOCKS_APART_S:
-            late = "ahead of" if apart > 0 else "behind"
-            return f"its clock is {abs(apart):.0f} s {late} the server's, and at most 60 s are accepted; set the clock"
-        if response.status_code == 404:
-            return "the program at this address is not a federation server; correct --superlink"
-        return (
-            "the server does not know its key; send the public key, the file of --key with .pub, to the server's "
-            "operator, who enters it in --node_keys"
-        )
+            session = dict(call.initial_metadata() or ()).get("session", "")
+            if session:
+                self._begin(session)
+            for frame in call:
+                if (found := joiner.take(frame)) is not None:
+                    self._take_in(session, *found)
+        except WireError as error:
+            call.cancel()
+            self.say(f"the server at {self.address} sent an invalid message: {error}")
+        except grpc.RpcError as error:
+            if not self._closed.is_set():
+                self._judge(error)
+        return bool(session)
+
+    def _begin(self, session: str) -> None:
+        """Go on with a session, or begin another, in which nothing of the one before is of use."""
+        self._met, self._refused = True, None
+        self._waiting.over()
+        with self._room:
+            if session == self._session:
+                return
+            self.say(f"connected to the server at {self.address}; waiting for work")
+            self._session = session
+            self._answers.clear()
+            while not self.inbox.empty():
+                found = self.inbox.get_nowait()
+                if not isinstance(found, Exception):
+                    self._held -= len(found[2]) + _MESSAGE_BYTES
+
+    def _take_in(self, session: str, message_id: int, blob: bytes) -> None:
+        """Queue a message, or answer it again; wait while too many bytes are queued."""
+        with self._room:
+            if not blob:
+                self._answers.pop(message_id, None)
+            elif message_id not in self._answers:
+                self._answers[message_id] = None
+                self._held += len(blob) + _MESSAGE_BYTES
+                self.inbox.put((session, message_id, blob))
+                self._room.wait_for(lambda: self._held <= self.limit or self._closed.is_set())
+            elif (answer := self._answers[message_id]) is not None:
+                self._out.put((message_id, answer))
+
+    def _judge(self, error: Any) -> None:
+        """Note why a stream ended; raise `ConfigError` if the server rejects this node for good."""
+        code, details = error.code(), shown(error.details() or "", 200)
+        if code not in _REFUSED:
+            if not self._met:  # it may be the wrong server, for which retrying is futile
+                self.security.greet(self.address, self.proxy)
+            why = _reason(details) if code is grpc.StatusCode.UNAVAILABLE else details
+            self._waiting.note(why if self.proxy is None else f"{why} (by way of --proxy)")
+            return
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            details = "the program at this address is not a federation server; correct --server"
+        self._refused = self._refused or time.monotonic()
+        self._waiting.note(f"it rejects this node: {details}")
+        if time.monotonic() > self._refused + _LET_IN_S:
+            raise ConfigError(f"the server at {self.address} rejects this node: {details}")
 
 
 class _Waiting:
@@ -195,10 +204,11 @@ class _Waiting:
         self._said = 0.0
 
     def note(self, why: str) -> None:
-        """Note a failed request; print it unless the outage is short or was printed recently."""
+        """Note a broken stream; print it unless the outage is short or was printed recently."""
         now = time.monotonic()
         if self._begun is None:
             self._begun, self._said = now, 0.0
+            self._contact = self._contact and datetime.now().astimezone()
         if now < self._begun + _BLIP_S or (self._said and now < self._said + _SAY_S):
             return
         if self._contact is None:
@@ -216,134 +226,50 @@ class _Waiting:
         self._contact, self._begun, self._said = datetime.now().astimezone(), None, 0.0
 
 
-def serve(node: Node, address: str, security: Security) -> None:
+def serve(node: Node, address: str, security: Security, proxy: str | None = None) -> None:
     """Run a node until the process is stopped.
 
     Raises:
-        ConfigError: If the server's certificate does not verify, or the server rejects this node.
+        ConfigError: If an end rejects the other's certificate, or the server rejects this node.
     """
-    security.check(address, ("ca", "key"))
+    security.check(address)
+    security.try_out()
     split_address(address)
-    fleet.proto()
     with ExitStack() as stack:
         stack.enter_context(ending_by_signal())
-        line = Line(address, security, node.say)
-        stack.callback(line.close)
         stack.enter_context(node.at_work())
-        security.greet(address)
-        attend(node, line)
+        security.greet(address, proxy)
+        attend(node, stack.enter_context(Line(address, security, node.say, node.limit, proxy)))
 
 
 def attend(node: Node, line: Line) -> None:
-    """Do the server's work, and reconnect when the server no longer knows the node."""
+    """Do the server's work; raise `ConfigError` if the server rejects this node."""
     while True:
-        line.connect()
         try:
-            with line.alive():
-                _work(node, line)
-        except Unknown:
-            line.connected = False
-
-
-def _work(node: Node, line: Line) -> None:
-    """Poll for messages and answer them, as long as the server knows this node."""
-    pb, me, pause = fleet.proto(), fleet.proto().Node(node_id=line.node), _POLL_S[0]
-    while True:
-        asked = time.monotonic()
-        found = line.ask("pull-messages", pb.PullMessagesRequest(node=me), pb.PullMessagesResponse)
-        if not found.messages_list:
+            found = line.inbox.get(timeout=1.0)
+        except queue.Empty:
             node.idle()
-            if time.monotonic() < asked + 1.0:  # a SuperLink answers at once
-                time.sleep(pause)
-                pause = min(1.5 * pause, _POLL_S[1])
             continue
-        pause = _POLL_S[0]
-        said, tree = found.messages_list[0].metadata, found.message_object_trees[0]
-        most = max(node.limit, LEAST_HELD_BYTES)
-        try:
-            blob = _fetch(line, said, tree, most)
-        except Dropped:  # the message expired, or the server restarted
-            continue
-        except WireError as error:
-            node.say(str(error))
-            answer = fleet.pack_error(str(error), _of_reply(line, said))
-        else:
-            answer = fleet.pack(_handle_all(node, blob), _of_reply(line, said))
-        try:
-            _send(line, said, answer)
-        except Dropped as error:
-            node.say(f"the server rejects this node's answer: {error}")
+        if isinstance(found, Exception):
+            raise found
+        session, message_id, blob = found
+        line.answer(session, message_id, node.handle(blob), len(blob))
 
 
-def _handle_all(node: Node, parcel: bytes) -> bytes:
-    try:
-        return join([node.handle(blob) for blob in split(parcel, _MOST_IN_PARCEL)])
-    except WireError as error:
-        node.say(str(error))
-        return b""
+def _frames(out: queue.SimpleQueue[tuple[int, bytes] | None]) -> Any:
+    for message in iter(out.get, None):
+        yield from frames(*message)
 
 
-def _fetch(line: Line, said: Any, tree: Any, most: int) -> bytes:
-    """Download a message; raise `WireError` if the message is malformed or too large."""
-    pb, me = fleet.proto(), fleet.proto().Node(node_id=line.node)
-    objects: dict[str, bytes] = {}
-    for name in fleet.names(tree, 8 + 2 * most // fleet.CHUNK_BYTES):
-        request = pb.PullObjectRequest(node=me, run_id=said.run_id, object_id=name)
-        found = line.ask("pull-object", request, pb.PullObjectResponse)
-        while found.object_found and not found.object_available:  # a SuperLink may still be receiving it
-            time.sleep(_POLL_S[0])
-            found = line.ask("pull-object", request, pb.PullObjectResponse)
-        objects[name] = found.object_content
-        fleet.check_object(name, objects[name])
-        if sum(map(len, objects.values())) > most + fleet.MOST_ABOUT_BYTES:
-            raise WireError(f"a message is over the limit of {most:,} bytes; raise --most_bytes on both ends")
-    blob = fleet.unpack(tree.object_id, objects, most)
-    confirm = pb.ConfirmMessageReceivedRequest(node=me, run_id=said.run_id, message_object_id=tree.object_id)
-    line.ask("confirm-message-received", confirm, pb.ConfirmMessageReceivedResponse)
-    return blob
-
-
-def _of_reply(line: Line, said: Any) -> Any:
-    """Return Flower's metadata for the answer to a message."""
-    left = max(said.created_at + said.ttl - time.time(), 1.0)
-    found = fleet.about(said.run_id, line.node, said.src_node_id, left, said.message_id)
-    found.dst_task_id = said.src_task_id
-    return found
-
-
-def _send(line: Line, said: Any, answer: fleet.Parcel) -> None:
-    """Upload an answer, object by object; raise `Dropped` if the server rejects the answer."""
-    pb, me = fleet.proto(), fleet.proto().Node(node_id=line.node)
-    request = pb.PushMessagesRequest(
-        node=me, messages_list=[answer.message], message_object_trees=[answer.tree], clientapp_runtime_list=[0.0]
-    )
-    pushed = line.ask("push-messages", request, pb.PushMessagesResponse)
-    wanted = set(pushed.objects_to_push)
-    for name, content in answer.objects.items():
-        if name in wanted:
-            one = pb.PushObjectRequest(
-                node=me, run_id=said.run_id, object_id=name, object_content=content, session_id=pushed.session_id
-            )
-            line.ask("push-object", one, pb.PushObjectResponse)
-
-
-def _read(kind: Any, response: httpx.Response) -> Any:
-    found = kind()
-    found.ParseFromString(response.content)
-    return found
-
-
-def _reason(error: httpx.TransportError) -> str:
-    """Explain a failed request in a network operator's terms."""
-    import httpx
-
-    text = str(error).lower()
+def _reason(details: str) -> str:
+    """Explain a failed connection in a network operator's terms."""
+    text = details.lower()
     if "refused" in text:
-        return "the connection was refused; start the server, or correct --superlink"
-    if "errno -" in text or "name or service" in text or "name resolution" in text:
-        return "its host name does not resolve; correct --superlink, or check this machine's network"
-    if isinstance(error, httpx.TimeoutException):
+        return "the connection was refused; start the server, or correct --server"
+    if "dns" in text or "name resolution" in text or "domain name" in text:
+        return "its host name does not resolve; correct --server, or check this machine's network"
+    if "timeout" in text or "timed out" in text or "deadline" in text:
         return "it does not answer; check the network and firewalls"
-    if isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)):
-        return "the connection was closed; the server stopped, or the network failed"
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    if "proxy" in text or "connect response" in text:
+        return f"the proxy does not connect ({details})"
+    return "the connection was closed; the server stopped or rejects this node's certificate, or the network failed"

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import socket
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
+from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock, Timeout
 
 from lit_fed.errors import ConfigError
 
 _ANYWHERE = ("0.0.0.0", "::")
-
-
-def check_installed() -> None:
-    """Raise `ConfigError` if flwr is not installed."""
-    if importlib.util.find_spec("flwr") is None:
-        raise ConfigError(
-            "a federation over several machines needs flwr, which is not installed; "
-            "pip install -c requirements/flower.txt 'lit-fed[flower]'"
-        )
+_MOST_ANSWER = 2**13  # of a proxy, bytes
 
 
 # ---------------------------------------------------------------------- addresses
 
 
-def split_address(address: str, option: str = "--superlink") -> tuple[str, int]:
+def split_address(address: str, option: str = "--server") -> tuple[str, int]:
     """Split an address into host and port; raise `ConfigError` if it is malformed."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
@@ -50,9 +43,55 @@ def check_public(address: str) -> None:
     """Refuse a wildcard address, by which no node can reach the server; raise `ConfigError` for such an address."""
     if split_address(address)[0] in _ANYWHERE:
         raise ConfigError(
-            f"--superlink {address} is a wildcard, which no node can reach; give the name or address by which nodes "
+            f"--server {address} is a wildcard, which no node can reach; give the name or address by which nodes "
             f"reach the server, and --bind {address} to listen on all interfaces"
         )
+
+
+def connect(address: str, proxy: str | None, seconds: float) -> socket.socket:
+    """Connect to an address, through an HTTP proxy if there is one; raise `OSError` if this fails."""
+    if proxy is None:
+        return socket.create_connection(split_address(address), timeout=seconds)
+    way = urlsplit(proxy)
+    line = socket.create_connection((str(way.hostname), way.port or 80), timeout=seconds)
+    try:
+        lines = [f"CONNECT {address} HTTP/1.1", f"Host: {address}"]
+        if way.username is not None:
+            word = f"{unquote(way.username)}:{unquote(way.password or '')}"
+            lines.append(f"Proxy-Authorization: Basic {b64encode(word.encode()).decode()}")
+        line.sendall("".join(f"{one}\r\n" for one in [*lines, ""]).encode())
+        answer = b""
+        while b"\r\n\r\n" not in answer and len(answer) < _MOST_ANSWER and (more := line.recv(1)):
+            answer += more
+        if answer.split(b" ")[1:2] != [b"200"]:
+            raise OSError(f"the proxy answers {answer[:100]!r}")
+    except OSError:
+        line.close()
+        raise
+    return line
+
+
+def proxy_of(proxy: str | None) -> str | None:
+    """Return the URL of the proxy that ``--proxy`` selects; ``environment`` stands for ``https_proxy``.
+
+    Raises:
+        ConfigError: If it is not the URL of an HTTP proxy.
+    """
+    where = "--proxy"
+    if proxy == "environment":
+        where, proxy = "https_proxy", os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY")
+        if proxy is None:
+            raise ConfigError("--proxy is environment, and https_proxy is not set; set it, or give the proxy's URL")
+    try:
+        way = None if proxy is None else urlsplit(proxy)
+        good = way is None or (way.scheme == "http" and bool(way.hostname) and (way.port or 80) > 0)
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(
+            f"{where} is {proxy!r}; it must be an HTTP proxy's URL, such as http://proxy.example.org:3128"
+        )
+    return proxy
 
 
 def listen(address: str, option: str) -> socket.socket:

@@ -14,14 +14,18 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.x509 import Certificate
 
 from lit_fed.deployment import authority
+from lit_fed.deployment.security import key_of
 from lit_fed.engine.storage.files import in_place_of
 from lit_fed.errors import ConfigError
 
 AUTHORITY, SERVER, SITES, KEYS = "authority", "server", "sites", "keys"
-"""Folders of the authority, the server and the sites, and the server's subfolder of the sites' public keys."""
+"""Folders of the authority, the server and the sites, and the server's subfolder of the sites' certificates."""
+REVOKED = "revoked.txt"
+"""The server's list of revoked keys."""
 
 T = TypeVar("T")
 _ELSEWHERE = " (it is not in this folder)"
+_OF_REVOKED = "# SHA-256 of the public keys that the server refuses\n"
 
 
 @dataclass
@@ -29,7 +33,7 @@ class Keyring:
     """All keys and certificates of a federation, in one folder.
 
     An existing private key is overwritten only on request. A private key that was moved to another machine need not be
-    here, as long as its public key or certificate is.
+    here, as long as its certificate is. Whoever makes a key elsewhere puts a certificate signing request in its place.
 
     Args:
         names: Host names and addresses of the server.
@@ -45,24 +49,23 @@ class Keyring:
         """Read all existing files before anything is written.
 
         Raises:
-            ConfigError: For a malformed file, or a private key and a public key that do not match.
+            ConfigError: For a malformed file, or keys that do not match.
         """
         ca_key, ca = _read(self._ca_key, authority.read_key), _read(self._ca, authority.read_certificate)
         if ca_key and ca and ca_key.public_key() != ca.public_key():
             raise ConfigError(f"{self._ca_key} and {self._ca} do not match; restore the original files")
-        if SERVER not in self.anew:
-            for path, read in ((self._server_key, authority.read_key), (self._server, authority.read_certificate)):
-                _read(path, read)
-        for name in sites:
+        for name in (SERVER, *sites):
+            private, request, certificate = self._files(name)
+            asked = _read(request, authority.read_request)
+            if asked and name in self.anew:
+                raise ConfigError(
+                    f"--new_key {name} replaces {request}, and the key is elsewhere; put a new request there"
+                )
             if name in self.anew:
                 continue
-            private, public = self._site(name)
-            key, known = _read(private, authority.read_key), _read(public, authority.read_public)
-            if key and known and key.public_key() != known:
-                raise ConfigError(
-                    f"{private} and {public} do not match; restore the original files, or replace both with "
-                    f"--new_key {name}"
-                )
+            key, _ = _read(private, authority.read_key), _read(certificate, authority.read_certificate)
+            if key and asked and key.public_key() != asked:
+                raise ConfigError(f"{private} and {request} do not match; remove the one that is not in use")
 
     def authority(self) -> str:
         """Create the authority's missing files, and report the changes.
@@ -76,49 +79,67 @@ class Keyring:
             _write_key(self._ca_key, authority.pem_of(authority.new_key()))
         if self._ca.exists():
             found = authority.read_certificate(self._ca)
-            if found.not_valid_after_utc >= self.now + authority.SERVER_LIFE:
+            if found.not_valid_after_utc >= self.now + authority.END_LIFE:
                 return f"{done}, certificate kept until {found.not_valid_after_utc:%Y-%m-%d}"
         made = authority.certify_authority(self._signing_key(), self.now)
         write(self._ca, authority.certificate_bytes(made))
         return f"{done}, new certificate until {made.not_valid_after_utc:%Y-%m-%d}"
 
-    def server(self) -> str:
-        """Create or renew the server's key and certificate, and report the changes.
+    def end(self, name: str) -> str:
+        """Create or renew the key and the certificate of the server or a site, and report the changes.
+
+        A key that is replaced is revoked.
 
         Raises:
             ConfigError: If the authority's key is needed and missing.
         """
-        ca, public, why = authority.read_certificate(self._ca), None, ""
-        if SERVER not in self.anew and self._server_key.exists():
-            public, done = authority.read_key(self._server_key).public_key(), "key kept" + _only_ours(self._server_key)
-        elif SERVER not in self.anew and self._server.exists():
-            public, done = _public_of(authority.read_certificate(self._server), self._server), f"key kept{_ELSEWHERE}"
-        if public is not None and self._server.exists():
-            found = authority.read_certificate(self._server)
-            why = authority.unfit(found, ca, public, self.names, self.now)
+        private, request, path = self._files(name)
+        ca, old = authority.read_certificate(self._ca), _read(path, authority.read_certificate)
+        public, why, names = None, "", self.names if name == SERVER else ()
+        if name not in self.anew:
+            if request.exists():
+                public, done = authority.read_request(request), "key of its request"
+            elif private.exists():
+                public, done = authority.read_key(private).public_key(), "key kept" + _only_ours(private)
+            elif old is not None:
+                public, done = _public_of(old, path), f"key kept{_ELSEWHERE}"
+        if old is not None and public is not None:
+            if key_of(authority.certificate_bytes(old)) in self._revoked() and old.public_key() == public:
+                return f"its key is revoked; replace it with --new_key {name}"
+            why = authority.unfit(old, ca, public, names, self.now)
             if not why:
-                return f"{done}, certificate kept until {found.not_valid_after_utc:%Y-%m-%d}"
+                return f"{done}, certificate kept until {old.not_valid_after_utc:%Y-%m-%d}"
         signing = self._signing_key()  # fails before a key is created that nobody can certify
         if public is None:
             made, done = authority.new_key(), "new key"
             public = made.public_key()
-            _write_key(self._server_key, authority.pem_of(made))
-        signed = authority.certify_server(signing, ca, public, self.names, self.now)
-        write(self._server, authority.certificate_bytes(signed))
+            _write_key(private, authority.pem_of(made))
+        if old is not None and old.public_key() != public and name != SERVER:
+            self.revoke(name)
+        signed = authority.certify(signing, ca, public, name, names, self.now)
+        write(path, authority.certificate_bytes(signed))
         return f"{done}, new certificate until {signed.not_valid_after_utc:%Y-%m-%d}{': ' * bool(why)}{why}"
 
-    def site(self, name: str) -> str:
-        """Create a site's missing key, and report the changes."""
-        private, public = self._site(name)
-        if name in self.anew or not (private.exists() or public.exists()):
-            made, done = authority.new_key(), "new key"
-            _write_key(private, authority.openssh_of(made))
-            write(public, authority.public_line(made.public_key(), name))
-            return done
-        done = "key kept" + _only_ours(private)
-        if not public.exists():
-            write(public, authority.public_line(authority.read_key(private).public_key(), name))
-        return done
+    def certificate(self, name: str) -> bytes:
+        """Return a site's certificate."""
+        return self._files(name)[2].read_bytes()
+
+    def revoke(self, name: str) -> None:
+        """Enter a site's key into the list of revoked keys; raise `ConfigError` if the site has no certificate."""
+        path = self._files(name)[2]
+        if not path.is_file():
+            raise ConfigError(f"--revoke {name} has no certificate in {path.parent}; run the command without it first")
+        key = key_of(path.read_bytes())
+        if key not in (before := self._revoked()):
+            write(self.folder / SERVER / REVOKED, f"{before}{key}  # {name}, {self.now:%Y-%m-%d}\n".encode())
+
+    def list_revoked(self) -> None:
+        """Create the list of revoked keys, unless it is there."""
+        write(self.folder / SERVER / REVOKED, self._revoked().encode())
+
+    def _revoked(self) -> str:
+        path = self.folder / SERVER / REVOKED
+        return path.read_text(encoding="utf-8") if path.is_file() else _OF_REVOKED
 
     @property
     def _ca_key(self) -> Path:
@@ -128,16 +149,13 @@ class Keyring:
     def _ca(self) -> Path:
         return self.folder / AUTHORITY / "ca.crt"
 
-    @property
-    def _server_key(self) -> Path:
-        return self.folder / SERVER / "server.key"
-
-    @property
-    def _server(self) -> Path:
-        return self.folder / SERVER / "server.crt"
-
-    def _site(self, name: str) -> tuple[Path, Path]:
-        return self.folder / SITES / name / "node.key", self.folder / SERVER / KEYS / f"{name}.pub"
+    def _files(self, name: str) -> tuple[Path, Path, Path]:
+        """Return the private key, the request and the certificate of an end."""
+        home = self.folder / SERVER
+        if name == SERVER:
+            return home / "server.key", home / "server.csr", home / "server.crt"
+        site = self.folder / SITES / name
+        return site / "node.key", site / "node.csr", home / KEYS / f"{name}.crt"
 
     def _signing_key(self) -> EllipticCurvePrivateKey:
         if not self._ca_key.exists():

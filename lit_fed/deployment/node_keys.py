@@ -1,37 +1,94 @@
-"""The file of ``--node_keys``: which clients the holder of a key may claim."""
+"""The files of ``--node_keys`` and ``--revoked``: which clients the holder of a certificate's key may claim."""
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import yaml
 
-from lit_fed.deployment.keys import read_public_key
+from lit_fed.deployment.security import key_of
 from lit_fed.errors import ConfigError
 
 _MOST_BYTES = 2**24
-_EXAMPLE = "write a line a node, such as  site_a.pub: [0, 1, 2]"
+_EXAMPLE = "write a line a node, such as  keys/north.crt: [0, 1, 2]"
+_HASH = re.compile(r"[0-9a-f]{64}")
+_LOOK_S = 1.0  # interval of looking for changes
 
 
-def read_node_keys(path: str | Path) -> dict[str, frozenset[int]]:
-    """Read which clients the holder of a public key may claim.
+class NodeKeys(Mapping[str, frozenset[int]]):
+    """The clients that a node may claim, by the hash of its certificate's public key; revoked keys are left out.
 
     Args:
-        path: A YAML mapping from files of public keys, relative to it, to lists of client ids.
-
-    Returns:
-        The clients by public key, in Flower's wire format as hexadecimal digits.
+        path: A YAML mapping from files of certificates, relative to it, to lists of client ids.
+        revoked: A list of hashes of keys, one a line, with comments after ``#``.
+        say: Prints a line.
 
     Raises:
-        ConfigError: If the file or a key is malformed, a key occurs twice, or a client has two keys.
+        ConfigError: If a file is malformed, a key occurs twice, or a client has two keys.
     """
-    path = Path(path)
+
+    def __init__(
+        self, path: str | Path, revoked: str | Path | None = None, say: Callable[[str], object] = print
+    ) -> None:
+        self.path, self.revoked, self.say = Path(path), None if revoked is None else Path(revoked), say
+        self._files = [self.path, *([] if self.revoked is None else [self.revoked])]
+        self._looked = time.monotonic()
+        self._seen: list[tuple[int, int, int] | None] = []
+        self._clients = self._read()
+
+    def refresh(self) -> None:
+        """Read changed files again; while they cannot be read, print why and keep the content before."""
+        if time.monotonic() < self._looked + _LOOK_S:
+            return
+        self._looked, seen = time.monotonic(), self._stamps()
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._clients = self._read()
+        except ConfigError as error:
+            self.say(f"{error}; until then the keys stay as they were")
+        else:
+            self.say(f"read {self.path} again: {len(self._clients)} keys are accepted")
+
+    def _stamps(self) -> list[tuple[int, int, int] | None]:
+        found: list[tuple[int, int, int] | None] = []
+        for path in self._files:
+            try:
+                stat = path.stat()
+                found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+            except OSError:
+                found.append(None)
+        return found
+
+    def _read(self) -> dict[str, frozenset[int]]:
+        clients, files = read_node_keys(self.path)
+        self._files = [self.path, *([] if self.revoked is None else [self.revoked]), *files]
+        self._seen = self._stamps()
+        barred = set() if self.revoked is None else _read_revoked(self.revoked)
+        return {key: ids for key, ids in clients.items() if key not in barred}
+
+    def __getitem__(self, key: str) -> frozenset[int]:
+        return self._clients[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+
+def read_node_keys(path: Path) -> tuple[dict[str, frozenset[int]], list[Path]]:
+    """Read the clients by the hash of a public key, and the files of the certificates; raise `ConfigError`."""
     where = f"--node_keys {path}"
     found: dict[str, frozenset[int]] = {}
     names: dict[str, str] = {}
     owners: dict[int, str] = {}
     for name, clients in _read(path, where):
-        key = read_public_key(path.parent / name, f"{where} names {name}, and").hex()
+        key = _key(path.parent / name, f"{where} names {name}, and")
         if key in found:
             raise ConfigError(f"{where} has the same key as {names[key]} and {name}; keep one, with all its clients")
         ids: list[int] = clients if isinstance(clients, list) else [clients]  # type: ignore[list-item]  # looked at next
@@ -43,7 +100,26 @@ def read_node_keys(path: str | Path) -> dict[str, frozenset[int]]:
             raise ConfigError(f"{where} gives client {taken} to {owners[taken]} and {name}; give it to one of them")
         owners |= dict.fromkeys(ids, name)
         found[key], names[key] = frozenset(ids), name
-    return found
+    return found, [path.parent / name for name in names.values()]
+
+
+def _key(path: Path, where: str) -> str:
+    try:
+        return key_of(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{where} {path} cannot be read: {(error.strerror or str(error)).lower()}") from error
+    except ValueError as error:
+        raise ConfigError(f"{where} {path} is not a certificate; make one with lit-fed provision") from error
+
+
+def _read_revoked(path: Path) -> set[str]:
+    try:
+        lines = [line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--revoked {path} cannot be read ({type(error).__name__}); correct the path") from error
+    if odd := next((line for line in lines if line and not _HASH.fullmatch(line)), None):
+        raise ConfigError(f"--revoked {path} has {odd[:40]!r}; write the SHA-256 of a public key, in 64 hex digits")
+    return {line for line in lines if line}
 
 
 def _read(path: Path, where: str) -> list[tuple[str, object]]:
@@ -53,7 +129,7 @@ def _read(path: Path, where: str) -> list[tuple[str, object]]:
             raise ConfigError(f"{where} has more than {_MOST_BYTES:,} bytes; {_EXAMPLE}")
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         if not isinstance(node, yaml.MappingNode) or not node.value:
-            raise ConfigError(f"{where} is not a mapping from public keys to clients; {_EXAMPLE}")
+            raise ConfigError(f"{where} is not a mapping from certificates to clients; {_EXAMPLE}")
         loader = yaml.SafeLoader("")
         pairs = [
             (loader.construct_object(one, deep=True), loader.construct_object(other, deep=True))
@@ -66,7 +142,7 @@ def _read(path: Path, where: str) -> list[tuple[str, object]]:
             raise
         raise ConfigError(f"{where} is not valid YAML; {_EXAMPLE}") from error
     if odd := next((name for name, _ in pairs if not isinstance(name, str)), None):
-        raise ConfigError(f"{where} has {str(odd)[:40]!r} in place of a public key's file name; {_EXAMPLE}")
+        raise ConfigError(f"{where} has {str(odd)[:40]!r} in place of a certificate's file name; {_EXAMPLE}")
     if twice := next((name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1), None):
         raise ConfigError(f"{where} names {twice} twice; name it once, with all its clients")
     return pairs

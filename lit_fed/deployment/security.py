@@ -1,40 +1,47 @@
-"""Authentication: of the server by its certificate, of a node by its key."""
+"""Mutual authentication by certificates: both ends show one before the first byte of a message."""
 
 from __future__ import annotations
 
-import socket
+import hashlib
 import ssl
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_fed.deployment.ends import is_loopback, split_address
+from lit_fed.deployment.ends import connect, is_loopback, split_address
+from lit_fed.deployment.frames import HANDSHAKE_S  # before grpc, which it sets up
 from lit_fed.errors import ConfigError
 
-_ANSWER_S = 10.0  # time-out of a TLS handshake
+import grpc  # isort: skip
+
+_FILES = ("ca", "certificate", "key")
 
 
 @dataclass(frozen=True)
 class Security:
-    """Files of certificates and keys.
+    """Files of certificates and keys: all of them, or, on loopback only, none.
 
     Args:
-        ca: The authority's certificate; optional on loopback only.
-        certificate: On the server, the server's certificate.
-        key: On the server, the certificate's private key; on a node, the node's private key.
+        ca: The authority's certificate.
+        certificate: This end's certificate.
+        key: The certificate's private key.
     """
 
     ca: str | None = None
     certificate: str | None = None
     key: str | None = None
 
-    def check(self, address: str, wanted: Sequence[str]) -> None:
-        """Refuse a missing file among those ``wanted``, and an address beyond loopback without TLS.
+    @property
+    def is_on(self) -> bool:
+        """Whether TLS is used."""
+        return self.ca is not None
+
+    def check(self, address: str) -> None:
+        """Refuse a missing file, and an address beyond loopback without TLS.
 
         Raises:
             ConfigError: Naming the option.
         """
-        given = {name: getattr(self, name) for name in wanted}
+        given = {name: getattr(self, name) for name in _FILES}
         for name, path in given.items():
             if path is not None and not Path(path).is_file():
                 raise ConfigError(f"--{name} {path} is not a file; correct the path")
@@ -42,29 +49,62 @@ class Security:
         if absent and not is_loopback(address):
             raise ConfigError(f"--{absent[0]} is missing, and {address} is not on this machine; see docs/deployment.md")
         if absent and len(absent) < len(given):
-            raise ConfigError(f"--{absent[0]} is missing; give TLS and keys together, or neither on loopback")
+            raise ConfigError(f"--{absent[0]} is missing; give certificates and keys together, or neither on loopback")
 
-    def authority(self) -> ssl.SSLContext:
-        """Return a TLS context that trusts ``ca``; raise `ConfigError` if ``ca`` is not a certificate."""
+    def of_server(self) -> grpc.ServerCredentials:
+        """Return gRPC's credentials of a server, which refuses nodes without a certificate of the authority."""
+        ca, certificate, key = self._contents()
+        return grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
+
+    def of_node(self) -> grpc.ChannelCredentials:
+        """Return gRPC's credentials of a node."""
+        ca, certificate, key = self._contents()
+        return grpc.ssl_channel_credentials(ca, key, certificate)
+
+    def _contents(self) -> list[bytes]:
+        return [Path(str(getattr(self, name))).read_bytes() for name in _FILES]
+
+    # ------------------------------------------------------------------ errors before the first message
+
+    def context(self, server: bool) -> ssl.SSLContext:
+        """Return an end's TLS context; raise `ConfigError` if its files do not belong together."""
+        found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        found.minimum_version = ssl.TLSVersion.TLSv1_3
+        found.verify_mode = ssl.CERT_REQUIRED
+        found.set_alpn_protocols(["h2"])
         try:
-            return ssl.create_default_context(cafile=self.ca)
+            found.load_verify_locations(self.ca)
         except (ssl.SSLError, OSError) as error:
             raise ConfigError(f"--ca {self.ca} is not a certificate ({_reason(error)}); correct the path") from error
+        try:
+            # An empty password prevents a prompt on the terminal.
+            found.load_cert_chain(str(self.certificate), self.key, password="")
+        except (ssl.SSLError, OSError) as error:
+            words = f"--certificate {self.certificate} and --key {self.key} do not match"
+            raise ConfigError(f"{words} ({_reason(error)}); correct one of them") from error
+        return found
 
-    def try_out(self, address: str) -> None:
-        """Test a TLS handshake in memory, as a node will do it at this address.
+    def try_out(self, address: str | None = None) -> None:
+        """Test in memory that an end that trusts ``ca`` will accept this end's certificate.
+
+        Args:
+            address: The server's address, if this end is the server.
 
         Raises:
-            ConfigError: If a node that trusts ``ca`` would reject the server's certificate.
+            ConfigError: If it will not.
         """
         if not self.is_on:
             return
-        node, server = self.authority(), self.server_context()
         here, there = ssl.MemoryBIO(), ssl.MemoryBIO()
+        node, server = self.context(server=False), self.context(server=True)
+        if address is None:
+            node.check_hostname, node.verify_mode = False, ssl.CERT_NONE
+        else:
+            server.verify_mode = ssl.CERT_NONE
+        host = None if address is None else split_address(address)[0]
         ends = [
-            node.wrap_bio(here, there, server_hostname=split_address(address)[0]),
-            server.wrap_bio(there, here, server_side=True),
-        ]
+            node.wrap_bio(here, there, server_hostname=host), server.wrap_bio(there, here, server_side=True),
+        ]  # fmt: skip
         while ends:
             for end in list(ends):
                 try:
@@ -74,36 +114,24 @@ class Security:
                     continue
                 except ssl.SSLError as error:
                     raise ConfigError(
-                        f"nodes that trust --ca {self.ca} will reject --certificate {self.certificate} "
+                        f"an end that trusts --ca {self.ca} will reject --certificate {self.certificate} "
                         f"({_reason(error)}); make another, see docs/deployment.md"
                     ) from error
 
-    def server_context(self) -> ssl.SSLContext:
-        """Return the server's TLS context; raise `ConfigError` if the certificate and the key do not match."""
-        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        server.set_alpn_protocols(["http/1.1"])
-        try:
-            # An empty password prevents a prompt on the terminal.
-            server.load_cert_chain(str(self.certificate), self.key, password="")
-        except (ssl.SSLError, OSError) as error:
-            words = f"--certificate {self.certificate} and --key {self.key} do not match"
-            raise ConfigError(f"{words} ({_reason(error)}); correct one of them") from error
-        return server
-
-    def greet(self, address: str) -> None:
+    def greet(self, address: str, proxy: str | None = None) -> None:
         """Test a TLS handshake with the running server.
 
         Raises:
             ConfigError: If ``ca`` did not sign the server's certificate, or only one end uses TLS.
         """
-        host, port = split_address(address)
-        context = self.authority()
-        if not self.is_on:  # test only whether the server uses TLS
+        if self.is_on:
+            context = self.context(server=False)
+        else:  # test only whether the server uses TLS
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        context.set_alpn_protocols(["h2", "http/1.1"])  # a SuperLink may offer one of them alone
         try:
-            with socket.create_connection((host, port), timeout=_ANSWER_S) as line:
-                context.wrap_socket(line, server_hostname=host).close()
+            host = split_address(address)[0]
+            context.wrap_socket(connect(address, proxy, HANDSHAKE_S), server_hostname=host).close()
         except ssl.SSLCertVerificationError as error:
             raise ConfigError(
                 f"--ca {self.ca} does not verify the server at {address} ({_reason(error)}); correct one of them"
@@ -111,18 +139,28 @@ class Security:
         except ssl.SSLError as error:
             if self.is_on:
                 raise ConfigError(
-                    f"the server at {address} does not use TLS ({_reason(error)}); see docs/deployment.md"
+                    f"the server at {address} does not use TLS 1.3 ({_reason(error)}); see docs/deployment.md"
                 ) from error
         except OSError:  # the server is restarting, or closed the connection
             return
         else:
             if not self.is_on:
-                raise ConfigError(f"the server at {address} uses TLS; give --ca and --key, see docs/deployment.md")
+                raise ConfigError(
+                    f"the server at {address} uses TLS; give --ca, --certificate and --key, see docs/deployment.md"
+                )
 
-    @property
-    def is_on(self) -> bool:
-        """Whether TLS is used."""
-        return self.ca is not None
+
+def key_of(certificate: bytes) -> str:
+    """Return the SHA-256 of a certificate's public key, as ``openssl pkey -pubin -outform DER | sha256sum`` does.
+
+    Raises:
+        ValueError: If it is not a certificate.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    public = x509.load_pem_x509_certificate(certificate).public_key()
+    return hashlib.sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 
 def _reason(error: OSError) -> str:

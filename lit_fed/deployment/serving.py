@@ -1,208 +1,323 @@
-"""The server's side of the connection: a grid over Flower's Fleet API, served by this process.
+"""The server's side of the connection: a grid of the nodes whose streams are open.
 
-No other part of Flower runs. All state is in memory, one port is open, and the server only ever answers requests.
+Every node holds one gRPC stream open, on which messages and answers travel; the stream and HTTP/2's pings are the
+node's presence. All state is in memory, one port is open, and the server only ever answers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import resource
+import secrets
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError
-from contextlib import ExitStack, contextmanager
-from socket import socket
-from typing import TYPE_CHECKING, TypeVar
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
-from lit_fed.deployment import fleet
 from lit_fed.deployment.ends import check_public, ending_by_signal, listen
+from lit_fed.deployment.frames import GOODBYE, METHOD, SERVICE, Joiner, frames, options  # before grpc, which it sets up
 from lit_fed.deployment.grid import Reply
-from lit_fed.deployment.security import Security
-from lit_fed.deployment.sessions import Sessions
-from lit_fed.deployment.wire import join, split
+from lit_fed.deployment.node_keys import NodeKeys
+from lit_fed.deployment.security import Security, key_of
 from lit_fed.errors import ConfigError, ProcessLost, WireError
 
-if TYPE_CHECKING:
-    from lit_fed.deployment.gate import Gate
+import grpc  # isort: skip
 
-T = TypeVar("T")
+GRACE_S = 2.0  # time for a node whose stream broke to open another
+MOST_NODES = 10_000
+_OPEN_FILES = 2**16  # each connection takes one; strangers are closed after some seconds
+_BOOT = re.compile(r"[0-9a-f]{32}")
+_TAKEN = "another node with this key is connected; stop it, or give this node a key of its own"
+_UNKNOWN = "the server does not know its key; send node.crt to the server's operator, who enters it in --node_keys"
 
-_PARCEL_BYTES = 2**26  # messages to a node are batched up to this size, because a message takes about ten requests
-_HANDSHAKE_S = 10.0
-_ANSWER_S = 60.0  # time-out of a call into the serving thread, which never blocks
-_OPEN_FILES = 2**16  # each connection takes one; idle strangers are closed after some seconds
+
+class Refused(Exception):
+    """An inadmissible stream, with gRPC's status and the reason."""
+
+    def __init__(self, code: grpc.StatusCode, why: str) -> None:
+        super().__init__(why)
+        self.code, self.why = code, why
 
 
-class FleetGrid:
-    """A grid of the nodes that are connected to this process; ``limit`` is the maximum size of a message, bytes."""
+class Peer:
+    """A node, as long as its streams follow each other within `GRACE_S`.
 
-    def __init__(self, sessions: Sessions, loop: asyncio.AbstractEventLoop, limit: int) -> None:
-        self.sessions, self.loop, self.limit = sessions, loop, limit
+    Args:
+        key: Hash of the node's public key; empty without keys.
+        boot: Random id of the node's process.
+    """
+
+    def __init__(self, key: str, boot: str) -> None:
+        self.key, self.boot = key, boot
+        self.number = secrets.randbits(62) + 2
+        self.pending: dict[int, bytes] = {}  # messages without an answer
+        self.outbox: deque[tuple[int, bytes]] = deque()
+        self.wake = asyncio.Event()
+        self.end: asyncio.Future[str] | None = None  # ends the open stream, with the reason
+        self.left = 0.0  # when the last stream ended
+
+
+class RpcGrid:
+    """A grid of the nodes that are connected to this process.
+
+    Args:
+        limit: Maximum size of a message, bytes.
+        keys: The nodes' keys; None without authentication, on loopback only.
+    """
+
+    def __init__(self, limit: int, keys: NodeKeys | None) -> None:
+        self.limit, self.keys = limit, keys
         self.num_bytes = 0
-        self._count = 0
-        self._kept: dict[int, list[tuple[str, bytes]]] = {}
-        self._sent: dict[str, list[str]] = {}
+        self.loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._peers: dict[str, Peer] = {}  # by key, or by process without keys
+        self._replies: dict[str, Reply] = {}
+        self._count = GOODBYE
+
+    # ------------------------------------------------------------------ the run's side, in the main thread
 
     def nodes(self) -> Mapping[int, str]:
-        """Return the connected nodes with their public keys; an empty key without authentication."""
-        return self._call(self.sessions.nodes)
+        """Return the connected nodes with the hashes of their keys, and end the streams of revoked keys."""
+        self._check()
+        with self._lock:
+            self._sweep()
+            return {peer.number: peer.key for peer in self._peers.values()}
 
     def push(self, node: int, blob: bytes) -> str:
-        """Queue a message for the next `pull`, and return its id."""
-        self._count += 1
-        self._kept.setdefault(node, []).append((str(self._count), blob))
-        return str(self._count)
+        """Send a message, and return its id."""
+        self._check()
+        with self._lock:
+            self._count += 1
+            peer = next((one for one in self._peers.values() if one.number == node), None)
+            if peer is None:
+                self._fail(self._count, "it disconnected")
+            else:
+                self.num_bytes += len(blob)
+                peer.pending[self._count] = blob
+                self._send_soon(peer, self._count, blob)
+            return str(self._count)
 
     def pull(self, message_ids: Collection[str]) -> Iterator[Reply]:
-        """Send the queued messages, batched by node, and yield the replies that have arrived."""
-        wanted = set(message_ids)
-        kept, self._kept = self._kept, {}
-        for node, messages in kept.items():
-            for parcel in _parcels(messages):
-                yield from (reply for reply in self._send(node, parcel) if reply.message_id in wanted)
-        asked = [parcel for parcel, inside in self._sent.items() if not wanted.isdisjoint(inside)]
-        for sent, message_id, objects, error in self._call(lambda: self.sessions.collect(asked)) if asked else ():
-            blob, inside = b"", self._sent.pop(sent)
-            if not error:
-                try:
-                    blob = fleet.unpack(message_id, objects, self.sessions.most_held)
-                except WireError as odd:
-                    error = str(odd)
-            self.num_bytes += len(blob)
-            yield from (reply for reply in _opened(inside, blob, error) if reply.message_id in wanted)
+        """Return the replies that have arrived, each once, without waiting."""
+        self._check()
+        with self._lock:
+            self._sweep()
+            found = [self._replies.pop(one) for one in message_ids if one in self._replies]
+        self.num_bytes += sum(len(reply.blob) for reply in found)
+        yield from found
 
-    def _send(self, node: int, messages: Sequence[tuple[str, bytes]]) -> Iterator[Reply]:
-        inside, blob = [message_id for message_id, _ in messages], join([blob for _, blob in messages])
-        self.num_bytes += len(blob)
-        said = fleet.about(self.sessions.run_id, fleet.SERVER_ID, node, self.sessions.ttl)
-        parcel = fleet.pack(blob, said)
-        if self._call(lambda: self.sessions.send(parcel, node)):
-            self._sent[parcel.message_id] = inside
-        else:
-            yield from _opened(inside, b"", "it disconnected")
+    def close(self) -> None:
+        """End all streams."""
+        with self._lock:
+            for peer in list(self._peers.values()):
+                self._drop(peer, "the server stops")
 
-    def _call(self, what: Callable[[], T]) -> T:
-        """Call a function in the serving thread, the only one that accesses the sessions."""
-
-        async def do() -> T:
-            return what()
-
-        lost = ProcessLost("the thread that serves the nodes ended; resume with --ckpt_path last")
+    def _check(self) -> None:
         if self.loop.is_closed():
-            raise lost
+            raise ProcessLost("the thread that serves the nodes ended; resume with --ckpt_path last")
+
+    # ------------------------------------------------------------------ with the lock
+
+    def _sweep(self) -> None:
+        """Drop nodes that did not come back, and nodes whose keys were revoked."""
+        if self.keys is not None:
+            self.keys.refresh()
+        for peer in list(self._peers.values()):
+            if self.keys is not None and peer.key not in self.keys:
+                self._drop(peer, _UNKNOWN)
+            elif peer.end is None and time.monotonic() > peer.left + GRACE_S:
+                self._drop(peer, "its node disconnected")
+
+    def _drop(self, peer: Peer, why: str) -> None:
+        self._peers.pop(peer.key or peer.boot, None)
+        for message_id in peer.pending:
+            self._fail(message_id, why)
+        peer.pending.clear()
+        self._end(peer, why)
+
+    def _end(self, peer: Peer, why: str) -> None:
+        """End a node's open stream."""
+        if (end := peer.end) is not None:
+            peer.end = None
+            self.loop.call_soon_threadsafe(_resolve, end, why)
+
+    def _fail(self, message_id: int, why: str) -> None:
+        self._replies[str(message_id)] = Reply(str(message_id), b"", why)
+
+    def _send_soon(self, peer: Peer, message_id: int, blob: bytes) -> None:
+        peer.outbox.append((message_id, blob))
+        self.loop.call_soon_threadsafe(peer.wake.set)
+
+    # ------------------------------------------------------------------ the nodes' side, in the serving thread
+
+    async def attend(self, _: Any, context: Any) -> None:
+        """Serve one stream of a node: send messages, and take in answers."""
+        with suppress(asyncio.CancelledError):  # the connection is gone, or the server stops
+            await self._attend(context)
+
+    async def _attend(self, context: Any) -> None:
         try:
-            return asyncio.run_coroutine_threadsafe(do(), self.loop).result(_ANSWER_S)
-        except (TimeoutError, CancelledError) as error:
-            raise lost from error
-
-
-def _parcels(kept: Sequence[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
-    """Batch messages up to `_PARCEL_BYTES`."""
-    parcel: list[tuple[str, bytes]] = []
-    for message_id, blob in kept:
-        if parcel and sum(len(one) for _, one in parcel) + len(blob) > _PARCEL_BYTES:
-            yield parcel
-            parcel = []
-        parcel.append((message_id, blob))
-    yield parcel
-
-
-def _opened(inside: Sequence[str], blob: bytes, error: str) -> Iterator[Reply]:
-    """Unpack the replies to the messages of a batch."""
-    answers: Sequence[bytes] = [b""] * len(inside)
-    if not error:
+            peer, end, outbox = self._admit(context)
+        except Refused as error:
+            await context.abort(error.code, error.why)
+            raise
+        await context.send_initial_metadata((("session", str(peer.number)),))
+        sending = asyncio.ensure_future(self._send(peer, outbox, context))
+        receiving = asyncio.ensure_future(self._receive(peer, context))
         try:
-            answers = split(blob, len(inside))
-            if len(answers) != len(inside):
-                error = f"it sent {len(answers)} answers to {len(inside)} messages"
-        except WireError as odd:
-            error = str(odd)
-    for place, message_id in enumerate(inside):
-        yield Reply(message_id, b"" if error else answers[place], error)
+            await asyncio.wait((sending, receiving, end), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in (sending, receiving):
+                one.add_done_callback(lambda task: task.cancelled() or task.exception())  # asyncio prints an unseen one
+                one.cancel()
+            with self._lock:
+                if peer.end is end:
+                    peer.end, peer.left = None, time.monotonic()
+        if end.done():
+            await context.abort(grpc.StatusCode.ABORTED, end.result())
+        if receiving.done() and isinstance(odd := receiving.exception(), WireError):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(odd))
+
+    def _admit(self, context: Any) -> tuple[Peer, asyncio.Future[str], deque[tuple[int, bytes]]]:
+        """Authenticate a node; return it, the future that ends its stream, and the stream's outbox; raise `Refused`."""
+        boot = dict(context.invocation_metadata() or ()).get("boot", "")
+        if not isinstance(boot, str) or not _BOOT.fullmatch(boot):
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "the node's id is malformed; run the same lit_fed")
+        key = "" if self.keys is None else key_of(context.auth_context()["x509_pem_cert"][0])
+        with self._lock:
+            self._sweep()
+            if self.keys is not None and key not in self.keys:
+                raise Refused(grpc.StatusCode.PERMISSION_DENIED, _UNKNOWN)
+            peer = self._peers.get(key or boot)
+            if peer is not None and peer.boot != boot:
+                if peer.end is not None:
+                    raise Refused(grpc.StatusCode.ALREADY_EXISTS, _TAKEN)
+                self._drop(peer, "its node restarted")
+                peer = None
+            if peer is None:
+                if len(self._peers) >= MOST_NODES:
+                    raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the server has {MOST_NODES:,} nodes")
+                peer = self._peers[key or boot] = Peer(key, boot)
+            self._end(peer, "the node opened another stream")
+            peer.end = asyncio.get_running_loop().create_future()
+            peer.outbox = deque(peer.pending.items())
+            return peer, peer.end, peer.outbox
+
+    async def _send(self, peer: Peer, outbox: deque[tuple[int, bytes]], context: Any) -> None:
+        while True:
+            while outbox:
+                message_id, blob = outbox.popleft()
+                if not blob or message_id in peer.pending:
+                    for frame in frames(message_id, blob):
+                        await context.write(frame)
+            peer.wake.clear()
+            if not outbox:
+                await peer.wake.wait()
+
+    async def _receive(self, peer: Peer, context: Any) -> None:
+        """Take in answers until the stream ends.
+
+        Raises:
+            WireError: If the node violates the protocol; the message at hand has failed then.
+        """
+        joiner = Joiner(lambda message_id: self.limit if message_id in peer.pending else None)
+        while (frame := await context.read()) is not grpc.aio.EOF:
+            try:
+                found = joiner.take(frame)
+            except WireError as error:
+                with self._lock:
+                    if peer.pending.pop(joiner.message_id, None) is not None:
+                        self._fail(joiner.message_id, f"its node's answer is dropped: {error}")
+                raise
+            with self._lock:
+                if frame == _GOODBYE:
+                    peer.left = -GRACE_S
+                    self._drop(peer, "its node disconnected")
+                elif found is not None and peer.pending.pop(found[0], None) is not None:
+                    self._replies[str(found[0])] = Reply(str(found[0]), found[1])
+                    self._send_soon(peer, found[0], b"")
+
+
+_GOODBYE = next(frames(GOODBYE, b""))
+
+
+def _resolve(end: asyncio.Future[str], why: str) -> None:
+    if not end.done():
+        end.set_result(why)
 
 
 @contextmanager
-def fleet_grid(
-    address: str,
-    security: Security,
-    limit: int,
-    ttl: float,
-    bind: str | None = None,
-    keys: Collection[str] | None = None,
-) -> Iterator[FleetGrid]:
-    """Serve Flower's Fleet API.
+def rpc_grid(
+    address: str, security: Security, limit: int, bind: str | None = None, keys: NodeKeys | None = None
+) -> Iterator[RpcGrid]:
+    """Serve nodes.
 
     Args:
         address: The address by which nodes reach the server, and for which the certificate is valid.
         security: The server's certificate and key.
         limit: Maximum size of a message, bytes.
-        ttl: Seconds after which an unanswered message is dropped.
         bind: The address to listen at; by default ``address``.
-        keys: All nodes' public keys, in hexadecimal digits; None accepts any key, on loopback only.
+        keys: The nodes' keys; None accepts any node, on loopback only.
 
     Raises:
         ConfigError: If it cannot listen at the address, or the address is beyond loopback without TLS and keys.
     """
-    from lit_fed.deployment.gate import Gate  # needs h11, which flwr installs
-
     check_public(address)
     for one in dict.fromkeys((address, bind or address)):
-        security.check(one, ("ca", "certificate", "key"))
-    if security.is_on and not keys:
-        raise ConfigError("--node_keys is missing; give TLS and keys together, or neither on loopback")
-    if keys is not None and not security.is_on:
-        raise ConfigError("--ca is missing; give TLS and keys together, or neither on loopback")
-    fleet.proto()
+        security.check(one)
+    if security.is_on != (keys is not None):
+        absent = "--node_keys" if security.is_on else "--ca"
+        raise ConfigError(f"{absent} is missing; give TLS and keys together, or neither on loopback")
     security.try_out(address)
     _raise_open_files()
-    sessions = Sessions(limit, ttl, named=security.is_on)
-    gate = Gate(sessions, None if keys is None else {bytes.fromhex(key) for key in keys})
+    listen(bind or address, "--server" if bind is None else "--bind").close()  # its errors are clearer than gRPC's
+    grid = RpcGrid(limit, keys)
     with ExitStack() as stack:
         stack.enter_context(ending_by_signal())
-        door = stack.enter_context(listen(bind or address, "--superlink" if bind is None else "--bind"))
-        loop = stack.enter_context(_serving(gate, sessions, door, security))
-        yield FleetGrid(sessions, loop, limit)
+        stack.enter_context(_serving(grid, bind or address, security))
+        yield grid
 
 
 @contextmanager
-def _serving(gate: Gate, sessions: Sessions, door: socket, security: Security) -> Iterator[asyncio.AbstractEventLoop]:
-    """Run the HTTP server in a thread."""
-    loop, begun, end = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+def _serving(grid: RpcGrid, address: str, security: Security) -> Iterator[None]:
+    """Run the gRPC server in a thread."""
+    begun, end = Future[None](), asyncio.Event()
 
     async def serve() -> None:
-        on = security.is_on
-        server = await asyncio.start_server(
-            gate.converse, sock=door, backlog=1024, ssl=security.server_context() if on else None,
-            ssl_handshake_timeout=_HANDSHAKE_S if on else None, ssl_shutdown_timeout=2.0 if on else None,
-        )  # fmt: skip
-        begun.set()
-        while not end.is_set():  # drop silent nodes even while the run does not poll
-            sessions.sweep()
-            try:
-                await asyncio.wait_for(end.wait(), 1.0)
-            except TimeoutError:
-                continue
-        server.close()
-        gate.close()
-        if others := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(others, timeout=2.0)  # coroutines of closed connections end by themselves
+        server = grpc.aio.server(options=options(), maximum_concurrent_rpcs=2 * MOST_NODES)
+        handler = grpc.stream_stream_rpc_method_handler(grid.attend)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        if security.is_on:
+            server.add_secure_port(address, security.of_server())
+        else:
+            server.add_insecure_port(address)
+        await server.start()
+        begun.set_result(None)
+        await end.wait()
+        grid.close()
+        await server.stop(1.0)
 
     def run() -> None:
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        with asyncio.Runner(loop_factory=lambda: grid.loop) as runner:
             try:
                 runner.run(serve())
-            finally:
-                begun.set()
+            except RuntimeError as error:  # the port was taken in the meantime
+                begun.set_exception(ConfigError(f"the server cannot listen at {address}; choose another port"))
+                raise SystemExit from error
 
-    thread = threading.Thread(target=run, daemon=True, name="fleet")
+    thread = threading.Thread(target=run, daemon=True, name="grpc")
     thread.start()
-    begun.wait()
     try:
-        yield loop
+        begun.result()
+        yield
     finally:
-        if thread.is_alive():
-            loop.call_soon_threadsafe(end.set)
-            thread.join(10.0)
+        if not grid.loop.is_closed():
+            grid.loop.call_soon_threadsafe(end.set)
+        thread.join(10.0)
 
 
 def _raise_open_files() -> None:

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
@@ -157,31 +157,6 @@ def _too_much(text: bytes) -> str:
     for _ in range(_DEEPEST):
         brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
     return f"is nested deeper than {_DEEPEST}, or incomplete" if brackets else ""
-
-
-def join(blobs: Sequence[bytes]) -> bytes:
-    """Join messages into one blob."""
-    lengths = struct.pack(f"<I{len(blobs)}Q", len(blobs), *map(len, blobs))
-    return b"".join([lengths, *blobs])
-
-
-def split(blob: bytes, most: int) -> list[bytes]:
-    """Split untrusted bytes into messages.
-
-    Raises:
-        WireError: If the blob is malformed, or holds more than ``most`` messages.
-    """
-    count = struct.unpack_from("<I", blob)[0] if len(blob) >= 4 else 0
-    if not 0 < count <= most or len(blob) < 4 + 8 * count:
-        raise WireError(f"{len(blob)} bytes are not messages; run the same lit_fed on both ends")
-    lengths = struct.unpack_from(f"<{count}Q", blob, 4)
-    begin, found = 4 + 8 * count, []
-    if sum(lengths) != len(blob) - begin:
-        raise WireError(f"{len(blob)} bytes are not whole messages; run the same lit_fed on both ends")
-    for length in lengths:
-        found.append(blob[begin : begin + length])
-        begin += length
-    return found
 
 
 # ---------------------------------------------------------------------- what an answer must look like

@@ -11,32 +11,38 @@ import pytest
 
 @pytest.fixture(scope="session")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an authority, certificates for 127.0.0.1 (one has expired), another authority, and keys of nodes.
+    """A folder with an authority, certificates for 127.0.0.1 (one has expired), another authority, and those of nodes.
 
-    ``node_keys.yaml`` lets the nodes 0 and 1 be clients 0 and 1; the key ``stranger`` stands nowhere.
+    ``node_keys.yaml`` lets the nodes 0 and 1 be clients 0 and 1; ``stranger`` stands nowhere, ``expired`` is node 0's
+    own key in a certificate that has expired, and ``foreign_node`` is node 0's key certified by the other authority.
     """
-    if shutil.which("openssl") is None or shutil.which("ssh-keygen") is None:
-        pytest.skip("there is no openssl or no ssh-keygen here")
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl here")
     folder = tmp_path_factory.mktemp("keys")
 
     def openssl(*words: str) -> None:
         subprocess.run(["openssl", *words], check=True, cwd=folder, capture_output=True)
 
+    def certified(key: str, name: str, authority: str, days: int, extensions: str) -> None:
+        openssl("req", "-new", "-key", f"{key}.key", "-subj", f"/CN={name}", "-out", f"{name}.csr")
+        signed = ("-CA", f"{authority}.crt", "-CAkey", f"{authority}.key", "-CAcreateserial", "-extfile", extensions)
+        openssl("x509", "-req", "-in", f"{name}.csr", *signed, "-days", str(days), "-out", f"{name}.crt")
+
     curve = ("-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-384")
-    for name in ("ca", "foreign"):
+    for name in ("ca", "foreign", "server", "node_0", "node_1", "stranger"):
         openssl("genpkey", *curve, "-out", f"{name}.key")
+    for name in ("ca", "foreign"):
         openssl(
             "req", "-x509", "-new", "-key", f"{name}.key", "-days", "2", "-subj", f"/CN={name}", "-out", f"{name}.crt"
         )
-    openssl("genpkey", *curve, "-out", "server.key")
     openssl("pkey", "-in", "server.key", "-aes256", "-passout", "pass:secret", "-out", "locked.key")
-    openssl("req", "-new", "-key", "server.key", "-subj", "/CN=127.0.0.1", "-out", "server.csr")
-    (folder / "san").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-    signed = ("-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "san")
-    openssl("x509", "-req", *signed, "-days", "2", "-out", "server.crt")
-    openssl("x509", "-req", *signed, "-days", "-1", "-out", "old.crt")
-    for name, bits in (("node_0", 384), ("node_1", 384), ("stranger", 384), ("small", 256)):
-        words = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", str(bits), "-N", "", "-f", name]
-        subprocess.run(words, check=True, cwd=folder, capture_output=True)
-    (folder / "node_keys.yaml").write_text("node_0.pub: [0]\nnode_1.pub: [1]\n")
+    (folder / "san").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth\n")
+    (folder / "client").write_text("extendedKeyUsage=clientAuth\n")
+    certified("server", "server", "ca", 2, "san")
+    certified("server", "old", "ca", -1, "san")
+    for name in ("node_0", "node_1", "stranger"):
+        certified(name, name, "ca", 2, "client")
+    certified("node_0", "expired", "ca", -1, "client")
+    certified("node_0", "foreign_node", "foreign", 2, "client")
+    (folder / "node_keys.yaml").write_text("node_0.crt: [0]\nnode_1.crt: [1]\n")
     return folder

@@ -16,7 +16,6 @@ PRIVATE = ["--config", *(str(ROOT / "configs" / name) for name in ("quickstart.y
 @pytest.mark.long
 @pytest.mark.parametrize("options", [[], ["--tls"], PRIVATE], ids=["plain", "tls", "private"])
 def test_a_federation_is_the_simulation_and_nothing_is_left_behind(options: list[str]) -> None:
-    pytest.importorskip("flwr")
     if options is PRIVATE:
         pytest.importorskip("dp_accounting")
     done = subprocess.run(

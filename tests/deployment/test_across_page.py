@@ -67,7 +67,6 @@ def at_work(block: str, folder: Path, environment: Mapping[str, str], log: Path)
 
 @pytest.mark.long
 def test_the_page_alone_leads_from_nothing_to_a_federation_of_three_sites(tmp_path: Path) -> None:
-    pytest.importorskip("flwr")
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "lit-fed"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT / "cli.py"}" "$@"\n')

@@ -16,14 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_fed.command.cli import main
-from lit_fed.command.commands import provision as command
 from lit_fed.command.commands.provision import provision
 from lit_fed.command.reading.federation_file import read_federation
 from lit_fed.deployment import keyring
-from lit_fed.deployment.authority import read_certificate, read_key, read_public
-from lit_fed.deployment.keys import Signer
-from lit_fed.deployment.node_keys import read_node_keys
-from lit_fed.deployment.security import Security
+from lit_fed.deployment.authority import read_certificate, read_key, read_request
+from lit_fed.deployment.node_keys import NodeKeys
+from lit_fed.deployment.security import Security, key_of
 from lit_fed.errors import CheckpointError, ConfigError
 from tests.support import ROOT
 
@@ -47,9 +45,11 @@ def described(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def provisioned(folder: Path, *new_key: str, now: datetime = NOW, **changes: Any) -> dict[str, str]:
+def provisioned(
+    folder: Path, *new_key: str, now: datetime = NOW, revoke: tuple[str, ...] = (), **changes: Any
+) -> dict[str, str]:
     """Bring the folder up to date; what was said of every end."""
-    lines = provision(read_federation(described(folder, **changes)), folder / "out", new_key, now)
+    lines = provision(read_federation(described(folder, **changes)), folder / "out", new_key, now, revoke)
     return {line.split()[0]: line for line in lines}
 
 
@@ -70,9 +70,10 @@ def test_every_end_gets_what_it_needs_and_no_other_ends_key(tmp_path: Path) -> N
     provisioned(tmp_path)
     found = {path.as_posix() for path in map(Path, files(tmp_path / "out"))}
     shared = {"README.md", "config.yaml", "ca.crt"}
-    sites = {f"sites/{name}/{file}" for name in SITES for file in (*shared, "node.key", f"lit_fed-{name}.service")}
-    keys = {f"server/keys/{name}.pub" for name in SITES}
-    server = {f"server/{file}" for file in (*shared, "server.crt", "server.key", "node_keys.yaml")}
+    own = {*shared, "node.key", "node.crt"}
+    sites = {f"sites/{name}/{file}" for name in SITES for file in (*own, f"lit_fed-{name}.service")}
+    keys = {f"server/keys/{name}.crt" for name in SITES}
+    server = {f"server/{file}" for file in (*shared, "server.crt", "server.key", "node_keys.yaml", "revoked.txt")}
     assert found == {"authority/ca.key", "authority/ca.crt", "server/lit_fed-server.service"} | sites | keys | server
 
 
@@ -85,32 +86,30 @@ def test_private_keys_and_their_folders_are_their_owners_alone(tmp_path: Path) -
         assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700), path
 
 
-def test_the_map_leads_from_each_sites_public_key_to_its_clients(tmp_path: Path) -> None:
+def test_the_map_leads_from_each_sites_certificate_to_its_clients(tmp_path: Path) -> None:
     provisioned(tmp_path)
     server = tmp_path / "out" / "server"
     told = yaml.safe_load((server / "node_keys.yaml").read_text())
-    assert told == {"keys/north.pub": [0], "keys/south.pub": [1], "keys/west.pub": [2, 3]}
+    assert told == {"keys/north.crt": [0], "keys/south.crt": [1], "keys/west.crt": [2, 3]}
     for name in SITES:
-        private = tmp_path / "out" / "sites" / name / "node.key"
-        assert read_key(private).public_key() == read_public(server / "keys" / f"{name}.pub")
+        site = tmp_path / "out" / "sites" / name
+        assert read_key(site / "node.key").public_key() == read_certificate(site / "node.crt").public_key()
+        assert (site / "node.crt").read_bytes() == (server / "keys" / f"{name}.crt").read_bytes()
 
 
-def test_the_server_and_the_nodes_read_what_they_were_given(tmp_path: Path) -> None:
+def bound(folder: Path) -> NodeKeys:
+    """What the server makes of its files."""
+    server = folder / "out" / "server"
+    return NodeKeys(server / "node_keys.yaml", server / "revoked.txt")
+
+
+def key(folder: Path, name: str = "north") -> str:
+    return key_of((folder / "out" / "sites" / name / "node.crt").read_bytes())
+
+
+def test_the_server_reads_what_it_was_given(tmp_path: Path) -> None:
     provisioned(tmp_path)
-    found = read_node_keys(tmp_path / "out" / "server" / "node_keys.yaml")
-    for name, told in SITES.items():
-        signer = Signer(str(tmp_path / "out" / "sites" / name / "node.key"))
-        assert found[signer.public.hex()] == set(told["clients"])
-
-
-@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="there is no ssh-keygen here")
-def test_ssh_keygen_reads_a_sites_key_as_p_384(tmp_path: Path) -> None:
-    provisioned(tmp_path)
-    path = tmp_path / "out" / "sites" / "north" / "node.key"
-    done = subprocess.run(["ssh-keygen", "-y", "-f", path], capture_output=True, text=True, check=True)
-    public = (tmp_path / "out" / "server" / "keys" / "north.pub").read_text()
-    assert done.stdout.split()[:2] == public.split()[:2]
-    assert public.split()[0] == "ecdsa-sha2-nistp384"
+    assert dict(bound(tmp_path)) == {key(tmp_path, name): frozenset(told["clients"]) for name, told in SITES.items()}
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "server.example.org"])
@@ -119,6 +118,8 @@ def test_a_node_takes_the_server_by_each_of_its_names(tmp_path: Path, name: str)
     server = tmp_path / "out" / "server"
     security = Security(*(str(server / file) for file in ("ca.crt", "server.crt", "server.key")))
     security.try_out(f"{name}:9092")
+    site = tmp_path / "out" / "sites" / "north"
+    Security(*(str(site / file) for file in ("ca.crt", "node.crt", "node.key"))).try_out()
     with pytest.raises(ConfigError, match=r"certificate is not valid for 'other\.example\.org'"):
         security.try_out("other.example.org:9092")
 
@@ -127,9 +128,11 @@ def test_a_node_takes_the_server_by_each_of_its_names(tmp_path: Path, name: str)
 def test_openssl_takes_the_certificate_by_its_strictest_rules(tmp_path: Path) -> None:
     """As Python does by default from 3.13 on."""
     provisioned(tmp_path, now=datetime.now(UTC))
-    ca, certificate = (str(tmp_path / "out" / "server" / name) for name in ("ca.crt", "server.crt"))
-    words = ["-x509_strict", "-purpose", "sslserver", "-verify_hostname", "server.example.org"]
-    subprocess.run(["openssl", "verify", *words, "-CAfile", ca, certificate], check=True, capture_output=True)
+    ca, *ends = (str(tmp_path / "out" / "server" / name) for name in ("ca.crt", "server.crt", "keys/north.crt"))
+    hosts = ["-verify_hostname", "server.example.org"]
+    for certificate, words in zip(ends, (["-purpose", "sslserver", *hosts], ["-purpose", "sslclient"]), strict=True):
+        command = ["openssl", "verify", "-x509_strict", *words, "-CAfile", ca, certificate]
+        subprocess.run(command, check=True, capture_output=True)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
@@ -147,7 +150,7 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("server", "told", "bound"),
+    ("server", "told", "listening"),
     [
         ({"names": ["127.0.0.1", "a.example.org"]}, "127.0.0.1:9092", ""),
         ({"names": ["localhost"]}, "localhost:9092", ""),
@@ -158,12 +161,12 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
     ],
 )
 def test_nodes_are_told_the_first_name_and_the_server_where_to_listen(
-    tmp_path: Path, server: dict[str, Any], told: str, bound: str
+    tmp_path: Path, server: dict[str, Any], told: str, listening: str
 ) -> None:
     provisioned(tmp_path, server=server | {"port": 9092})
     out = tmp_path / "out"
-    assert f"--superlink {told} --ca" in (out / "sites" / "north" / "README.md").read_text()
-    assert f"--superlink {told} {bound}--ca" in (out / "server" / "README.md").read_text()
+    assert f"--server {told} --ca" in (out / "sites" / "north" / "README.md").read_text()
+    assert f"--server {told} {listening}--ca" in (out / "server" / "README.md").read_text()
 
 
 def test_an_ends_own_settings_of_the_data_are_in_its_configuration_only(tmp_path: Path) -> None:
@@ -191,7 +194,7 @@ def test_called_again_it_changes_nothing(tmp_path: Path) -> None:
     said = provisioned(tmp_path)
     assert not changed(tmp_path / "out", before)
     assert said["server"] == ("server      key kept, certificate kept until 2027-03-01; its other files are unchanged")
-    assert said["north"] == "north       key kept; its other files are unchanged"
+    assert said["north"] == said["server"].replace("server", "north ")
 
 
 def test_how_many_clients_there_are_stands_in_the_configuration(tmp_path: Path) -> None:
@@ -211,28 +214,41 @@ def test_a_new_site_leaves_the_others_alone(tmp_path: Path) -> None:
     before = files(tmp_path / "out")
     provisioned(tmp_path, sites=sites | {"east": {"clients": [3]}})
     new = changed(tmp_path / "out", before)
-    east = {f"sites/east/{n}" for n in ("README.md", "config.yaml", "ca.crt", "node.key", "lit_fed-east.service")}
+    own = ("README.md", "config.yaml", "ca.crt", "node.key", "node.crt", "lit_fed-east.service")
+    east = {f"sites/east/{file}" for file in own}
     west = {"sites/west/README.md", "sites/west/lit_fed-west.service"}  # which named client 3, too
-    assert new == east | west | {"server/keys/east.pub", "server/node_keys.yaml"}
+    assert new == east | west | {"server/keys/east.crt", "server/node_keys.yaml"}
 
 
 def test_a_lost_key_is_made_anew_on_request_and_no_other(tmp_path: Path) -> None:
     provisioned(tmp_path)
     before = files(tmp_path / "out")
     said = provisioned(tmp_path, "north")
-    assert changed(tmp_path / "out", before) == {"sites/north/node.key", "server/keys/north.pub"}
-    assert said["north"] == "north       new key; its other files are unchanged"
+    own = {"sites/north/node.key", "sites/north/node.crt", "server/keys/north.crt"}
+    assert changed(tmp_path / "out", before) == own | {"server/revoked.txt"}
+    assert said["north"] == "north       new key, new certificate until 2027-03-01; written: node.crt"
     before = files(tmp_path / "out")
     provisioned(tmp_path, "server")
     assert changed(tmp_path / "out", before) == {"server/server.key", "server/server.crt"}
 
 
-def test_a_key_that_was_replaced_opens_nothing(tmp_path: Path) -> None:
+def test_a_key_that_was_replaced_or_revoked_opens_nothing(tmp_path: Path) -> None:
     provisioned(tmp_path)
-    old = Signer(str(tmp_path / "out" / "sites" / "north" / "node.key")).public.hex()
-    assert read_node_keys(tmp_path / "out" / "server" / "node_keys.yaml")[old] == {0}
+    old = key(tmp_path)
+    assert bound(tmp_path)[old] == {0}
     provisioned(tmp_path, "north")
-    assert old not in read_node_keys(tmp_path / "out" / "server" / "node_keys.yaml")
+    new = key(tmp_path)
+    assert old not in bound(tmp_path)
+    assert bound(tmp_path)[new] == {0}
+    provisioned(tmp_path, revoke=("north",))
+    for _ in range(2):  # it stays so
+        assert new not in bound(tmp_path)
+        said = provisioned(tmp_path, now=NOW + 360 * DAY)
+    assert said["north"].startswith("north       its key is revoked; replace it with --new_key north; ")
+    listed = (tmp_path / "out" / "server" / "revoked.txt").read_text().splitlines()
+    assert listed == [listed[0], f"{old}  # north, 2026-03-01", f"{new}  # north, 2026-03-01"]
+    provisioned(tmp_path, "north")
+    assert bound(tmp_path)[key(tmp_path)] == {0}
 
 
 @pytest.mark.parametrize(
@@ -244,8 +260,11 @@ def test_a_certificate_near_its_end_is_renewed_under_the_same_key_and_authority(
     provisioned(tmp_path)
     before = files(tmp_path / "out")
     said = provisioned(tmp_path, now=NOW + days * DAY)
-    assert changed(tmp_path / "out", before) == ({"server/server.crt"} if renewed else set())
-    assert ("the old one ends on 2027-03-01" in said["server"]) is renewed
+    certificates = {f"sites/{name}/node.crt" for name in SITES} | {f"server/keys/{name}.crt" for name in SITES}
+    assert changed(tmp_path / "out", before) == (certificates | {"server/server.crt"} if renewed else set())
+    for name in ("server", "north"):
+        assert ("the old one ends on 2027-03-01" in said[name]) is renewed
+    assert set(bound(tmp_path).values()) == {frozenset(told["clients"]) for told in SITES.values()}  # none is revoked
 
 
 def test_another_name_of_the_server_is_another_certificate(tmp_path: Path) -> None:
@@ -289,16 +308,35 @@ def test_keys_that_were_moved_to_where_they_are_used_are_not_missed(tmp_path: Pa
     assert read_certificate(out / "server" / "server.crt").public_key() == key
 
 
-def test_a_key_that_a_site_has_made_itself_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    for folder in (tmp_path, tmp_path / "other"):
-        provisioned(folder)
-    public = tmp_path / "out" / "server" / "keys" / "north.pub"
-    shutil.copy(tmp_path / "other" / "out" / "server" / "keys" / "south.pub", public)
-    (tmp_path / "out" / "sites" / "north" / "node.key").unlink()
-    before = files(tmp_path / "out")
-    provisioned(tmp_path)
-    assert not changed(tmp_path / "out", before)
+PAGE = (ROOT / "docs/deployment.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl here")
+def test_a_site_makes_its_key_itself_and_no_private_key_travels(tmp_path: Path) -> None:
+    """By the command of the page; a second request replaces, and revokes, the key of the first."""
+    (command,) = re.findall(r"^(openssl req -new .*)$", PAGE, re.MULTILINE)
+    north, seen = tmp_path / "out" / "sites" / "north", []
+    for _ in range(2):
+        (tmp_path / "north").mkdir(exist_ok=True)
+        subprocess.run(["bash", "-ec", command], cwd=tmp_path / "north", check=True, capture_output=True)
+        assert (tmp_path / "north" / "node.key").stat().st_mode & 0o777 == 0o600
+        north.mkdir(parents=True, exist_ok=True)
+        shutil.copy(tmp_path / "north" / "node.csr", north)
+        said = provisioned(tmp_path, now=datetime.now(UTC))
+        assert said["north"].startswith("north       key of its request, new certificate until ")
+        assert not (north / "node.key").exists()
+        shutil.copy(north / "node.crt", tmp_path / "north")
+        shutil.copy(north / "ca.crt", tmp_path / "north")
+        site = tmp_path / "north"
+        Security(*(str(site / file) for file in ("ca.crt", "node.crt", "node.key"))).try_out()
+        seen.append(key(tmp_path))
+    assert bound(tmp_path).get(seen[0]) is None
+    assert bound(tmp_path)[seen[1]] == {0}
+    with pytest.raises(ConfigError, match=r"--new_key north replaces .*node.csr, and the key is elsewhere"):
+        provisioned(tmp_path, "north")
+    shutil.copy(tmp_path / "out" / "sites" / "south" / "node.key", north)
+    with pytest.raises(ConfigError, match=r"node.key and .*node.csr do not match; remove the one that is not in use"):
+        provisioned(tmp_path)
 
 
 def test_a_site_that_is_gone_opens_nothing(tmp_path: Path) -> None:
@@ -308,7 +346,7 @@ def test_a_site_that_is_gone_opens_nothing(tmp_path: Path) -> None:
     assert "south" not in (tmp_path / "out" / "server" / "node_keys.yaml").read_text()
 
 
-@pytest.mark.parametrize("writes", range(0, 24, 3))  # of 27
+@pytest.mark.parametrize("writes", range(0, 28, 3))  # of 31
 def test_killed_at_any_file_and_called_again_it_is_whole_and_keeps_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
@@ -332,20 +370,17 @@ def test_killed_at_any_file_and_called_again_it_is_whole_and_keeps_what_was_ther
     provisioned(tmp_path)
     assert not half.exists()
     assert not changed(tmp_path / "out", before) & before.keys()
-    test_the_map_leads_from_each_sites_public_key_to_its_clients(tmp_path)
+    test_the_map_leads_from_each_sites_certificate_to_its_clients(tmp_path)
 
 
 # ---------------------------------------------------------------------- what is refused
 
 
-def test_halves_of_different_keys_are_refused(tmp_path: Path) -> None:
+def test_halves_of_different_keys_of_an_authority_are_refused(tmp_path: Path) -> None:
     provisioned(tmp_path)
-    keys = tmp_path / "out" / "server" / "keys"
-    shutil.copy(keys / "south.pub", keys / "north.pub")
-    with pytest.raises(ConfigError, match=r"north\.pub do not match; .* replace both with --new_key north"):
+    (tmp_path / "out" / "authority" / "ca.key").write_bytes((tmp_path / "out" / "server" / "server.key").read_bytes())
+    with pytest.raises(ConfigError, match=r"ca\.key and .*ca\.crt do not match; restore the original files"):
         provisioned(tmp_path)
-    said = provisioned(tmp_path, "north")
-    assert said["north"].startswith("north       new key")
 
 
 @pytest.mark.parametrize(
@@ -355,15 +390,16 @@ def test_halves_of_different_keys_are_refused(tmp_path: Path) -> None:
         ("authority/ca.crt", "ca.crt is not a certificate; restore the file, or remove it to get a new one"),
         ("server/server.key", "server.key is not a private key"),
         ("server/server.crt", "server.crt is not a certificate"),
-        ("server/keys/north.pub", "north.pub is not an OpenSSH public key"),
+        ("server/keys/north.crt", "north.crt is not a certificate"),
+        ("sites/north/node.csr", "node.csr is not a certificate signing request; make one with openssl req -new"),
         ("sites/north/node.key", "node.key is not a private key"),
     ],
 )
-@pytest.mark.parametrize("content", [b"", b"nothing", b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n", b"\xff\x00" * 99])
+@pytest.mark.parametrize("content", [b"", b"nothing", b"-----BEGIN PRIVATE KEY-----\nAAAA\n", b"\xff\x00" * 99])
 def test_a_damaged_file_is_named_and_not_written_over(tmp_path: Path, path: str, told: str, content: bytes) -> None:
     provisioned(tmp_path)
     (tmp_path / "out" / path).write_bytes(content)
-    (tmp_path / "out" / "server" / "keys" / "south.pub").unlink()  # which would be written again
+    (tmp_path / "out" / "server" / "keys" / "south.crt").unlink()  # which would be written again
     before = files(tmp_path / "out")
     with pytest.raises(ConfigError, match=re.escape(told)):
         provisioned(tmp_path)
@@ -371,7 +407,7 @@ def test_a_damaged_file_is_named_and_not_written_over(tmp_path: Path, path: str,
 
 
 @pytest.mark.parametrize(
-    "path", ["authority/ca.key", "server/server.key", "server/keys/north.pub", "sites/north/node.key"]
+    "path", ["authority/ca.key", "server/server.key", "server/keys/north.crt", "sites/north/node.key"]
 )
 def test_a_key_on_a_disk_that_is_not_there_is_no_reason_for_another(tmp_path: Path, path: str) -> None:
     link = tmp_path / "out" / path
@@ -383,21 +419,23 @@ def test_a_key_on_a_disk_that_is_not_there_is_no_reason_for_another(tmp_path: Pa
     assert not files(tmp_path / "out")
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl here")
 def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
-    ssh_keygen = shutil.which("ssh-keygen")
-    if ssh_keygen is None:
-        pytest.skip("there is no ssh-keygen here")
-    provisioned(tmp_path)
-    own = tmp_path / "own"
+    own, request = tmp_path / "own", tmp_path / "own.csr"
+    curve = ["-algorithm", "EC", "-pkeyopt"]
     for words, told in (
-        (["-t", "ed25519", "-N", ""], "is not an ECDSA key on P-384; make one with ssh-keygen -t ecdsa -b 384"),
-        (["-t", "ecdsa", "-b", "256", "-N", ""], "is not an ECDSA key on P-384"),
-        (["-t", "ecdsa", "-b", "384", "-N", "secret"], "has a password; remove it"),
+        (["-algorithm", "ED25519"], "is not for an ECDSA key on P-384; make one with openssl genpkey"),
+        ([*curve, "ec_paramgen_curve:P-256"], "is not for an ECDSA key on P-384"),
+        ([*curve, "ec_paramgen_curve:P-384", "-aes256", "-pass", "pass:secret"], "has a password; remove it"),
     ):
-        own.unlink(missing_ok=True)
-        subprocess.run([ssh_keygen, "-q", *words, "-f", own], check=True, capture_output=True)
+        subprocess.run(["openssl", "genpkey", *words, "-out", own], check=True, capture_output=True)
         with pytest.raises(ConfigError, match=told):
             read_key(own)
+        if "password" not in told:
+            words = ["openssl", "req", "-new", "-key", str(own), "-subj", "/CN=x", "-out", str(request)]
+            subprocess.run(words, check=True, capture_output=True)
+            with pytest.raises(ConfigError, match=told):
+                read_request(request)
 
 
 def test_a_key_that_others_can_read_is_closed_to_them(tmp_path: Path) -> None:
@@ -532,6 +570,10 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out" / "thesis.tex").unlink()
     with pytest.raises(ConfigError, match=r"is not an end in .*; did you mean north\?"):
         provisioned(tmp_path, "nort")
+    with pytest.raises(ConfigError, match="--revoke server is not an end in"):
+        provisioned(tmp_path, revoke=("server",))
+    with pytest.raises(ConfigError, match=r"--revoke north has no certificate in .*; run the command without it first"):
+        provisioned(tmp_path, revoke=("north",))
     with pytest.raises(ConfigError, match=r"federation\.yaml is not a folder"):
         provision(read_federation(described(tmp_path)), tmp_path / "federation.yaml", (), NOW)
 
@@ -542,14 +584,3 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "out" / "sites" / "north" / "README.md").mkdir()
     with pytest.raises(CheckpointError, match=r"cannot write .*README\.md: .*directory"):
         provisioned(tmp_path)
-
-
-def test_without_cryptography_the_command_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit):
-        main(["provision", "-c", str(described(tmp_path)), "--output", str(tmp_path / "out")])
-    assert capsys.readouterr().err == (
-        "lit-fed: error: provision needs cryptography; install it with pip install 'lit-fed[flower]'\n"
-    )

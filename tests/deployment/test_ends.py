@@ -7,13 +7,23 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from lit_fed.deployment.ends import check_public, is_loopback, keep_private, listen, sole_user, split_address
+from lit_fed.deployment.ends import (
+    check_public,
+    connect,
+    is_loopback,
+    keep_private,
+    listen,
+    proxy_of,
+    sole_user,
+    split_address,
+)
 from lit_fed.errors import ConfigError
-from tests.support import ROOT, run_cli
+from tests.support import ROOT
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "host:", ":9092", "host:port", "host:70000", "host:0", ""])
@@ -44,9 +54,9 @@ def test_an_address_that_is_taken_is_told() -> None:
         address = f"127.0.0.1:{one.getsockname()[1]}"
         with pytest.raises(ConfigError, match=f"cannot listen at {address}: address already in use; choose another"):
             listen(address, "--bind")
-    listen(address, "--superlink").close()
+    listen(address, "--server").close()
     with pytest.raises(ConfigError, match=r"cannot listen at 192\.0\.2\.7:9092: .*; give an address of .* with --bind"):
-        listen("192.0.2.7:9092", "--superlink")
+        listen("192.0.2.7:9092", "--server")
 
 
 def test_a_folder_has_one_user_who_is_named(tmp_path: Path) -> None:
@@ -89,13 +99,36 @@ def test_what_is_written_is_its_users_alone(tmp_path: Path) -> None:
     assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("file", "folder")] == [0o600, 0o700]
 
 
-def test_without_flwr_a_command_says_what_to_install(tmp_path: Path) -> None:
-    try:
-        import flwr  # noqa: F401
-    except ImportError:
-        done = run_cli("node", "-c", ROOT / "configs/quickstart.yaml", "--client", "0", cwd=tmp_path)
-        assert done.returncode == 2
-        assert done.stderr == (
-            "lit-fed: error: a federation over several machines needs flwr, which is not installed; "
-            "pip install -c requirements/flower.txt 'lit-fed[flower]'\n"
-        )
+@pytest.mark.parametrize("url", ["proxy:3128", "https://proxy:3128", "http://", "http://proxy:port", "socks5://proxy"])
+def test_a_proxy_that_cannot_be_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"--proxy is .*; it must be an HTTP proxy's URL, such as http://proxy\.exam"):
+        proxy_of(url)
+    monkeypatch.setenv("https_proxy", url)
+    with pytest.raises(ConfigError, match="https_proxy is "):
+        proxy_of("environment")
+
+
+def test_a_proxy_is_given_or_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "http://one:3128")
+    assert [proxy_of(word) for word in (None, "http://other:3128", "environment")] == [
+        None, "http://other:3128", "http://one:3128",
+    ]  # fmt: skip
+    monkeypatch.delenv("https_proxy")
+    with pytest.raises(ConfigError, match="--proxy is environment, and https_proxy is not set"):
+        proxy_of("environment")
+
+
+def test_a_proxy_that_refuses_is_an_error_of_the_network() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+
+        def refuse() -> None:
+            near, _ = proxy.accept()
+            with near:
+                near.recv(1000)
+                near.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        with pytest.raises(OSError, match=r"the proxy answers b'HTTP/1\.1 407 Proxy"):
+            connect("fl.example.org:9092", f"http://127.0.0.1:{proxy.getsockname()[1]}", 5.0)
+        thread.join()

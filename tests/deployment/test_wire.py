@@ -24,9 +24,7 @@ from lit_fed.deployment.wire import (
     check_weight,
     decode,
     encode,
-    join,
     shown,
-    split,
 )
 from lit_fed.engine.wire.payload import layout_of
 from lit_fed.errors import WireError
@@ -140,19 +138,6 @@ def test_a_field_has_the_type_that_is_asked_for() -> None:
         message.get("client", int)
     with pytest.raises(WireError, match="the field 'kind' of a message 'train' is missing"):
         message.get("kind", str)
-
-
-@given(st.lists(st.binary(max_size=30), min_size=1, max_size=5))
-def test_messages_travel_together(blobs: list[bytes]) -> None:
-    assert split(join(blobs), len(blobs)) == blobs
-
-
-@pytest.mark.parametrize(
-    "blob", [b"", b"abc", join([b"a", b"b"])[:-1], join([b"a", b"b"]) + b"c", join([b""] * 6), bytes(99)]
-)
-def test_what_is_no_parcel_is_refused(blob: bytes) -> None:
-    with pytest.raises(WireError, match=f"{len(blob)} bytes are"):
-        split(blob, most=5)
 
 
 WANTED = layout_of({"w": torch.zeros(2, 3), "n": torch.zeros((), dtype=torch.int64)})

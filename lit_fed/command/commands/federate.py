@@ -9,28 +9,27 @@ from jsonargparse import ArgumentParser
 from lit_fed.command.commands.deployed import add_run, make
 from lit_fed.command.endings import ending_told
 from lit_fed.command.table import Call
-from lit_fed.deployment.ends import check_installed, keep_private
+from lit_fed.deployment.ends import keep_private
 from lit_fed.deployment.executor import Patience
-from lit_fed.deployment.node_keys import read_node_keys
+from lit_fed.deployment.node_keys import NodeKeys
 from lit_fed.deployment.roster import Gathering
 from lit_fed.deployment.security import Security
 from lit_fed.deployment.server import federate
-from lit_fed.deployment.serving import fleet_grid
+from lit_fed.deployment.serving import rpc_grid
 from lit_fed.deployment.wire import MOST_BYTES
 
 OWN = (
-    "superlink", "bind", "ckpt_path", "patience", "gathering", "most_bytes", "ca", "certificate", "key", "node_keys",
+    "server", "bind", "ckpt_path", "patience", "gathering", "most_bytes", "ca", "certificate", "key", "node_keys",
+    "revoked",
 )  # fmt: skip
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of a run, and of the connection to nodes."""
     add_run(parser)
+    parser.add_argument("--server", type=str, default="127.0.0.1:9092", help="address by which nodes know the server")
     parser.add_argument(
-        "--superlink", type=str, default="127.0.0.1:9092", help="address by which nodes know the server"
-    )
-    parser.add_argument(
-        "--bind", type=str | None, default=None, help="address to listen at, if it differs from --superlink"
+        "--bind", type=str | None, default=None, help="address to listen at, if it differs from --server"
     )
     parser.add_argument(
         "--ckpt_path", type=str | None, default=None, help="checkpoint to resume from: last, a file or a run"
@@ -47,28 +46,24 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--node_keys",
         type=str | None,
         default=None,
-        help="file of nodes' public keys, each with the clients that the node may serve",
+        help="file of nodes' certificates, each with the clients that the node may serve",
     )
+    parser.add_argument("--revoked", type=str | None, default=None, help="list of keys that are refused from now on")
 
 
 def run(call: Call) -> int:
     """Train like ``fit``."""
     settings = call.settings
-    check_installed()
     keep_private()
     patience = Patience(**settings.patience)
     security = Security(settings.ca, settings.certificate, settings.key)
-    node_clients = None if settings.node_keys is None else read_node_keys(settings.node_keys)
+    node_keys = None if settings.node_keys is None else NodeKeys(settings.node_keys, settings.revoked)
     trainer, parts = make(call, OWN)
     with ExitStack() as stack:
         stack.enter_context(ending_told())
-        grid = stack.enter_context(
-            fleet_grid(
-                settings.superlink, security, settings.most_bytes, 2 * patience.round_s, settings.bind, node_clients
-            )
-        )
+        grid = stack.enter_context(rpc_grid(settings.server, security, settings.most_bytes, settings.bind, node_keys))
         federate(
             grid, trainer, *parts, settings.ckpt_path, patience, Gathering(**settings.gathering), settings.most_bytes,
-            node_clients=node_clients,
+            node_clients=node_keys,
         )  # fmt: skip
     return 0

@@ -13,7 +13,7 @@ from lit_fed.command.reading.own import add_clients, chosen
 from lit_fed.command.table import Call
 from lit_fed.data.population.naming import called
 from lit_fed.deployment.calling import serve
-from lit_fed.deployment.ends import check_installed, check_public, keep_private, sole_user
+from lit_fed.deployment.ends import check_public, keep_private, proxy_of, sole_user
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.security import Security
 from lit_fed.deployment.wire import MOST_BYTES
@@ -21,8 +21,8 @@ from lit_fed.deployment.withheld import Report
 from lit_fed.errors import ConfigError
 
 OWN = (
-    "client", "client_position", "superlink", "state_dir", "histogram", "report", "report_least", "most_bytes", "ca",
-    "key",
+    "client", "client_position", "server", "state_dir", "histogram", "report", "report_least", "most_bytes", "ca",
+    "certificate", "key", "proxy",
 )  # fmt: skip
 
 
@@ -30,7 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of a run, and of the clients on this node."""
     add_run(parser)
     add_clients(parser, "clients on this node")
-    parser.add_argument("--superlink", type=str, default="127.0.0.1:9092", help="address of the server")
+    parser.add_argument("--server", type=str, default="127.0.0.1:9092", help="address of the server")
     parser.add_argument("--state_dir", type=str, default="lit_fed_node", help="folder for the clients' states")
     parser.add_argument("--histogram", type=bool, default=True, help="report the number of samples of every class too")
     parser.add_argument(
@@ -41,8 +41,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--most_bytes", type=int, default=MOST_BYTES, help="size of the largest message received")
     parser.add_argument("--ca", type=str | None, default=None, help="certificate of the authority, for TLS")
+    parser.add_argument("--certificate", type=str | None, default=None, help="this node's certificate, for TLS")
+    parser.add_argument("--key", type=str | None, default=None, help="private key of the node's certificate")
     parser.add_argument(
-        "--key", type=str | None, default=None, help="private key by which the server recognises this node"
+        "--proxy", type=str | None, default=None, help="URL of an HTTP proxy, or environment for that of https_proxy"
     )
 
 
@@ -63,14 +65,13 @@ def make_node(call: Call) -> Node:
 def run(call: Call) -> int:
     """Serve until Ctrl-C."""
     settings = call.settings
-    check_installed()
-    check_public(settings.superlink)
+    check_public(settings.server)
     keep_private()
-    security = Security(ca=settings.ca, key=settings.key)
-    security.check(settings.superlink, ("ca", "key"))
+    security, proxy = Security(settings.ca, settings.certificate, settings.key), proxy_of(settings.proxy)
+    security.check(settings.server)
     with suppress(KeyboardInterrupt), sole_user(Path(settings.state_dir), "--state_dir"):
         node = make_node(call)
         who = ", ".join(called(node.federation.data, one) for one in node.clients)
-        print(f"client{'s' if len(node.clients) > 1 else ''} {who} of {settings.superlink}; Ctrl-C ends it", flush=True)
-        serve(node, settings.superlink, security)
+        print(f"client{'s' if len(node.clients) > 1 else ''} {who} of {settings.server}; Ctrl-C ends it", flush=True)
+        serve(node, settings.server, security, proxy)
     return 0

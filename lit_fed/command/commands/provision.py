@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,14 @@ from lit_fed.parsing import Parser
 
 _FOLDERS = {"authority", SERVER, "sites"}
 
-_NODE_KEYS = "# Public key of a site, below this file's folder: the clients that the site may serve.\n"
+_NODE_KEYS = "# Certificate of a site, below this file's folder: the clients that the site may serve.\n"
 
 _OF_SITE = """# {name}: {clients} of {address}
 
 Written by `lit-fed provision`: change the federation's file and run it again; do not edit files of this folder.
 
 Copy this folder to the site's machine over a private connection: whoever has `node.key` can pose as {clients}. Then
-delete `node.key` where it was made. Start it in the folder, with lit_fed {version} and its extra `flower` installed:
+delete `node.key` where it was made. Start it in the folder, with lit_fed {version} installed:
 
     {command}
 
@@ -44,8 +43,8 @@ _OF_SERVER = """# The server: {address}
 Written by `lit-fed provision`: change the federation's file and run it again; do not edit files of this folder.
 
 Copy this folder to the server's machine over a private connection, and delete `server.key` where it was made. Open TCP
-port {port}, and nothing else. Start it in the folder, with lit_fed {version} and its extra `flower`
-installed; after a crash the same command goes on:
+port {port}, and nothing else. Start it in the folder, with lit_fed {version} installed; after a crash the same
+command goes on:
 
     {command}
 
@@ -101,6 +100,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="NAME",
         help=f"replace the keys of these sites, or of {SERVER}",
     )
+    parser.add_argument(
+        "--revoke", nargs="+", action="extend", default=[], metavar="NAME", help="refuse the keys of these sites"
+    )
 
 
 def run(call: Call) -> int:
@@ -110,16 +112,16 @@ def run(call: Call) -> int:
         ConfigError: For a mistake in a file, or a missing key that is needed; files are checked before anything is
             written.
     """
-    if find_spec("cryptography") is None:
-        raise ConfigError("provision needs cryptography; install it with pip install 'lit-fed[flower]'")
     settings = call.settings
     file = read_federation(Path(settings.config))
-    for line in provision(file, Path(settings.output), settings.new_key, datetime.now(UTC)):
+    for line in provision(file, Path(settings.output), settings.new_key, datetime.now(UTC), settings.revoke):
         print(line)
     return 0
 
 
-def provision(file: FederationFile, output: Path, anew: Sequence[str], now: datetime) -> list[str]:
+def provision(
+    file: FederationFile, output: Path, anew: Sequence[str], now: datetime, revoked: Sequence[str] = ()
+) -> list[str]:
     """Update a folder of all ends.
 
     Args:
@@ -127,6 +129,7 @@ def provision(file: FederationFile, output: Path, anew: Sequence[str], now: date
         output: The folder.
         anew: Sites whose keys are replaced; the server may be one.
         now: The time.
+        revoked: Sites whose keys are revoked.
 
     Returns:
         A line per end: which files were kept, which are new.
@@ -136,7 +139,10 @@ def provision(file: FederationFile, output: Path, anew: Sequence[str], now: date
     """
     from lit_fed.deployment.keyring import AUTHORITY, KEYS, SITES, Keyring, write
 
-    _check(file, output, anew)
+    ends = [SERVER, *(site.name for site in file.sites)]
+    _check(output)
+    _check_names("new_key", anew, ends, file)
+    _check_names("revoke", revoked, ends[1:], file)
     configs = _configurations(file)
     keyring = Keyring(output, file.names, now, anew)
     keyring.check(site.name for site in file.sites)
@@ -144,34 +150,41 @@ def provision(file: FederationFile, output: Path, anew: Sequence[str], now: date
     for folder in (output, output / AUTHORITY, *homes.values()):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_half_written(folder, names=".+")
-    done = {AUTHORITY: keyring.authority(), SERVER: keyring.server()}
-    done |= {site.name: keyring.site(site.name) for site in file.sites}
+    for name in revoked:
+        keyring.revoke(name)
+    keyring.list_revoked()
+    done = {AUTHORITY: keyring.authority(), **{name: keyring.end(name) for name in ends}}
     ca = (output / AUTHORITY / "ca.crt").read_bytes()
     texts = {SERVER: _texts_of_server(file), **{site.name: _texts_of_site(file, site) for site in file.sites}}
     for name, home in homes.items():
         content = {"ca.crt": ca, "config.yaml": configs[name].encode()}
         content |= {path: text.encode() for path, text in texts[name].items()}
+        if name != SERVER:
+            content["node.crt"] = keyring.certificate(name)
         new = [path for path, blob in content.items() if write(home / path, blob)]
         done[name] += f"; written: {', '.join(new)}" if new else "; its other files are unchanged"
     lines = [f"{name:11} {words}" for name, words in done.items()]
-    gone = [path for path in sorted((output / SERVER / KEYS).glob("*.pub")) if path.stem not in homes]
+    gone = [path for path in sorted((output / SERVER / KEYS).glob("*.crt")) if path.stem not in homes]
     lines += [f"{path.stem:11} is no longer a site, and its key is not accepted; remove {path}" for path in gone]
     return lines
 
 
-def _check(file: FederationFile, output: Path, anew: Sequence[str]) -> None:
-    """Refuse a folder with other content, and names of unknown ends."""
+def _check(output: Path) -> None:
+    """Refuse a folder with other content."""
     if output.exists() and not output.is_dir():
         raise ConfigError(f"--output {output} is not a folder; name a new one")
     there = {path.name for path in output.iterdir()} if output.is_dir() else set[str]()
     if odd := sorted(name for name in there - _FOLDERS if not name.startswith(".")):
         raise ConfigError(f"--output {output} holds {odd[0]}, which is not part of a federation; name a new folder")
-    ends = [SERVER, *(site.name for site in file.sites)]
-    for name in anew:
+
+
+def _check_names(option: str, names: Sequence[str], ends: Sequence[str], file: FederationFile) -> None:
+    """Refuse names of unknown ends."""
+    for name in names:
         if name not in ends:
             meant = close(name, ends)
             raise ConfigError(
-                f"--new_key {name} is not an end in {file.path}; "
+                f"--{option} {name} is not an end in {file.path}; "
                 + (f"did you mean {meant}?" if meant else f"choose {join_or(ends)}")
             )
 
@@ -206,14 +219,14 @@ def _configurations(file: FederationFile) -> dict[str, str]:
 
 def _texts_of_server(file: FederationFile) -> dict[str, str]:
     """Files of the server's folder except keys, certificates and the configuration."""
-    from lit_fed.deployment.keyring import KEYS
+    from lit_fed.deployment.keyring import KEYS, REVOKED
 
     bind = "" if file.bind is None else f"--bind {file.bind} "
     command = (
-        f"lit-fed federate -c config.yaml --superlink {file.address} {bind}--ca ca.crt --certificate server.crt "
-        "--key server.key --node_keys node_keys.yaml --ckpt_path last"
+        f"lit-fed federate -c config.yaml --server {file.address} {bind}--ca ca.crt --certificate server.crt "
+        f"--key server.key --node_keys node_keys.yaml --revoked {REVOKED} --ckpt_path last"
     )
-    node_keys = "".join(f"{KEYS}/{site.name}.pub: {list(site.clients)}\n" for site in file.sites)
+    node_keys = "".join(f"{KEYS}/{site.name}.crt: {list(site.clients)}\n" for site in file.sites)
     return {"node_keys.yaml": _NODE_KEYS + node_keys} | _texts(
         _OF_SERVER, SERVER, command, what="server", address=file.address, port=file.port
     )
@@ -225,7 +238,7 @@ def _texts_of_site(file: FederationFile, site: Site) -> dict[str, str]:
     clients = f"{who} {', '.join(map(str, site.clients))}"
     command = (
         f'lit-fed node -c config.yaml --client_position "{json.dumps(site.clients, separators=(",", ":"))}" '
-        f"--superlink {file.address} --ca ca.crt --key node.key --state_dir state"
+        f"--server {file.address} --ca ca.crt --certificate node.crt --key node.key --state_dir state"
     )
     return _texts(_OF_SITE, site.name, command, what=clients, address=file.address, clients=clients)
 

@@ -22,17 +22,17 @@ _OF_CLIENT = """# Client {client}
 
 {holds} only this client's samples. On its machine, in the folder that holds this one{public}:
 
-    lit-fed node -c client_{client}/config.yaml --client {name} --superlink ADDRESS --state_dir node_{client} \\
-      --ca ca.crt --key node.key
+    lit-fed node -c client_{client}/config.yaml --client {name} --server ADDRESS --state_dir node_{client} \\
+      --ca ca.crt --certificate node.crt --key node.key
 
-`lit-fed provision` makes `ca.crt` and `node.key`. Where all ends are on one machine, both options may be left out.
+`lit-fed provision` makes these files. Where all ends are on one machine, the three options may be left out.
 """
 _OF_SERVER = """# The server
 
 {holds} the shared test set; without it only clients' metrics are reported. In the folder that holds this
 one{public}:
 
-    lit-fed federate -c server/config.yaml --superlink ADDRESS \\
+    lit-fed federate -c server/config.yaml --server ADDRESS \\
       --ca ca.crt --certificate server.crt --key server.key --node_keys node_keys.yaml
 
 `lit-fed provision` makes these files. Where all ends are on one machine, the four options may be left out.

@@ -1,96 +1,135 @@
-"""What an attacker has: sockets, what a node's key signs, and Flower's messages."""
+"""What an attacker has: sockets, HTTP/2's frames, and what a node's certificate opens."""
 
 from __future__ import annotations
 
-import http.client
 import os
+import queue
+import secrets
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lit_fed.deployment import fleet
-from lit_fed.deployment.keys import Signer
+from lit_fed.deployment.frames import METHOD, SERVICE, frames, options
+from lit_fed.deployment.security import Security
+from tests.deployment.serving_support import files
+
+import grpc  # isort: skip
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 8, 9
 
 
-def connected(keys: Path, address: str) -> ssl.SSLSocket:
-    """A connection with TLS; ``ca.crt`` is everybody's."""
+def http2(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
+    """A frame of HTTP/2, by RFC 9113, section 4.1."""
+    return struct.pack(">I", len(content))[1:] + struct.pack(">BBI", kind, flags, stream) + content
+
+
+def header(name: str, value: str) -> bytes:
+    """A literal header without indexing, by RFC 7541, section 6.2.2."""
+    return b"\0" + b"".join(_text(word.encode()) for word in (name, value))
+
+
+def _text(word: bytes) -> bytes:
+    if len(word) < 127:
+        return bytes([len(word)]) + word
+    rest, length = len(word) - 127, b"\x7f"
+    while rest >= 128:
+        length += bytes([rest % 128 + 128])
+        rest //= 128
+    return length + bytes([rest]) + word
+
+
+def request(boot: str = "", path: str = f"/{SERVICE}/{METHOD}") -> bytes:
+    """The headers that open a stream."""
+    found = {":method": "POST", ":scheme": "https", ":path": path, ":authority": "x"}
+    found |= {"content-type": "application/grpc", "boot": boot or secrets.token_hex(16)}
+    return b"".join(header(name, value) for name, value in found.items())
+
+
+def connected(keys: Path, address: str, name: str = "node_0", key: str | None = None) -> ssl.SSLSocket:
+    """A connection with TLS, and with a certificate unless the name is empty."""
     context = ssl.create_default_context(cafile=str(keys / "ca.crt"))
+    context.set_alpn_protocols(["h2"])
+    if name:
+        context.load_cert_chain(keys / f"{name}.crt", keys / f"{key or name}.key")
     host, port = address.split(":")
-    return context.wrap_socket(socket.create_connection((host, int(port)), timeout=20), server_hostname=host)
+    return context.wrap_socket(socket.create_connection((host, int(port)), timeout=10), server_hostname=host)
 
 
-def asked(keys: Path, address: str, head: str, headers: Mapping[str, str], body: bytes = b"") -> tuple[int, bytes]:
-    """The answer to a request, written as it is given: its status, and what it says."""
-    with connected(keys, address) as line:
-        return said_on(line, head, headers, body)
-
-
-def said_on(line: socket.socket, head: str, headers: Mapping[str, str], body: bytes = b"") -> tuple[int, bytes]:
-    """The same, on a connection; the status is 0 where it is closed without an answer."""
-    lines = [head, "Host: x", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+def sent_until_closed(line: ssl.SSLSocket, frame: Callable[[int], bytes], most: int) -> int:
+    """How many bytes of frames, made by their place, a peer takes before it closes the connection."""
+    sent, place = 0, 0
     with suppress(OSError):
-        line.sendall("\r\n".join(lines).encode("latin-1") + body)
-    answer = http.client.HTTPResponse(line)
-    try:
-        answer.begin()
-    except (http.client.HTTPException, OSError):
-        return 0, b""
-    return answer.status, answer.read()
+        while sent < most:
+            block = b""
+            while len(block) < 2**14:
+                block += frame(place)
+                place += 1
+            line.settimeout(2.0)
+            line.sendall(block)
+            sent += len(block)
+            line.setblocking(False)
+            with suppress(ssl.SSLWantReadError):
+                while True:
+                    if not line.recv(2**16):
+                        return sent
+    return sent
 
 
-def post(keys: Path, address: str, word: str, request: Any, signer: Signer | None) -> tuple[int, bytes]:
-    """One request of the Fleet API, signed or not."""
-    body = request.SerializeToString()
-    headers = {"content-length": str(len(body)), **(signer.headers() if signer else {})}
-    return asked(keys, address, f"POST {fleet.PREFIX}{word} HTTP/1.1", headers, body)
+def resident() -> int:
+    """Bytes of memory that this process uses."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Keyed:
-    """Who has a key, and follows no rule.
+    """Who has a certificate, and follows no rule.
 
     Args:
-        keys: The folder of keys.
+        keys: The folder of keys; None without TLS.
         address: Of the server.
-        name: Of the key.
+        name: Of the certificate.
     """
 
-    def __init__(self, keys: Path, address: str, name: str) -> None:
-        self.keys, self.address = keys, address
-        self.signer = Signer(str(keys / name))
-        self.pb = fleet.proto()
-        request = self.pb.ActivateNodeRequest(public_key=self.signer.public, heartbeat_interval=10)
-        status, content = self.post("activate-node", request)
-        assert status == 200, content
-        answer = self.pb.ActivateNodeResponse()
-        answer.ParseFromString(content)
-        self.node = answer.node_id
+    def __init__(self, keys: Path | None, address: str, name: str = "node_0", key: str | None = None) -> None:
+        security = Security() if keys is None else files(keys, name, key)
+        if security.is_on:
+            own = [*options(), ("grpc.use_local_subchannel_pool", 1)]
+            self.channel = grpc.secure_channel(address, security.of_node(), own)
+        else:
+            self.channel = grpc.insecure_channel(address, options())
+        self.boot = secrets.token_hex(16)
 
-    def post(self, word: str, request: Any) -> tuple[int, bytes]:
-        return post(self.keys, self.address, word, request, self.signer)
+    def attend(self, **metadata: Any) -> Stream:
+        """A stream."""
+        return Stream(self.channel, {"boot": self.boot} | metadata)
 
-    def me(self, node: int | None = None) -> Any:
-        return self.pb.Node(node_id=self.node if node is None else node)
 
-    def pulled(self) -> Any:
-        status, content = self.post("pull-messages", self.pb.PullMessagesRequest(node=self.me()))
-        assert status == 200
-        answer = self.pb.PullMessagesResponse()
-        answer.ParseFromString(content)
-        return answer
+class Stream:
+    """A stream on which anything is said."""
 
-    def pushed(self, parcel: fleet.Parcel, node: int | None = None) -> tuple[int, bytes]:
-        request = self.pb.PushMessagesRequest(
-            node=self.me(node), messages_list=[parcel.message], message_object_trees=[parcel.tree]
-        )
-        return self.post("push-messages", request)
+    def __init__(self, channel: grpc.Channel, metadata: dict[str, Any], method: str = f"/{SERVICE}/{METHOD}") -> None:
+        self.out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        said = tuple(metadata.items())
+        self.call = channel.stream_stream(method)(iter(self.out.get, None), metadata=said, timeout=30)
 
-    def reply(self, said: Any, blob: bytes = b"x", source: int | None = None, to: str | None = None) -> fleet.Parcel:
-        sender = self.node if source is None else source
-        about = fleet.about(said.run_id, sender, fleet.SERVER_ID, 60.0, said.message_id if to is None else to)
-        return fleet.pack(blob, about)
+    def send(self, message_id: int, blob: bytes) -> None:
+        for frame in frames(message_id, blob):
+            self.out.put(frame)
+
+    def is_open(self) -> bool:
+        return bool(dict(self.call.initial_metadata() or ()).get("session"))
+
+    def end(self) -> tuple[grpc.StatusCode, str]:
+        """How the server ends it."""
+        with suppress(grpc.RpcError):
+            for _ in self.call:
+                pass
+        self.out.put(None)
+        return self.call.code(), self.call.details()
 
 
 def listening(process: int | str) -> set[str]:
@@ -115,7 +154,7 @@ def _listening() -> Iterator[str]:
 
 
 @contextmanager
-def many(count: int) -> Iterator[list[socket.socket]]:
+def many() -> Iterator[list[socket.socket]]:
     """A list of sockets that are closed in the end."""
     found: list[socket.socket] = []
     try:

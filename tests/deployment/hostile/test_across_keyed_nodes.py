@@ -1,161 +1,245 @@
-"""Who has a key speaks for the node whose key it is, and for no other; what it sends is bounded."""
+"""Who has a certificate speaks for the node whose it is, and for no other; what it sends is bounded."""
 
 from __future__ import annotations
 
-import hashlib
-import os
+import random
+import struct
+import time
 from pathlib import Path
 
 import pytest
 
-from lit_fed.deployment import fleet, sessions
-from tests.deployment.hostile.support import Keyed, connected, many, said_on
-from tests.deployment.serving_support import free_address, served
+from lit_fed.deployment import frames
+from lit_fed.deployment.frames import CHUNK, GOODBYE, HEAD
+from lit_fed.deployment.grid import Reply
+from lit_fed.deployment.security import key_of
+from tests.deployment.hostile.support import (
+    CONTINUATION,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    Keyed,
+    connected,
+    header,
+    http2,
+    many,
+    request,
+    resident,
+    sent_until_closed,
+)
+from tests.deployment.serving_support import Echo, answer_of, free_address, of_node, served, until, working
 
-pytest.importorskip("flwr")
+import grpc  # isort: skip
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_a_node_speaks_for_no_other(keys: Path) -> None:
-    """Neither answers, asks, nor takes leave for it, nor gets at what is for it."""
-    address, pb = free_address(), fleet.proto()
+    """It gets no message of another, and its answers to them, whose ids are easy to guess, are ignored."""
+    address = free_address()
     with served(keys, address) as grid:
         honest, liar = Keyed(keys, address, "node_0"), Keyed(keys, address, "node_1")
-        message_id = grid.push(honest.node, b"secret")
+        liar.boot = honest.boot  # whose process it says that it is
+        one, other = honest.attend(), liar.attend()
+        assert one.is_open()
+        assert other.is_open()
+        numbers = {key: number for number, key in until(lambda: len(grid.nodes()) == 2 and grid.nodes()).items()}
+        first, second = (numbers[key_of((keys / f"{name}.crt").read_bytes())] for name in ("node_0", "node_1"))
+        secret, own = grid.push(first, b"secret"), grid.push(second, b"own")
+        assert next(other.call)[HEAD.size :] == b"own"
+        for message_id in (int(secret), GOODBYE - 1 + 2**64, 77):
+            other.send(message_id, b"a lie")
+        other.send(int(own), b"y")
+        (reply,) = until(lambda: list(grid.pull([own])))
+        assert reply.blob == b"y"
+        assert list(grid.pull([secret])) == []
+        assert next(one.call)[HEAD.size :] == b"secret"
+        one.send(int(secret), b"x")
+        (reply,) = until(lambda: list(grid.pull([secret])))
+        assert reply.blob == b"x"
+        other.send(GOODBYE, b"")  # takes its own leave, and no other's
+        assert until(lambda: list(grid.nodes()) == [first])
+
+
+def test_an_answer_counts_once(keys: Path) -> None:
+    address = free_address()
+    with served(keys, address) as grid:
+        stream = Keyed(keys, address).attend()
+        (found,) = until(grid.nodes)
+        message_id = grid.push(found, b"x")
+        for blob in (b"first", b"second", b"third" * CHUNK):
+            stream.send(int(message_id), blob)
+        last = grid.push(found, b"y")
+        stream.send(int(last), b"z")
+        until(lambda: list(grid.pull([last])) == [Reply(last, b"z")])
+        assert list(grid.pull([message_id])) == [Reply(message_id, b"first")]
         assert list(grid.pull([message_id])) == []
-        said, tree = (one[0] for one in (lambda p: (p.messages_list, p.message_object_trees))(honest.pulled()))
-        about = said.metadata
-        # a message with another's source, and its own answer to another's message
-        assert liar.pushed(liar.reply(about, source=honest.node)) == (403, b"the message belongs to another node")
-        assert liar.pushed(liar.reply(about)) == (404, b"the answer's message is unknown or expired")
-        assert liar.pushed(liar.reply(about, source=honest.node), node=honest.node)[0] == 403
-        for name in fleet.names(tree, 20):
-            request = pb.PullObjectRequest(node=liar.me(), run_id=about.run_id, object_id=name)
-            assert liar.post("pull-object", request) == (404, b"this node has no such object to fetch")
-            request.node.node_id = honest.node
-            assert liar.post("pull-object", request) == (403, b"the node's id does not belong to this key")
-        confirm = pb.ConfirmMessageReceivedRequest(node=liar.me(), message_object_id=about.message_id)
-        assert liar.post("confirm-message-received", confirm)[0] == 200  # of none of its own: nothing happens
-        others = {
-            "pull-messages": pb.PullMessagesRequest(node=liar.me(honest.node)),
-            "send-node-heartbeat": pb.SendNodeHeartbeatRequest(node=liar.me(honest.node), heartbeat_interval=10),
-            "deactivate-node": pb.DeactivateNodeRequest(node_id=honest.node),
-            "activate-node": pb.ActivateNodeRequest(public_key=honest.signer.public, heartbeat_interval=10),
-        }
-        for word, request in others.items():
-            assert liar.post(word, request)[0] == 403, word
-        assert set(grid.nodes()) == {honest.node, liar.node}
-        # the honest one has lost nothing
-        objects = {}
-        for name in fleet.names(tree, 20):
-            request = pb.PullObjectRequest(node=honest.me(), run_id=about.run_id, object_id=name)
-            status, content = honest.post("pull-object", request)
-            assert status == 200
-            objects[name] = pb.PullObjectResponse.FromString(content).object_content
-        assert fleet.unpack(about.message_id, objects, 2**20).endswith(b"secret")
-        assert honest.pushed(honest.reply(about))[0] == 200
+        assert grid._replies == {}
 
 
-def test_objects_that_nobody_asked_for_are_refused(keys: Path) -> None:
-    address, pb = free_address(), fleet.proto()
+@pytest.mark.parametrize(
+    "odd",
+    [
+        [b""],
+        [b"short"],
+        [HEAD.pack(1, 9) + b"x"],
+        [HEAD.pack(1, 3) + b"more than three"],
+        [HEAD.pack(1, 2 * CHUNK) + bytes(CHUNK), HEAD.pack(2, 2 * CHUNK) + bytes(CHUNK)],
+        [HEAD.pack(1, 2**60) + bytes(CHUNK)],
+    ],
+)
+def test_frames_that_make_no_sense_end_the_stream_and_fail_the_message(keys: Path, odd: list[bytes]) -> None:
+    address = free_address()
     with served(keys, address) as grid:
-        honest, liar = Keyed(keys, address, "node_0"), Keyed(keys, address, "node_1")
-        list(grid.pull([grid.push(honest.node, b"x"), grid.push(liar.node, b"y")]))
-        parcel = honest.reply(honest.pulled().messages_list[0].metadata)
-        assert honest.pushed(parcel)[0] == 200
-        name, content = next(iter(parcel.objects.items()))
-        for session_id, who in ((parcel.message_id, liar), ("", liar), ("", honest), ("x", honest)):
-            request = pb.PushObjectRequest(node=who.me(), object_id=name, object_content=content, session_id=session_id)
-            assert who.post("push-object", request) == (404, b"the object does not belong to an open upload")
-        request = pb.PushObjectRequest(
-            node=honest.me(), object_id=name, object_content=content + b"x", session_id=parcel.message_id
-        )
-        assert honest.post("push-object", request) == (400, b"an object does not match its hash; send it again")
+        liar = Keyed(keys, address)
+        stream = liar.attend()
+        (found,) = until(grid.nodes)
+        message_id = grid.push(found, b"x")
+        for frame in odd:
+            stream.out.put(frame)
+        code, why = stream.end()
+        assert code is INVALID
+        assert "\n" not in why
+        if len(odd[0]) >= HEAD.size:
+            (reply,) = grid.pull([message_id])
+            assert reply.error.startswith("its node's answer is dropped: ")
+        assert liar.attend().is_open()  # it may go on
+        assert list(grid.nodes()) == [found]
 
 
-def test_messages_that_make_no_sense_are_refused_and_cost_their_sender(keys: Path) -> None:
-    address, pb = free_address(), fleet.proto()
-    with served(keys, address) as grid:
-        liar = Keyed(keys, address, "node_0")
-        message_id = grid.push(liar.node, b"x")
-        list(grid.pull([message_id]))
-        about = liar.pulled().messages_list[0].metadata
-        parcel = liar.reply(about)
-        deep = pb.ObjectTree(object_id="0" * 64)
-        for _ in range(60):
-            deep = pb.ObjectTree(object_id="0" * 64, children=[deep])
-        wide = pb.ObjectTree(
-            object_id=parcel.message_id, children=[pb.ObjectTree(object_id=f"{n:064x}") for n in range(3000)]
-        )
-        named = pb.ObjectTree(object_id="../../x")
-        for tree in (deep, wide, named):
-            assert liar.pushed(fleet.Parcel(parcel.message, tree, {}))[0] == 400
-        for request in (
-            pb.PushMessagesRequest(node=liar.me()),
-            pb.PushMessagesRequest(
-                node=liar.me(), messages_list=[parcel.message] * 2, message_object_trees=[parcel.tree] * 2
-            ),
-        ):
-            assert liar.post("push-messages", request)[0] == 400
-        for word in fleet.REQUESTS:
-            if word != "register-node":
-                body = os.urandom(300)
-                with connected(keys, address) as line:
-                    headers = {"content-length": "300", **liar.signer.headers()}
-                    assert said_on(line, f"POST {fleet.PREFIX}{word} HTTP/1.1", headers, body)[0] in (400, 403)
-        # an answer whose objects are none: that of this node has failed, in a line
-        odd = b"Message  1\0x"
-        root = hashlib.sha256(odd).hexdigest()
-        parcel.message.metadata.message_id = root
-        assert liar.pushed(fleet.Parcel(parcel.message, pb.ObjectTree(object_id=root), {}))[0] == 200
-        request = pb.PushObjectRequest(node=liar.me(), object_id=root, object_content=odd, session_id=root)
-        assert liar.post("push-object", request)[0] == 200
-        (reply,) = grid.pull([message_id])
-        assert reply.error == "the objects of a message are malformed; run the same lit_fed on both ends"
-
-
-def test_what_a_node_has_at_the_server_is_bounded(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two unfinished answers of 3 MiB of which the second is over 5 MiB together; nothing of them stays."""
-    monkeypatch.setattr(sessions, "LEAST_HELD_BYTES", 5 * 2**20)
-    address, pb = free_address(), fleet.proto()
-    with served(keys, address, limit=1) as grid:
-        liar = Keyed(keys, address, "node_0")
-        ids = [grid.push(liar.node, bytes(2**26)) for _ in range(2)]
-        list(grid.pull(ids))
-        statuses = []
-        for about in [out.parcel.message.metadata for out in grid.sessions.by_node[liar.node].out.values()]:
-            parcel = liar.reply(about, os.urandom(3 * 2**20))
-            assert liar.pushed(parcel)[0] == 200
-            name, content = next(iter(parcel.objects.items()))
-            request = pb.PushObjectRequest(
-                node=liar.me(), object_id=name, object_content=content, session_id=parcel.message_id
-            )
-            statuses.append(liar.post("push-object", request)[0])
-        assert statuses == [200, 413]
-        assert grid.sessions.by_node[liar.node].held < 4 * 2**20
-
-
-def test_a_node_has_few_connections(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_fed.deployment.gate.MOST_LINES", 3)
-    address, pb = free_address(), fleet.proto()
-    with served(keys, address), many(5) as lines:
-        node = Keyed(keys, address, "node_0")
-        body = pb.SendNodeHeartbeatRequest(node=node.me(), heartbeat_interval=10).SerializeToString()
-        found = []
-        for _ in range(5):
-            lines.append(connected(keys, address))
-            headers = {"content-length": str(len(body)), **node.signer.headers()}
-            found.append(said_on(lines[-1], f"POST {fleet.PREFIX}send-node-heartbeat HTTP/1.1", headers, body)[0])
-        assert found == [200, 200, 200, 429, 429]
-
-
-def test_a_connection_is_one_nodes(keys: Path) -> None:
-    address, pb = free_address(), fleet.proto()
+def test_a_frame_over_its_size_is_not_read(keys: Path) -> None:
+    address = free_address()
     with served(keys, address):
-        one, other = Keyed(keys, address, "node_0"), Keyed(keys, address, "node_1")
-        with connected(keys, address) as line:
-            found = []
-            for node in (one, one, other):
-                body = pb.SendNodeHeartbeatRequest(node=node.me(), heartbeat_interval=10).SerializeToString()
-                headers = {"content-length": str(len(body)), **node.signer.headers()}
-                found.append(said_on(line, f"POST {fleet.PREFIX}send-node-heartbeat HTTP/1.1", headers, body)[0])
-            assert found == [200, 200, 429]
+        stream = Keyed(keys, address).attend()
+        stream.out.put(HEAD.pack(1, CHUNK + 1) + bytes(CHUNK + 1))
+        assert stream.end()[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_thousand_halves_of_messages_leave_nothing(keys: Path) -> None:
+    """Of 100 MB each, of which 1 MB is sent."""
+    address = free_address()
+    with served(keys, address) as grid:
+        liar = Keyed(keys, address)
+        kept = liar.attend()
+        assert kept.is_open()
+        (found,) = until(grid.nodes)
+        message_id, before = grid.push(found, b"x"), resident()
+        for _ in range(1_000):
+            stream = liar.attend()
+            stream.out.put(HEAD.pack(int(message_id), 10**8) + bytes(CHUNK))
+            stream.is_open()
+            stream.out.put(None)
+            stream.call.cancel()
+        assert resident() - before < 100 * 2**20
+        assert list(grid.nodes()) == [found]
+        stream = liar.attend()
+        stream.send(int(message_id), b"y")
+        assert until(lambda: list(grid.pull([message_id]))) == [Reply(message_id, b"y")]
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"boot": ""}, {"boot": "../x"}, {"boot": "A" * 32}, {"boot": "0" * 33}, {"boot-bin": b"\0"}]
+)
+def test_a_process_without_an_id_is_refused(keys: Path, metadata: dict[str, str | bytes]) -> None:
+    address = free_address()
+    with served(keys, address) as grid:
+        liar = Keyed(keys, address)
+        if "boot-bin" in metadata:
+            liar.boot = ""
+        code, why = liar.attend(**metadata).end()
+        assert (code, why) == (INVALID, "the node's id is malformed; run the same lit_fed")
+        assert grid.nodes() == {}
+
+
+def test_metadata_are_bounded(keys: Path) -> None:
+    address = free_address()
+    with served(keys, address) as grid, working(Echo(), address, of_node(keys, "node_1")):
+        (honest,) = until(grid.nodes)
+        for metadata in ({"x": "y" * 10_000}, {f"x{place}": "y" * 100 for place in range(100)}):
+            code, _ = Keyed(keys, address).attend(**metadata).end()
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert answer_of(grid, honest, b"x").blob == b"x"
+
+
+FLOODS = {
+    # streams that are opened and reset at once: CVE-2023-44487
+    "rapid reset": lambda place: (
+        http2(HEADERS, 4, 2 * place + 1, request()) + http2(RST_STREAM, 0, 2 * place + 1, b"\0\0\0\x08")
+    ),
+    "streams": lambda place: http2(HEADERS, 4, 2 * place + 1, request()),
+    "settings": lambda place: http2(SETTINGS, 0, 0, struct.pack(">HI", 3, 100)),
+    "pings": lambda place: http2(PING, 0, 0, bytes(8)),
+    # headers without an end: CVE-2024-27316
+    "continuation": lambda place: (
+        http2(CONTINUATION, 0, 1, header(f"x{place}", "y" * 1000)) if place else http2(HEADERS, 0, 1, request())
+    ),
+}  # fmt: skip
+
+
+ENDED = ("pings",)  # floods for which the server closes the connection; what it keeps of the others does not grow
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_a_flood_of_http_2_frames_is_bounded_and_others_are_served(keys: Path, flood: str) -> None:
+    """Connections of one node send until they are closed, or 2 MB each."""
+    address = free_address()
+    with served(keys, address) as grid, working(Echo(), address, of_node(keys, "node_1")), many() as lines:
+        (honest,) = until(grid.nodes)
+        before, frame = resident(), FLOODS[flood]
+        for _ in range(3 if flood in ENDED else 20):
+            line = connected(keys, address)
+            lines.append(line)
+            line.sendall(PREFACE + http2(SETTINGS, 0, 0))
+            sent = sent_until_closed(line, frame, 2**26 if flood in ENDED else 2**21)
+            begun = time.monotonic()
+            assert answer_of(grid, honest, b"x").blob == b"x"
+            assert time.monotonic() < begun + 3
+            if flood in ENDED:
+                assert sent < 2**23
+        assert resident() - before < 200 * 2**20
+        assert honest in grid.nodes()
+
+
+def test_a_node_has_one_stream_and_few_connections_without_one(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "IDLE_S", 2.0)
+    address = free_address()
+    with served(keys, address) as grid, many() as lines:
+        one, other = Keyed(keys, address), Keyed(keys, address)
+        first = one.attend()
+        assert first.is_open()
+        assert other.attend().end()[0] is grpc.StatusCode.ALREADY_EXISTS
+        second = one.attend()
+        assert second.is_open()
+        assert first.end() == (grpc.StatusCode.ABORTED, "the node opened another stream")
+        assert len(grid.nodes()) == 1
+        for _ in range(20):
+            lines.append(connected(keys, address))
+            lines[-1].sendall(PREFACE + http2(SETTINGS, 0, 0))
+        assert all(sent_until_closed(line, lambda _: http2(SETTINGS, 1, 0), 2**10) >= 0 for line in lines)
+        for line in lines:
+            line.settimeout(10)
+            while line.recv(2**12):
+                pass
+        assert len(grid.nodes()) == 1
+
+
+def test_random_frames_end_in_a_line_and_harm_nobody(keys: Path) -> None:
+    """200 streams of one node say anything, with the right ids now and then."""
+    draw, address = random.Random(3), free_address()
+    with served(keys, address) as grid, working(Echo(), address, of_node(keys, "node_1")):
+        (honest,) = until(grid.nodes)
+        liar = Keyed(keys, address)
+        for _ in range(200):
+            stream = liar.attend()
+            until(lambda: len(grid.nodes()) == 2)
+            message_id = grid.push(next(one for one in grid.nodes() if one != honest), b"x")
+            for _ in range(draw.randint(1, 4)):
+                head = HEAD.pack(int(message_id), draw.choice([0, 5, 2**20, 2**40]))
+                stream.out.put(
+                    draw.choice([head, b"", draw.randbytes(16)]) + draw.randbytes(draw.choice([0, 5, 2**10]))
+                )
+            stream.out.put(None)
+            assert "\n" not in stream.end()[1]
+        assert answer_of(grid, honest, b"x").blob == b"x"

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr")
-
 from lit_fed.deployment import executor
 from lit_fed.deployment.executor import Patience
-from lit_fed.deployment.node_keys import read_node_keys
+from lit_fed.deployment.node_keys import NodeKeys
 from lit_fed.deployment.roster import Gathering
 from lit_fed.deployment.server import federate
 from lit_fed.deployment.wire import Message, decode
@@ -55,11 +53,11 @@ def test_every_lie_over_tls_is_the_failure_of_the_node_that_tells_it(
             return written(said) if isinstance(said, Message) else said
 
     made, *parts = make(tmp_path)
-    address, bound = free_address(), read_node_keys(keys / "node_keys.yaml")
+    address, bound = free_address(), NodeKeys(keys / "node_keys.yaml")
     with ExitStack() as stack:
         for node in nodes:
             stack.enter_context(node.at_work())
-        grid = stack.enter_context(served(keys, address))
+        grid = stack.enter_context(served(keys, address, node_keys=bound))
         for name, handle in (("node_0", honest), ("node_1", lying)):
             stack.enter_context(working(Echo(handle), address, of_node(keys, name)))
         federate(grid, made, *parts, patience=Patience(round_s=60), gathering=Gathering(60), node_clients=bound)
@@ -75,10 +73,10 @@ def test_a_key_speaks_for_its_own_clients_only(keys: Path, tmp_path: Path) -> No
     """Node 1, whose key is that of client 1, says that it is client 0 as well; node 0 is let in beside it."""
     nodes = nodes_of(small(), tmp_path, [[0], [0, 1]])
     made, *parts = small()(tmp_path)
-    address, bound = free_address(), read_node_keys(keys / "node_keys.yaml")
+    address, bound = free_address(), NodeKeys(keys / "node_keys.yaml")
     words = r"for client 1 within 4 s.*refused: node \d+ claims client 0, and its key is for client 1; correct its"
     with ExitStack() as stack:
-        grid = stack.enter_context(served(keys, address))
+        grid = stack.enter_context(served(keys, address, node_keys=bound))
         for name, node in (("node_1", nodes[1]), ("node_0", nodes[0])):
             stack.enter_context(working(Echo(node.handle), address, of_node(keys, name)))
         with pytest.raises(ConfigError, match=words):

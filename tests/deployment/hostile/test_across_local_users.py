@@ -15,8 +15,6 @@ from tests.deployment.hostile.support import listening
 from tests.deployment.serving_support import free_address, of_node, served, until
 from tests.support import ROOT
 
-pytest.importorskip("flwr")
-
 NOBODY = 65534
 
 
@@ -30,7 +28,8 @@ def test_another_user_finds_nothing_on_a_node(keys: Path, tmp_path: Path) -> Non
             parent.chmod(parent.stat().st_mode | 0o005)
     address, state, security = free_address(), tmp_path / "state", of_node(keys)
     words = [sys.executable, str(ROOT / "cli.py"), "node", "-c", str(ROOT / "configs/quickstart.yaml"), "--client", "0"]
-    words += ["--superlink", address, "--ca", str(security.ca), "--key", str(security.key), "--state_dir", str(state)]
+    words += ["--server", address, "--ca", str(security.ca), "--certificate", str(security.certificate)]
+    words += ["--key", str(security.key), "--state_dir", str(state)]
     with served(keys, address) as grid, open(tmp_path / "log", "wb") as log:
         node = subprocess.Popen(words, stdout=log, stderr=log, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
         try:

@@ -1,229 +1,174 @@
-"""Who has no key, with ``ca.crt`` or without, gets no further than the door, and keeps nobody else out of it."""
+"""Who has no certificate that the server accepts gets no further than the handshake, and keeps nobody else out."""
 
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from lit_fed.deployment import fleet
-from lit_fed.deployment.keys import Signer
-from tests.deployment.hostile.support import Keyed, asked, connected, listening, many, post, said_on
+from lit_fed.deployment import calling, frames, node_keys
+from lit_fed.deployment.node_keys import NodeKeys
+from lit_fed.deployment.security import key_of
+from tests.deployment.hostile.support import PREFACE, SETTINGS, Keyed, connected, http2, listening, many, resident
 from tests.deployment.serving_support import Echo, answer_of, free_address, of_node, served, until, working
 
-pytest.importorskip("flwr")
-
-PATHS = [f"{fleet.PREFIX}{word}" for word in fleet.REQUESTS if word != "register-node"]
-ELSEWHERE = [
-    "/", "/health", "/docs", "/openapi.json", "/v1/control/start-run", "/v1/control/list-runs",
-    "/v1/control/stream-logs", "/v1/control/pull-artifacts", "/v1/control/register-node", "/v1/control/stop-run",
-    "/v1/runtime/acquire-task", "/v1/runtime/push-task-output", "/v1/runtime/get-nodes", "/v1/runtime/pull-messages",
-    "/v1/fleet/register-node", "/v1/fleet/unregister-node", "/v1/fleet/get-run", "/v1/fleet/get-fab", "/v1/fleet/",
-    "/v1/fleet", "/v1/fleet/../control/start-run", "/v1/fleet/%2e%2e/control/start-run", "//v1/control/start-run",
-    "/v1/fleet/pull-messages/", "/v1/fleet/pull-messages?x=1", "/v1/fleet/pull-messages#x", "/V1/fleet/pull-messages",
-    "/v1/fleet//pull-messages", "/v1/fleet/pull-messages%00", "/v1/fleet/pull-messages;x",
-    "/v1/fleet/./pull-messages", "http://127.0.0.1/v1/fleet/pull-messages", "http://elsewhere/v1/control/start-run",
-    "*", "/v1/fleet/ActivateNode",
-]  # fmt: skip
+import grpc  # isort: skip
 
 
-def test_without_a_key_nothing_is_answered(keys: Path) -> None:
+def said_to(keys: Path, address: str, name: str, key: str | None = None) -> bytes:
+    """What the server says to a client of HTTP/2 with a certificate, beyond the handshake."""
+    with suppress(OSError), connected(keys, address, name, key) as line:
+        line.sendall(PREFACE + http2(SETTINGS, 0, 0))
+        return line.recv(2**10)
+    return b""
+
+
+def test_without_a_certificate_of_the_authority_nothing_is_answered(keys: Path) -> None:
+    """Not a byte of HTTP/2, and no handler runs; a certificate for servers is none for nodes."""
     address = free_address()
     with served(keys, address) as grid:
-        for path in PATHS:
-            assert asked(keys, address, f"POST {path} HTTP/1.1", {"content-length": "0"}) == (401, b"")
-            for method in ("GET", "PUT", "DELETE", "OPTIONS", "HEAD", "PRI"):
-                assert asked(keys, address, f"{method} {path} HTTP/1.1", {})[0] == 404
+        assert said_to(keys, address, "node_0")
+        outsiders = (("", None), ("foreign_node", "node_0"), ("expired", "node_0"), ("server", None))
+        assert [said_to(keys, address, *one) for one in outsiders] == [b""] * 4
+        for name, key in outsiders[1:]:
+            code, _ = Keyed(keys, address, name, key).attend().end()
+            assert code is grpc.StatusCode.UNAVAILABLE, name
         assert grid.nodes() == {}
 
 
-@pytest.mark.parametrize("who", ["nobody", "a stranger", "a node"])
-def test_there_is_nothing_but_the_fleet_api(keys: Path, who: str) -> None:
+def test_what_is_no_tls_is_not_answered(keys: Path) -> None:
+    address = free_address()
+    with served(keys, address), socket.create_connection(address.split(":"), timeout=20) as line:  # type: ignore[arg-type]
+        line.sendall(PREFACE + http2(SETTINGS, 0, 0))
+        with suppress(ConnectionError):
+            assert line.recv(2**10) == b""
+
+
+def test_tls_is_1_3_on_both_ends(keys: Path) -> None:
+    """No setting of gRPC asks for it, see `lit_fed.deployment.frames`."""
+    address = free_address()
+    host, port = address.split(":")
+    with served(keys, address):
+        for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+            context = ssl.create_default_context(cafile=str(keys / "ca.crt"))
+            context.load_cert_chain(keys / "node_0.crt", keys / "node_0.key")
+            context.set_alpn_protocols(["h2"])
+            context.maximum_version = version
+            with socket.create_connection((host, int(port)), timeout=10) as line:
+                if version is ssl.TLSVersion.TLSv1_3:
+                    assert context.wrap_socket(line, server_hostname=host).version() == "TLSv1.3"
+                    continue
+                with pytest.raises((ssl.SSLError, ConnectionError)):
+                    context.wrap_socket(line, server_hostname=host)
+    with socket.create_server((host, 0)) as door:
+        old = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        old.load_cert_chain(keys / "server.crt", keys / "server.key")
+        old.set_alpn_protocols(["h2"])
+        node = Keyed(keys, f"{host}:{door.getsockname()[1]}").attend()
+        line, _ = door.accept()
+        with line, pytest.raises((ssl.SSLError, ConnectionError)):
+            old.wrap_socket(line, server_side=True)
+        node.call.cancel()
+
+
+def test_a_certificate_whose_key_is_not_registered_opens_nothing(keys: Path) -> None:
+    address = free_address()
+    with served(keys, address) as grid:
+        code, why = Keyed(keys, address, "stranger").attend().end()
+        assert (code, why[:31]) == (
+            grid_refuses := grpc.StatusCode.PERMISSION_DENIED,
+            "the server does not know its ke",
+        )
+        assert grid_refuses is code
+        assert grid.nodes() == {}
+
+
+def test_a_revoked_key_loses_its_stream_and_gets_no_other(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the server runs, and the other node goes on."""
+    monkeypatch.setattr(node_keys, "_LOOK_S", 0.1)
+    monkeypatch.setattr(calling, "_LET_IN_S", 0.5)
+    address, revoked = free_address(), tmp_path / "revoked.txt"
+    revoked.touch()
+    bound, thief = (
+        NodeKeys(keys / "node_keys.yaml", revoked, lambda line: None),
+        Echo(lambda blob: time.sleep(9) or blob),
+    )
+    with served(keys, address, node_keys=bound) as grid, working(Echo(), address, of_node(keys, "node_1")):
+        (honest,) = until(grid.nodes)
+        with working(thief, address, of_node(keys)):
+            until(lambda: len(grid.nodes()) == 2)
+            message_id = grid.push(next(one for one in grid.nodes() if one != honest), b"x")
+            revoked.write_text(key_of((keys / "node_0.crt").read_bytes()))
+            (reply,) = until(lambda: list(grid.pull([message_id])), 5)
+            assert reply.error.startswith("the server does not know its key")
+            assert list(grid.nodes()) == [honest]
+            until(lambda: "rejects this node" in thief.said[-1], 20)
+        assert answer_of(grid, honest, b"x").blob == b"x"
+
+
+def test_there_is_nothing_but_attend(keys: Path) -> None:
+    """Of gRPC's own services, too: reflection, health and channelz."""
     address = free_address()
     with served(keys, address):
-        signer = {"nobody": None, "a stranger": Signer(str(keys / "stranger")), "a node": Signer(str(keys / "node_0"))}[
-            who
-        ]
-        for path in ELSEWHERE:
-            headers = {"content-length": "0", **(signer.headers() if signer else {})}
-            for method in ("POST", "GET"):
-                assert asked(keys, address, f"{method} {path} HTTP/1.1", headers)[0] == 404, path
+        node = Keyed(keys, address)
+        for method in (
+            "/", "/lit_fed.Federation/Other", "/lit_fed.Federation/attend", "/lit_fed.Federation/Attend/",
+            "/x.Y/Attend", "/grpc.health.v1.Health/Check", "/grpc.channelz.v1.Channelz/GetServers",
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        ):  # fmt: skip
+            stream = node.attend()
+            stream.call.cancel()
+            with pytest.raises(grpc.RpcError) as told:
+                node.channel.unary_unary(method)(b"", timeout=10)
+            assert told.value.code() is grpc.StatusCode.UNIMPLEMENTED, method
 
 
 def test_one_port_is_open_and_nothing_else(keys: Path) -> None:
     address, before = free_address(), listening("self")
     with served(keys, address), working(Echo(), address, of_node(keys)):
         (one,) = listening("self") - before
-        assert one.split()[1] == f"0100007F:{int(address.split(':')[1]):04X}"
+        assert one.split()[1].endswith(f":{int(address.split(':')[1]):04X}")
 
 
-def test_what_is_no_tls_is_not_answered(keys: Path) -> None:
-    address = free_address()
-    with served(keys, address), socket.create_connection(address.split(":"), timeout=20) as line:  # type: ignore[arg-type]
-        assert said_on(line, f"POST {PATHS[0]} HTTP/1.1", {"content-length": "0"})[0] == 0
-
-
-def test_an_own_key_opens_nothing(keys: Path) -> None:
-    address, stranger = free_address(), Signer(str(keys / "stranger"))
-    pb = fleet.proto()
-    with served(keys, address) as grid:
-        request = pb.ActivateNodeRequest(public_key=stranger.public, heartbeat_interval=10)
-        assert post(keys, address, "activate-node", request, stranger) == (401, b"")
-        honest = Signer(str(keys / "node_0"))
-        forged = {**stranger.headers(), fleet.KEY: honest.headers()[fleet.KEY]}
-        assert asked(keys, address, f"POST {PATHS[0]} HTTP/1.1", {"content-length": "0", **forged})[0] == 401
-        assert grid.nodes() == {}
-
-
-@pytest.mark.parametrize("age", [0.0, 61.0, 300.0, -61.0])
-def test_a_signature_is_of_one_request(keys: Path, monkeypatch: pytest.MonkeyPatch, age: float) -> None:
-    """Who has seen a node's request can make no other of it, at once or later."""
-    from datetime import datetime, timedelta
-
-    class Then(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> Any:
-            return datetime.now(tz) - timedelta(seconds=age)
-
-    address, node = free_address(), Signer(str(keys / "node_0"))
-    with served(keys, address) as grid:
-        monkeypatch.setattr("lit_fed.deployment.keys.datetime", Then)
-        body = fleet.proto().ActivateNodeRequest(public_key=node.public, heartbeat_interval=10).SerializeToString()
-        headers = {"content-length": str(len(body)), **node.headers()}
-        head = f"POST {fleet.PREFIX}activate-node HTTP/1.1"
-        found = [asked(keys, address, head, headers, body)[0] for _ in range(2)]
-        assert found == ([401, 401] if age else [200, 401])
-        assert len(grid.nodes()) == (not age)
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        {"flwr-public-key": "x"}, {"flwr-public-key": ""}, {"flwr-signature": "AAAA"}, {"flwr-signature": "é"},
-        {"flwr-timestamp": "now"}, {"flwr-timestamp": "2026-01-01"}, {"flwr-timestamp": "9" * 5000},
-        {"flwr-public-key": "QUJD" * 1000},
-    ],
-)  # fmt: skip
-def test_headers_that_are_none_are_refused(keys: Path, odd: dict[str, str]) -> None:
-    address = free_address()
-    with served(keys, address):
-        headers = {"content-length": "0", **Signer(str(keys / "node_0")).headers(), **odd}
-        assert asked(keys, address, f"POST {PATHS[0]} HTTP/1.1", headers)[0] == 401
-
-
-def test_a_body_is_not_read_before_its_size_and_key_are_looked_at(keys: Path) -> None:
-    """What fits into the buffers of two sockets is sent, of 1.2 GiB, and nothing is kept of it."""
-    address, node = free_address(), Signer(str(keys / "node_0"))
-    head = f"POST {fleet.PREFIX}push-object HTTP/1.1"
-    with served(keys, address):
-        for headers, expected in (({}, 401), (node.headers(), 413)):
-            with connected(keys, address) as line:
-                line.settimeout(5)
-                lines = [
-                    head,
-                    "Host: x",
-                    "content-length: 1288490188",
-                    *(f"{k}: {v}" for k, v in headers.items()),
-                    "",
-                    "",
-                ]
-                line.sendall("\r\n".join(lines).encode())
-                assert f" {expected} " in line.recv(2**12).decode("latin-1").splitlines()[0]
-                sent = 0
-                with suppress(OSError):
-                    while sent < 2**27:
-                        line.sendall(bytes(2**16))
-                        sent += 2**16
-                assert sent < 2**24
-        for headers, expected in (
-            ({"content-length": "5246977"}, 413),
-            ({}, 411),
-            ({"transfer-encoding": "chunked"}, 411),
-            ({"content-length": "-1"}, 0),  # h11's own reader hangs up
-            ({"content-length": "9" * 50}, 0),
-        ):
-            assert asked(keys, address, head, {**headers, **node.headers()})[0] == expected
-        assert (
-            asked(keys, address, head.replace("object", "messages"), {"content-length": "262145", **node.headers()})[0]
-            == 413
-        )
-
-
-def test_headers_without_end_are_not_read(keys: Path) -> None:
-    address = free_address()
-    with served(keys, address), connected(keys, address) as line:
-        line.settimeout(5)
-        line.sendall(f"POST {PATHS[0]} HTTP/1.1\r\n".encode())
-        sent = 0
-        with suppress(OSError):
-            while sent < 2**26:
-                line.sendall(b"x: " + b"y" * 1000 + b"\r\n")
-                sent += 1005
-        assert sent < 2**24
-
-
-def test_two_headers_of_a_name_are_refused(keys: Path) -> None:
-    address, node = free_address(), Signer(str(keys / "node_0"))
-    with served(keys, address):
-        headers = {"content-length": "0", **node.headers(), fleet.KEY.upper(): "x"}
-        assert asked(keys, address, f"POST {PATHS[0]} HTTP/1.1", headers)[0] == 400
-
-
-@pytest.mark.long
-def test_who_says_nothing_keeps_nobody_out_and_is_hung_up_on(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """700 TCP, 200 TLS, 100 half requests and a drip; meanwhile a node comes and works."""
-    monkeypatch.setattr("lit_fed.deployment.gate.FIRST_REQUEST_S", 10.0)
-    monkeypatch.setattr("lit_fed.deployment.serving._HANDSHAKE_S", 10.0)
+def test_who_says_nothing_or_little_keeps_nobody_out_and_is_hung_up_on(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2,000 who connect and wait, one who sends a byte now and then, and one who never ends its first message."""
+    monkeypatch.setattr(frames, "HANDSHAKE_S", 4.0)
     address = free_address()
     host, port = address.split(":")
-    with served(keys, address) as grid, many(1000) as lines:
-        for _ in range(700):
-            lines.append(socket.create_connection((host, int(port)), timeout=20))
-        for place in range(300):
-            lines.append(connected(keys, address))
-            if place % 3 == 0:
-                lines[-1].sendall(f"POST {PATHS[0]} HTTP/1.1\r\nHost: x\r\n".encode())
-        begun = time.monotonic()
-        with working(Echo(), address, of_node(keys)):
-            (found,) = until(grid.nodes)
-            for _ in range(20):
-                assert answer_of(grid, found, b"x" * 1000).blob == b"x" * 1000
-            assert time.monotonic() < begun + 15  # of a loaded machine; alone it takes one
-            drip = connected(keys, address)
-            lines.append(drip)
-            with suppress(OSError):
-                while time.monotonic() < begun + 45:
-                    drip.sendall(b"P")
-                    time.sleep(0.2)
-            assert 9 < time.monotonic() - begun < 40
-            for one in lines:
-                one.settimeout(5)
-                with suppress(ConnectionError):
-                    assert one.recv(1) == b""
-            assert answer_of(grid, found, b"x").blob == b"x"
-
-
-def test_many_who_say_nothing_take_each_others_place(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_fed.deployment.gate.MOST_STRANGERS", 5)
-    address = free_address()
-    with served(keys, address) as grid, many(20) as lines, working(Echo(), address, of_node(keys)):
+    with served(keys, address) as grid, working(Echo(), address, of_node(keys)), many() as lines:
         (found,) = until(grid.nodes)
-        for _ in range(20):
-            lines.append(connected(keys, address))
-        time.sleep(0.5)
-        open_lines = 0
-        for one in lines:
-            one.settimeout(0.05)
-            try:
-                open_lines += one.recv(1) != b""
-            except TimeoutError:
-                open_lines += 1
-            except OSError:
-                continue
-        assert open_lines == 5
+        before = resident()
+        for _ in range(2_000):
+            lines.append(socket.create_connection((host, int(port)), timeout=20))
         assert answer_of(grid, found, b"x").blob == b"x"
-        assert Keyed(keys, address, "node_1").node in grid.nodes()
+        with working(Echo(), address, of_node(keys, "node_1")):
+            until(lambda: len(grid.nodes()) == 2)
+        drip, flood = (socket.create_connection((host, int(port)), timeout=20) for _ in range(2))
+        begun = time.monotonic()
+        with drip, suppress(OSError):
+            while time.monotonic() < begun + 20:
+                drip.sendall(b"\x16")
+                time.sleep(0.2)
+        assert time.monotonic() < begun + 10
+        sent = 0
+        with flood, suppress(OSError):  # records of a ClientHello that says that it has 16 MB
+            flood.sendall(b"\x16\x03\x01\x40\x00\x01\xff\xff\xff" + bytes(2**14 - 4))
+            while sent < 2**27:
+                flood.sendall(b"\x16\x03\x01\x40\x00" + bytes(2**14))
+                sent += 2**14
+        assert sent < 2**25
+        assert resident() - before < 300 * 2**20
+        for one in lines:
+            one.settimeout(20)
+            with suppress(ConnectionError):
+                assert one.recv(1) == b""
+        assert answer_of(grid, found, b"x").blob == b"x"
