@@ -37,7 +37,7 @@ class Facts:
         algorithm: The method's settings.
         training: Settings of local training.
         clients: Counts of clients and samples, from the run's folder; empty of a private run.
-        partition_sha256: Fingerprint of the partition; None of a private run, which could be asked by it whose data it had.
+        partition_sha256: Fingerprint of the partition; None of a private run, for it confirms a guess at clients' data.
         metrics: Protocols' metrics of the checkpoint's round.
         evaluated_on: ``test`` or ``validation``.
         preprocessing: Steps from stored inputs to the network; None for code of the data module.

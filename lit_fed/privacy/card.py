@@ -15,8 +15,8 @@ Metrics of clients and means over them, counts, and who took part were not writt
 updates before the sum was not private against the server itself.
 """
 _STATES = """\
-The states that clients keep between rounds, the table of them and the data's fingerprints (`checkpoints/clients/`) are not
-private. The metrics `global/…` are
+The states that clients keep between rounds, the table of them and the data's fingerprints (`checkpoints/clients/`) are
+not private. The metrics `global/…` are
 computed on the shared test set, which is protected only if it comes from none of the clients.
 """
 

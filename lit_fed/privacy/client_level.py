@@ -131,8 +131,8 @@ class ClientLevel(Privacy):
             raise ConfigError(f"trainer.privacy cannot add noise to {odd[0]!r}, which holds whole numbers")
         if (mixed := around.data.mixed_by) is not None:
             raise ConfigError(
-                f"trainer.privacy bounds a client's own update, and {mixed} draws from all clients' samples at once, so "
-                "that one client changes which samples the others train on; leave it out"
+                f"trainer.privacy bounds a client's own update, and {mixed} draws from all clients' samples at once, "
+                "so that one client changes which samples the others train on; leave it out"
             )
         if around.participation.by_data:
             raise ConfigError(
@@ -329,7 +329,9 @@ class ClientLevel(Privacy):
     def seal(self, content: Iterable[bytes]) -> str:
         """See `Wrapper.seal`: by the run's key; a `ConfigError` before `prepare`."""
         if self._key is None:
-            raise ConfigError("trainer.privacy: this trainer has not trained, and has no key; copy the checkpoint's file")
+            raise ConfigError(
+                "trainer.privacy: this trainer has not trained, and has no key; copy the checkpoint's file"
+            )
         return self._key.seal(content)
 
     def card(self, kept: Mapping[str, Any]) -> str:

@@ -1,12 +1,11 @@
 """Neighbouring populations: what one client holds changes no other client's update in a bit, or the run is refused.
 
-The accountant bounds a client's own clipped update. It says nothing of what a client does to the data, the splits or the
-computation of others.
+The accountant bounds a client's own clipped update. It says nothing of what a client does to the data, the
+splits or the computation of others.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,8 @@ from torch import Tensor
 import lit_fed.methods
 from lit_fed.algorithm import ClientUpdate
 from lit_fed.callbacks import Callback, Run
-from lit_fed.data.partitions.csr import CSR, IntArray
 from lit_fed.data import ArrayFile, ClientArrays, ClientFolders, ClientPoses, FederatedDataModule, Natural, Table
+from lit_fed.data.partitions.csr import CSR, IntArray
 from lit_fed.errors import ConfigError
 from lit_fed.tasks import Classifier, KeypointEstimator
 from tests.data.pose.test_client_poses import file
@@ -33,11 +32,12 @@ pytest.importorskip("dp_accounting")
 
 METHODS = ("FedAvg", "FedProx", "Scaffold", "FedDyn", "Ditto", "FedPer", "FedNTD", "Moon")
 SIZES = (20, 14, 11, 16)
-"""Of which 13, 10, 8 and 11 train, in batches of eight: of a row more 14, and the largest smaller batch has six, not five."""
+"""13, 10, 8 and 11 train, in batches of eight; of a row more 14, and the largest smaller batch has six, not five."""
 SHAPES = {"Table": (16,), "ClientFolders": (3, 4, 4)}
+FILES = ("ClientFolders", "ClientPoses")
 REFUSED = {
     ("ClientPoses", "FedNTD", "sequential"): "needs integer class labels",
-    **{(module, method, "vectorized"): "share their workers" for module in ("ClientFolders", "ClientPoses") for method in METHODS},
+    **{(files, method, "vectorized"): "share their workers" for files in FILES for method in METHODS},
     ("ClientPoses", "FedNTD", "vectorized"): "needs integer class labels",
 }  # fmt: skip
 CHANGES = ("as it was", "another client 0", "a row more of client 0")
@@ -65,9 +65,7 @@ def table(root: Path, samples: Samples) -> FederatedDataModule:
     ]
     names = ",".join(["client", "label", *(f"p{place}" for place in range(16))])
     (root / "table.csv").write_text("\n".join([names, *lines]))
-    return Table(
-        str(root / "table.csv"), "label", client="client", standardise=False, val_fraction=0.2, batch_size=8
-    )
+    return Table(str(root / "table.csv"), "label", client="client", standardise=False, val_fraction=0.2, batch_size=8)
 
 
 def arrays(root: Path, samples: Samples) -> FederatedDataModule:
@@ -75,7 +73,13 @@ def arrays(root: Path, samples: Samples) -> FederatedDataModule:
         x, y = stacked(own)
         last = len(own) - len(own) // 5
         (root / f"client_{client_id}").mkdir()
-        np.savez(root / f"client_{client_id}" / "data.npz", x_train=x[:last], y_train=y[:last], x_test=x[last:], y_test=y[last:])
+        np.savez(
+            root / f"client_{client_id}" / "data.npz",
+            x_train=x[:last],
+            y_train=y[:last],
+            x_test=x[last:],
+            y_test=y[last:],
+        )
     return ClientArrays(len(samples), [1, 4, 4], 2, root=str(root), max_value=255, val_fraction=0.2, batch_size=8)
 
 
@@ -84,7 +88,9 @@ def array_file(root: Path, samples: Samples) -> FederatedDataModule:
     clients = np.repeat(np.arange(len(samples)), [len(own) for own in samples])
     last = np.concatenate([np.arange(len(own)) % 3 == 0 for own in samples])
     parts = {"train": ~last, "test": last}
-    content = {f"{key}_{part}": whole[at] for key, whole in zip("xy", (x, y), strict=True) for part, at in parts.items()}
+    content = {
+        f"{key}_{part}": whole[at] for key, whole in zip("xy", (x, y), strict=True) for part, at in parts.items()
+    }
     content |= {f"client_{part}": clients[at] for part, at in parts.items()}
     np.savez(root / "file.npz", **content)
     settings: dict[str, Any] = {"partition": Natural(), "test_fraction": 0.2, "val_fraction": 0.2, "batch_size": 8}
@@ -138,7 +144,9 @@ def sent(root: Path, module: str, method: str, executor: str, change: str) -> di
         shape = SHAPES.get(module, (1, 4, 4))
         task: Any = Classifier("mlp", num_classes=2, in_channels=shape[0], input_shape=shape)
         if module == "ClientPoses":
-            task = KeypointEstimator("pose_vit_tiny", num_joints=5, network_args={"depth": 1, "embed_dim": 16}, flip_test=False)
+            task = KeypointEstimator(
+                "pose_vit_tiny", num_joints=5, network_args={"depth": 1, "embed_dim": 16}, flip_test=False
+            )
         fit(
             root / change, task, data, made(**uniformly(made)), max_rounds=1, executor=executor, buffers="local",
             callbacks=[seen], evaluate_every=0, **private(100.0, 0.0),

@@ -1,7 +1,7 @@
 """An audit of every byte that a private run leaves: checkpoint, export, cards, folder, TensorBoard, terminal.
 
-The clients' updates are zero whatever their data are, so that the released models tell nothing. What differs all the same
-between two populations, or between two keys, which draw other cohorts, goes past the mechanism.
+The clients' updates are zero whatever their data are, so that the released models tell nothing. What differs all the
+same between two populations, or between two keys, which draw other cohorts, goes past the mechanism.
 """
 
 from __future__ import annotations
@@ -131,7 +131,11 @@ def leaks(root: Path, capsys: pytest.CaptureFixture[str]) -> set[str]:
     return {odd for other in made for odd in differences(first, other)}
 
 
-SEALED = {f"run/checkpoints/{name}.ckpt/{entry}" for name in ("last", "best") for entry in ("apart", "server/around.privacy/_key")}
+SEALED = {
+    f"run/checkpoints/{name}.ckpt/{entry}"
+    for name in ("last", "best")
+    for entry in ("apart", "server/around.privacy/_key")
+}
 """Digests keyed by the run's key, which tell nothing to those who do not have it."""
 
 
