@@ -207,7 +207,7 @@ def test_a_sample_more_of_one_client_leaves_the_hold_out_of_the_others_as_it_was
     for old, new in zip(before, after, strict=True):
         for client_id in range(1, 5):
             assert old[client_id].tolist() == new[client_id].tolist()
-    gone = CSR.from_sizes(np.arange(7, 75), sizes * [0, 1, 1, 1, 1]).hold_out((0.2, 0.5), 3)
+    gone = CSR.from_sizes(np.arange(7, 75), sizes * np.array([0, 1, 1, 1, 1])).hold_out((0.2, 0.5), 3)
     assert all(old[1].tolist() == new[1].tolist() for old, new in zip(before, gone, strict=True))
 
 
