@@ -37,11 +37,7 @@ class Facts:
         algorithm: The method's settings.
         training: Settings of local training.
         clients: Counts of clients and samples, from the run's folder; empty of a private run.
-<<<<<<< HEAD
         partition_sha256: Fingerprint of the partition; None of a private run, which it would tell the data of.
-=======
-        partition_sha256: Fingerprint of the partition; None of a private run, for it confirms a guess at clients' data.
->>>>>>> h-files
         metrics: Protocols' metrics of the checkpoint's round.
         evaluated_on: ``test`` or ``validation``.
         preprocessing: Steps from stored inputs to the network; None for code of the data module.

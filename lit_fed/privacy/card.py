@@ -16,16 +16,11 @@ updates before the sum was not private against the server itself.
 """
 _STATES = """\
 The states that clients keep between rounds, the table of them and the data's fingerprints (`checkpoints/clients/`) are
-<<<<<<< HEAD
 not private. The metrics `global/…` are computed on the shared test set, which is protected only if it comes from none
 of the clients.
 """
 _RAISE = """\
 `trainer.on_client_failure` is `raise`: a client that fails ends the run, which tells that it took part.
-=======
-not private. The metrics `global/…` are
-computed on the shared test set, which is protected only if it comes from none of the clients.
->>>>>>> h-files
 """
 
 
