@@ -286,7 +286,8 @@ class GridExecutor(Executor):
                     )
                 self.num_bytes += len(blob)
                 together = tuple(work.together[home.boot])
-                work.sent[self.roster.grid.push(home.node, blob)] = _Sent(client_id, home.node, home.boot, together)
+                sent = _Sent(client_id, home.node, home.boot, together)
+                work.sent[self.roster.grid.push(home.node, blob, self._due(sent, work).most_bytes)] = sent
                 work.busy[home.boot] = work.busy.get(home.boot, 0) + 1
         return absent
 

@@ -90,7 +90,7 @@ class Joiner:
             raise WireError("a frame of a message is malformed; run the same lit_fed on both ends")
         most = self.most(message_id)
         if most is not None and total > most:
-            raise WireError(f"a message of {total:,} bytes exceeds the limit of {most:,}; raise --most_bytes")
+            raise WireError(f"a message of {total:,} bytes exceeds the {most:,} that are due, or --most_bytes")
         self._size += size
         if most is None:
             self._parts.clear()

@@ -21,8 +21,14 @@ class Grid(Interface):
     def nodes(self) -> Mapping[int, str]:
         """Return the connected nodes with their public keys; an empty key without authentication."""
 
-    def push(self, node: int, blob: bytes) -> str:
-        """Send a message, and return its id."""
+    def push(self, node: int, blob: bytes, most: int) -> str:
+        """Send a message, and return its id.
+
+        Args:
+            node: The node.
+            blob: The message.
+            most: Maximum size of the answer that is due, bytes; a transport takes no memory for a larger one.
+        """
 
     def pull(self, message_ids: Collection[str]) -> Iterator[Reply]:
         """Return the replies that have arrived, each once, without waiting."""
@@ -41,8 +47,8 @@ class MemoryGrid:
         """Return the nodes."""
         return dict.fromkeys(self.handlers, "")
 
-    def push(self, node: int, blob: bytes) -> str:
-        """Queue a message for a node."""
+    def push(self, node: int, blob: bytes, most: int) -> str:
+        """Queue a message for a node; the answer is in memory already, whatever its size."""
         self._count += 1
         self._waiting[str(self._count)] = node, blob
         self.num_bytes += len(blob)

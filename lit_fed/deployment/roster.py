@@ -206,7 +206,7 @@ class Roster:
         known, now = {*self.homes, *self._asked.values()}, time.monotonic()
         for node in self._keys:
             if node not in known and (node not in self._refused or now > self._refused[node].again):
-                self._asked[self.grid.push(node, encode(self._hello()))] = node
+                self._asked[self.grid.push(node, encode(self._hello()), LONGEST_GREETING)] = node
         for reply in self.grid.pull(list(self._asked)) if self._asked else ():
             if (asked := self._asked.pop(reply.message_id, None)) is not None:
                 self._take_in(asked, reply)
@@ -225,7 +225,7 @@ class Roster:
             seconds: Time-out.
             read: Converts a node and its answer; a `WireError` skips the node.
         """
-        waiting = {self.grid.push(node, encode(message)): node for node, message in messages.items()}
+        waiting = {self.grid.push(node, encode(message), LONGEST_GREETING): node for node, message in messages.items()}
         found, end = dict[int, T](), time.monotonic() + seconds
         while waiting and time.monotonic() < end:
             replies = list(self.grid.pull(list(waiting)))

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from lit_fed.deployment.ends import check_public, ending_by_signal, listen
 from lit_fed.deployment.frames import GOODBYE, METHOD, SERVICE, Joiner, frames, options  # before grpc, which it sets up
@@ -43,6 +43,13 @@ class Refused(Exception):
         self.code, self.why = code, why
 
 
+class Pending(NamedTuple):
+    """A message without an answer, and the maximum size of its answer, bytes."""
+
+    blob: bytes
+    most: int
+
+
 class Peer:
     """A node, as long as its streams follow each other within `GRACE_S`.
 
@@ -54,7 +61,7 @@ class Peer:
     def __init__(self, key: str, boot: str) -> None:
         self.key, self.boot = key, boot
         self.number = secrets.randbits(62) + 2
-        self.pending: dict[int, bytes] = {}  # messages without an answer
+        self.pending: dict[int, Pending] = {}
         self.outbox: deque[tuple[int, bytes]] = deque()
         self.wake = asyncio.Event()
         self.end: asyncio.Future[str] | None = None  # ends the open stream, with the reason
@@ -87,8 +94,8 @@ class RpcGrid:
             self._sweep()
             return {peer.number: peer.key for peer in self._peers.values()}
 
-    def push(self, node: int, blob: bytes) -> str:
-        """Send a message, and return its id."""
+    def push(self, node: int, blob: bytes, most: int) -> str:
+        """Send a message, and return its id; an answer of more than ``most`` bytes is not read."""
         self._check()
         with self._lock:
             self._count += 1
@@ -97,7 +104,7 @@ class RpcGrid:
                 self._fail(self._count, "it disconnected")
             else:
                 self.num_bytes += len(blob)
-                peer.pending[self._count] = blob
+                peer.pending[self._count] = Pending(blob, min(most, self.limit))
                 self._send_soon(peer, self._count, blob)
             return str(self._count)
 
@@ -204,7 +211,7 @@ class RpcGrid:
                 peer = self._peers[key or boot] = Peer(key, boot)
             self._end(peer, "the node opened another stream")
             peer.end = asyncio.get_running_loop().create_future()
-            peer.outbox = deque(peer.pending.items())
+            peer.outbox = deque((message_id, one.blob) for message_id, one in peer.pending.items())
             return peer, peer.end, peer.outbox
 
     async def _send(self, peer: Peer, outbox: deque[tuple[int, bytes]], context: Any) -> None:
@@ -224,7 +231,12 @@ class RpcGrid:
         Raises:
             WireError: If the node violates the protocol; the message at hand has failed then.
         """
-        joiner = Joiner(lambda message_id: self.limit if message_id in peer.pending else None)
+
+        def most(message_id: int) -> int | None:
+            pending = peer.pending.get(message_id)
+            return None if pending is None else pending.most
+
+        joiner = Joiner(most)
         while (frame := await context.read()) is not grpc.aio.EOF:
             try:
                 found = joiner.take(frame)

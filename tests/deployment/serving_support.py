@@ -139,6 +139,6 @@ def until(what: Callable[[], Any], seconds: float = 20.0) -> Any:
 
 def answer_of(grid: RpcGrid, node: int, blob: bytes, seconds: float = 20.0) -> Reply:
     """What a node says to a message."""
-    message_id = grid.push(node, blob)
+    message_id = grid.push(node, blob, 2**31)
     (reply,) = until(lambda: list(grid.pull([message_id])), seconds)
     return reply

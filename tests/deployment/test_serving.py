@@ -45,7 +45,7 @@ def test_what_is_sent_comes_back_whole(keys: Path, secure: bool) -> None:
         for size in (1, 1000, 6_000_000):
             blob = os.urandom(size)
             assert answer_of(grid, found, blob) == Reply(str(grid._count), blob[::-1])
-        together = [grid.push(found, bytes([place])) for place in range(5)]
+        together = [grid.push(found, bytes([place]), 2**31) for place in range(5)]
         got: list[Reply] = []
         until(lambda: got.extend(grid.pull(together)) or len(got) == 5)
         assert [reply.blob for reply in got] == [bytes([place]) for place in range(5)]
@@ -67,12 +67,28 @@ def test_a_node_that_takes_its_leave_is_missed_at_once_and_its_message_has_faile
     with served(keys, address) as grid:
         with working(Echo(dawdle), address, of_node(keys)):
             (found,) = until(grid.nodes)
-            message_id = grid.push(found, b"x")
+            message_id = grid.push(found, b"x", 2**31)
             begun.wait(20)
             threading.Timer(1.0, go.set).start()
         assert until(lambda: grid.nodes() == {}, 1.0)
         assert list(grid.pull([message_id])) == [Reply(message_id, b"", "its node disconnected")]
-        assert list(grid.pull([grid.push(found, b"x")])) == [Reply("2", b"", "it disconnected")]
+        assert list(grid.pull([grid.push(found, b"x", 2**31)])) == [Reply("2", b"", "it disconnected")]
+
+
+def test_an_answer_larger_than_what_is_due_is_not_read_whatever_the_limit_of_messages(keys: Path) -> None:
+    """1 MB is due, and 30 MB come: the message fails by the size in the first frame, and the node is served again."""
+    address, sizes = free_address(), iter((30_000_000, 1_000_000))
+    with served(keys, address) as grid, working(Echo(lambda blob: bytes(next(sizes))), address, of_node(keys)):
+        (found,) = until(grid.nodes)
+        message_id = grid.push(found, b"x", 1_000_000)
+        (reply,) = until(lambda: list(grid.pull([message_id])))
+        assert reply.error.startswith(
+            "its node's answer is dropped: a message of 30,000,000 bytes exceeds the 1,000,000"
+        )
+        (found,) = until(grid.nodes)
+        message_id = grid.push(found, b"x", 1_000_000)
+        (reply,) = until(lambda: list(grid.pull([message_id])))
+        assert (len(reply.blob), reply.error) == (1_000_000, "")
 
 
 def test_a_killed_node_is_missed_within_three_seconds() -> None:
@@ -87,7 +103,7 @@ def test_a_killed_node_is_missed_within_three_seconds() -> None:
         node.send_signal(signal.SIGKILL)
         begun = time.monotonic()
         node.wait()
-        message_id = grid.push(found, b"x")
+        message_id = grid.push(found, b"x", 2**31)
         (reply,) = until(lambda: list(grid.pull([message_id])))
         assert "disconnected" in reply.error
         assert time.monotonic() < begun + 3
@@ -177,10 +193,10 @@ def test_a_short_cut_of_the_link_delays_and_loses_nothing(keys: Path, monkeypatc
     with served(keys, address) as grid, working(node, link.address, of_node(keys)):
         (found,) = until(grid.nodes)
         blobs = [b"x", os.urandom(7_000_000)]
-        ids = [grid.push(found, blobs[0])]
+        ids = [grid.push(found, blobs[0], 2**31)]
         until(lambda: worked)
         link.cut = True
-        ids.append(grid.push(found, blobs[1]))
+        ids.append(grid.push(found, blobs[1], 2**31))
         go.set()
         time.sleep(3)
         assert list(grid.pull(ids)) == []
@@ -199,7 +215,7 @@ def test_a_long_cut_of_the_link_is_noticed_and_the_node_comes_back(keys: Path, m
     with served(keys, address) as grid, working(Echo(), link.address, of_node(keys)):
         (found,) = until(grid.nodes)
         link.cut = True
-        message_id = grid.push(found, b"x")
+        message_id = grid.push(found, b"x", 2**31)
         assert list(grid.pull([message_id])) == []
         (reply,) = until(lambda: list(grid.pull([message_id])), 10)
         assert reply.error == "its node disconnected"
@@ -223,7 +239,7 @@ def test_a_stream_that_breaks_is_opened_again_and_every_message_is_worked_on_onc
     address = free_address()
     with served(keys, address) as grid, working(Echo(work), address, of_node(keys)):
         (found,) = until(grid.nodes)
-        ids = [grid.push(found, bytes([place])) for place in range(4)]
+        ids = [grid.push(found, bytes([place]), 2**31) for place in range(4)]
         begun.wait(20)
         (peer,) = grid._peers.values()
         for _ in range(3):
@@ -244,7 +260,7 @@ def test_a_message_that_is_over_the_limit_is_refused_by_name(keys: Path) -> None
         (found,) = until(grid.nodes)
         assert answer_of(grid, found, bytes(2_000_000)).blob == bytes(6_000_000)
         reply = answer_of(grid, found, os.urandom(6_000_000))
-        words = "a message of 18,000,000 bytes exceeds the limit of 10,000,000; raise --most_bytes"
+        words = "a message of 18,000,000 bytes exceeds the 10,000,000 that are due, or --most_bytes"
         assert reply.error == f"its node's answer is dropped: {words}"
         assert answer_of(grid, found, b"x").blob == b"xxx"  # the node goes on
 
@@ -261,7 +277,7 @@ def test_what_waits_for_a_node_and_what_a_server_does_not_acknowledge_is_bounded
     node.limit = 2_500_000  # type: ignore[misc]  # of this node alone
     with served(keys, address) as grid, working(node, address, of_node(keys)) as line:
         (found,) = until(grid.nodes)
-        ids = [grid.push(found, bytes([place]) * 1_000_000) for place in range(10)]
+        ids = [grid.push(found, bytes([place]) * 1_000_000, 2**31) for place in range(10)]
         until(lambda: line._held > node.limit)
         time.sleep(0.5)
         assert line._held < 2 * node.limit

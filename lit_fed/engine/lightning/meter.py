@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -80,10 +81,15 @@ class Meter:
         return found | _numbers(self.folded()) | self._compute_metrics() if self._folded or self._metrics else found
 
     def so_far(self) -> dict[str, float]:
-        """`compute`, which leaves every ``Metric`` as it is."""
-        updated = {name: metric for name, metric in self._metrics.items() if metric.update_called}
+        """`compute` of this process's values, which leaves every ``Metric`` as it is."""
         found = means(self._sums.numbers()) | _numbers(self.folded())
-        return found | {name: float(metric.compute()) for name, metric in updated.items()}
+        for name, metric in self._metrics.items():
+            if metric.update_called:
+                own = deepcopy(metric)  # with its state: no other process may be waiting in a collective
+                for one in _metrics_in(own).values():
+                    share(one, False)
+                found[name] = float(own.compute())
+        return found
 
     def merged(self, workers: Workers, known: Sequence[Metric] = ()) -> dict[str, float]:
         """`compute` over the values that all processes logged; every process must call this.

@@ -47,7 +47,7 @@ def test_a_node_speaks_for_no_other(keys: Path) -> None:
         assert other.is_open()
         numbers = {key: number for number, key in until(lambda: len(grid.nodes()) == 2 and grid.nodes()).items()}
         first, second = (numbers[key_of((keys / f"{name}.crt").read_bytes())] for name in ("node_0", "node_1"))
-        secret, own = grid.push(first, b"secret"), grid.push(second, b"own")
+        secret, own = grid.push(first, b"secret", 2**31), grid.push(second, b"own", 2**31)
         assert next(other.call)[HEAD.size :] == b"own"
         for message_id in (int(secret), GOODBYE - 1 + 2**64, 77):
             other.send(message_id, b"a lie")
@@ -68,10 +68,10 @@ def test_an_answer_counts_once(keys: Path) -> None:
     with served(keys, address) as grid:
         stream = Keyed(keys, address).attend()
         (found,) = until(grid.nodes)
-        message_id = grid.push(found, b"x")
+        message_id = grid.push(found, b"x", 2**31)
         for blob in (b"first", b"second", b"third" * CHUNK):
             stream.send(int(message_id), blob)
-        last = grid.push(found, b"y")
+        last = grid.push(found, b"y", 2**31)
         stream.send(int(last), b"z")
         until(lambda: list(grid.pull([last])) == [Reply(last, b"z")])
         assert list(grid.pull([message_id])) == [Reply(message_id, b"first")]
@@ -96,7 +96,7 @@ def test_frames_that_make_no_sense_end_the_stream_and_fail_the_message(keys: Pat
         liar = Keyed(keys, address)
         stream = liar.attend()
         (found,) = until(grid.nodes)
-        message_id = grid.push(found, b"x")
+        message_id = grid.push(found, b"x", 2**31)
         for frame in odd:
             stream.out.put(frame)
         code, why = stream.end()
@@ -125,7 +125,7 @@ def test_a_thousand_halves_of_messages_leave_nothing(keys: Path) -> None:
         kept = liar.attend()
         assert kept.is_open()
         (found,) = until(grid.nodes)
-        message_id, before = grid.push(found, b"x"), resident()
+        message_id, before = grid.push(found, b"x", 2**31), resident()
         for _ in range(1_000):
             stream = liar.attend()
             stream.out.put(HEAD.pack(int(message_id), 10**8) + bytes(CHUNK))
