@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from lit_fed.studies.cells import CellGrid
-from lit_fed.studies.claims import Claim, Verdict, check
+from lit_fed.studies.claims import Claim, Verdict, check, decide
 from lit_fed.studies.rounds import report_words
 from lit_fed.studies.study import PLAIN, Measure, Place
 
@@ -31,7 +31,7 @@ class Entry:
         values: One number per finished seed.
         seeds: The number of seeds; 0 for a skipped place.
         published: The paper's mean, and its standard deviation or None.
-        best: Whether no other row of the column is better.
+        best: Whether no other row of the column is better, as far as the seeds tell.
         failed: The number of failed seeds.
     """
 
@@ -122,13 +122,24 @@ def collect(grid: CellGrid) -> Results:
 
 
 def _best(column: Sequence[Entry]) -> list[Place]:
-    """Return the best places of a column, ties in the table included; empty if rows have different metrics."""
+    """Return the best place of a column, and places that it does not beat; empty if rows have different metrics.
+
+    The best does not beat a place if the claim that it is better does not hold over their seeds, see
+    `lit_fed.studies.claims.decide`; of one seed, or with seeds missing, if the table shows the same mean.
+    """
     there = [entry for entry in column if entry.mean is not None and np.isfinite(entry.mean)]
     if len(there) < 2 or len({entry.measure.words for entry in there}) > 1:
         return []
     means = [round(float(np.mean(entry.values)), entry.measure.decimals) for entry in there]
-    top = min(means) if there[0].measure.lower else max(means)
-    return [entry.place for entry, mean in zip(there, means, strict=True) if mean == top]
+    sign = -1.0 if there[0].measure.lower else 1.0
+    top, best = max(zip(means, there, strict=True), key=lambda pair: sign * pair[0])
+    found = []
+    for entry, mean in zip(there, means, strict=True):
+        paired = 1 < len(entry.values) == len(best.values) == best.seeds
+        gains = [sign * (one - other) for one, other in zip(best.values, entry.values, strict=False)]
+        if mean == top or (paired and decide(gains).outcome != "holds"):
+            found.append(entry.place)
+    return found
 
 
 # ---------------------------------------------------------------------- as text
@@ -148,6 +159,7 @@ def caption(results: Results) -> list[str]:
     count = len(study.seeds)
     lines.append(
         f"Mean ± sample standard deviation over {count} seeds ({', '.join(map(str, study.seeds))})."
+        " Bold: the best of a column, and what it does not beat (paired one-sided t test at 5 %)."
         if count > 1
         else f"One seed ({study.seeds[0]}), so there is no spread."
     )

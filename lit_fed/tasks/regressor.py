@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, R2Score
 from typing_extensions import override
 
+from lit_fed.errors import ConfigError
 from lit_fed.tasks.on_network import OnNetwork
 
 
@@ -62,7 +63,7 @@ class Regressor(OnNetwork):
         """Squared error on a batch, a mean over samples and outputs."""
         x, y = batch
         predicted = self(x)
-        loss = F.mse_loss(predicted, y.view_as(predicted))
+        loss = F.mse_loss(predicted, _like(predicted, y))
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
@@ -100,7 +101,7 @@ class Regressor(OnNetwork):
     def _evaluate(self, batch: tuple[Tensor, Tensor], stage: str) -> None:
         x, y = batch
         predicted = self(x)
-        y = y.view_as(predicted)
+        y = _like(predicted, y)
         self.log(f"{stage}/loss", F.mse_loss(predicted, y), prog_bar=True)
         self.mae.update(predicted, y)
         self.log(f"{stage}/mae", self.mae)
@@ -109,3 +110,13 @@ class Regressor(OnNetwork):
     def _log_r2(self, stage: str) -> None:
         if self.r2.total > 1:
             self.log(f"{stage}/r2", self.r2)
+
+
+def _like(predicted: Tensor, y: Tensor) -> Tensor:
+    """Targets (B, …) in the shape of predictions (B, k)."""
+    if y.numel() != predicted.numel():
+        raise ConfigError(
+            f"Regressor predicts {predicted[0].numel()} numbers a sample, and targets have {y[0].numel()}; where whole "
+            "numbers are not classes, set data.kind to numbers, else take Classifier"
+        )
+    return y.view_as(predicted)

@@ -108,6 +108,16 @@ def test_who_looks_equal_is_equally_best(tmp_path):
     assert [entry.best for entry in collect(grid).entries.values()] == [True, True]
 
 
+@pytest.mark.parametrize(("other", "bold"), [((0.40, 0.44), True), ((0.26, 0.20), False)])
+def test_what_the_best_does_not_beat_is_bold_too(other: tuple[float, float], bold: bool, tmp_path) -> None:
+    """Differences (.06, −.04): s = .0707, t(.95; 1) = 6.31, .01 ± .32, not beaten; (.2, .2): .2 ± 0, beaten."""
+    grid = grid_of(tmp_path, seeds=[0, 1])
+    for seed, (one, two) in enumerate(zip((0.46, 0.40), other, strict=True)):
+        finish(grid, "fedavg", "iid", seed, f"round,global/acc\n1,{one}\n")
+        finish(grid, "prox", "iid", seed, f"round,global/acc\n1,{two}\n")
+    assert [entry.best for entry in collect(grid).entries.values()] == [True, bold]
+
+
 def test_the_report_needs_nothing_else(grid, tmp_path):
     results = collect(grid)
     pictures = [tmp_path / "bars.png", tmp_path / "curves.png"]

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lit_fed import Regressor
 from lit_fed.command.cli import main
 from lit_fed.data import Arrays, Diabetes, Natural, TensorDataModule
+from lit_fed.errors import ConfigError
 from tests.support import ROOT, fit, rows
 
 CONFIGS = ROOT / "configs"
@@ -173,3 +174,10 @@ def test_the_quickstart_becomes_a_regression_by_two_files(tmp_path: Path, monkey
     main(["fit", *words, *quick, "--model", "Regressor"])
     metrics = rows(tmp_path / "lightning_logs" / "version_0" / "metrics.csv")
     assert {"global/r2", "global/mae", "train/loss"} <= metrics[0].keys()
+
+
+def test_targets_of_another_shape_are_refused_by_what_to_set() -> None:
+    """A column of 0 and 1 is classes: the data ask for two outputs, and a sample has one target."""
+    model = Regressor("mlp", num_outputs=2, in_channels=1, input_shape=(1, 2))
+    with pytest.raises(ConfigError, match="Regressor predicts 2 numbers a sample, and targets have 1; where whole"):
+        model.training_step((torch.zeros(3, 1, 2), torch.tensor([0, 1, 0])), 0)
