@@ -138,6 +138,7 @@ WRITTEN = {"_opt_called", "_subcommand_method_arguments", "_subcommand_parsers",
 """What is only written for them, overridden, or made in a constructor."""
 OTHERS = {  # of other packages, and
     *("_actions", "_StoreAction", "_common", "_loaders_dumpers", "_exit", "_run_exitfuncs", "_get_file_writer"),
+    "_pld",  # of dp-accounting too: one release's privacy losses, composed anew each round
     "_rdp",  # of dp-accounting, an extra: the numbers of tests/privacy/test_accounting.py need it
     *("_asdict", "_fields", "_make", "_replace"),  # of named tuples, which are documented
 }

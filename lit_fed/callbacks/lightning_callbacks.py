@@ -82,5 +82,5 @@ def _check(callback: LightningCallback) -> None:
     except Exception as error:  # whatever an attribute of a user's class raises
         raise ConfigError(
             f"trainer.callbacks: {name} cannot be copied for each client ({reason(error)}); keep files, locks and "
-            "connections out of its attributes, and open them in on_train_start"
+            "connections out of its attributes, and open each in on_train_start"
         ) from error

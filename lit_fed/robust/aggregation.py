@@ -125,6 +125,12 @@ class RobustRule(Aggregation, ABC):
         self.before = before
         self._weights: Sequence[tuple[int, float]] = []
 
+    @property
+    @override
+    def bears(self) -> int | None:
+        found = (getattr(one, "attackers", None) for one in (self, self.before))  # a rule's own number comes first
+        return next((number for number in found if number is not None), None)
+
     def weights(self, gram: Tensor) -> Tensor:
         """Weights of the vectors, (n,), from their inner products."""
         raise NotImplementedError(f"{type(self).__name__} is not a weighted combination")

@@ -23,9 +23,10 @@ _LISTED = 20
 class Attacker(Attack):
     """Clients that attack in every round in which they take part: chosen once, by fraction, name or position.
 
-    Logs ``attack/attackers``, the number of attackers among a round's updates, and marks them in ``clients.csv`` by
-    ``attack/attacker``. Where `lit_fed.protocols.ClientTest` runs, logs its statistics over the other clients as
-    ``honest/…``; clients whose nodes withhold their results are not in them.
+    Logs ``attack/attackers``, the number of attackers among a round's updates, and marks the attackers in
+    ``clients.csv`` by ``attack/attacker``; beside a rule also ``attack/beyond``, the excess over the number that the
+    rule bears. Where `lit_fed.protocols.ClientTest` runs, logs its statistics over the other clients as ``honest/…``;
+    clients whose nodes withhold their results are not in them.
 
     Args:
         fraction: Share of the population that attacks, rounded and chosen by the run's seed.
@@ -57,6 +58,7 @@ class Attacker(Attack):
         if not chosen:
             raise ConfigError(f"trainer.attack chooses none of {data.num_clients} clients; give {_CHOICES}")
         self.attackers = frozenset(chosen)
+        self._bears, self._say, self._told_beyond = around.bears, around.say, False
         names = [called(data, client_id) for client_id in sorted(self.attackers)]
         more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
         return {"attack": type(self).__name__, "attackers": ", ".join(names[:_LISTED]) + more}
@@ -64,7 +66,17 @@ class Attacker(Attack):
     @override
     def release(self, aggregate: Any, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
         self._delivered = [client_id for client_id in cohort.delivered if client_id in self.attackers]
-        return aggregate, cohort, {"attack/attackers": len(self._delivered)}
+        metrics = {"attack/attackers": float(count := len(self._delivered))}
+        if self._bears is not None:
+            metrics["attack/beyond"] = float(max(0, count - self._bears))
+            if count > self._bears and not self._told_beyond:
+                self._told_beyond = True
+                self._say(
+                    f"round {cohort.round_idx}: {count} of {len(cohort.delivered)} updates are attackers', and the "
+                    f"rule bears {self._bears}; attack/beyond counts such rounds; select more clients, or raise its "
+                    "attackers"
+                )
+        return aggregate, cohort, metrics
 
     @override
     def measured(self, tests: Sequence[Tested]) -> dict[str, float]:

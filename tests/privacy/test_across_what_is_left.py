@@ -37,8 +37,9 @@ LEFT = {
 }  # fmt: skip
 """All that is left, beside that."""
 FIELDS = {
-    "apart", "callbacks", "config", "executor", "initial", "inputs", "lit_fed_format", "method", "metrics", "models",
-    "monitor", "round_idx", "seed", "server", "state_dict", "tasks",
+    "apart", "callbacks", "config", "executor", "hyper_parameters",
+    "initial", "inputs", "lit_fed_format", "method", "metrics", "models",
+    "monitor", "pytorch-lightning_version", "round_idx", "seed", "server", "state_dict", "tasks",
 }  # fmt: skip
 """Entries of a checkpoint: released models, settings, and metrics of those models on public data."""
 
@@ -76,7 +77,7 @@ def left(root: Path, key: str, size: int, value: float, capsys: pytest.CaptureFi
     made = fit(
         root, Still(), Surveyed(size, value), Scaffold(weighting="uniform"), max_rounds=3, logger=True,
         privacy=ClientLevel(0.5, 0.0, delta=0.01, key_file=str(root / "run.key")),
-        participation=PoissonParticipation(0.5),
+        participation=PoissonParticipation(0.5), on_client_failure="skip",
     )  # fmt: skip
     network = nn.Linear(2, 1, bias=False)
     export_network(made.log_dir, root / "export", network, stored=((2,), "float32"), onnx=False)

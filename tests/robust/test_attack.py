@@ -13,7 +13,7 @@ from lit_fed.data import Arrays
 from lit_fed.errors import ConfigError
 from lit_fed.methods import LocalOnly
 from lit_fed.protocols import ClientTest
-from lit_fed.robust import ALIE, Backdoor, GaussianNoise, InnerProduct, LabelFlip, Scaling, SignFlip
+from lit_fed.robust import ALIE, Backdoor, GaussianNoise, InnerProduct, LabelFlip, Scaling, SignFlip, TrimmedMean
 from tests.robust.support import Spots, moved
 from tests.support import Points, fit, rows
 
@@ -129,3 +129,16 @@ def test_honest_clients_accuracy_leaves_the_attackers_out(tmp_path: Path) -> Non
     assert made.metrics["honest/loss_mean"] == pytest.approx((found[0] + found[1]) / 2)
     assert made.metrics["honest/loss_min"] == min(found[0], found[1])
     assert made.metrics["clients/loss_mean"] == pytest.approx(sum(found.values()) / 3)
+
+
+def test_a_cohort_with_more_attackers_than_its_rule_bears_is_said_once_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three of five attack, and the trimmed mean is for one: 3 − 1 = 2 too many, in both rounds."""
+    settings = {"attack": SignFlip(positions=[0, 1, 2]), "max_rounds": 2}
+    made = fit(tmp_path, data=Points(5), aggregation=TrimmedMean(attackers=1), **settings)
+    assert made.metrics["attack/beyond"] == 2
+    assert capsys.readouterr().out.count("round 0: 3 of 5 updates are attackers', and the rule bears 1;") == 1
+    none = fit(tmp_path / "none", data=Points(5), aggregation=TrimmedMean(attackers=2), attack=SignFlip(positions=[0]))
+    assert none.metrics["attack/beyond"] == 0
+    assert "attack/beyond" not in fit(tmp_path / "mean", data=Points(5), **settings).metrics

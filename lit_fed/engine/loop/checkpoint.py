@@ -122,7 +122,7 @@ def apart_of(content: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
 
 
 def callback_states(content: Mapping[str, Any], path: Path) -> dict[str, dict[str, Any]]:
-    """The callbacks' states of a checkpoint, also those that a private run keeps apart; raises as `apart_of`."""
+    """The callbacks' states of a checkpoint, with what a private run keeps apart; raises as `apart_of`."""
     states: dict[str, dict[str, Any]] = content["callbacks"] | apart_of(content, path).get("callbacks", {})
     return states
 

@@ -7,7 +7,7 @@ from functools import partial
 from lit_fed.engine.clients.forecast import layouts_of
 from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.loop.settings import RunSettings
-from lit_fed.engine.method.wrapper import Surroundings
+from lit_fed.engine.method.wrapper import Aggregation, Surroundings
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.payload import Layout
 from lit_fed.engine.wire.workers import on_first_process
@@ -35,6 +35,7 @@ def surroundings(federation: Federation, settings: RunSettings) -> Surroundings:
         averaged=frozenset(averaged),
         max_rounds=settings.max_rounds,
         on_client_failure=settings.on_client_failure,
+        bears=next((one.bears for one in federation.wrappers.stack if isinstance(one, Aggregation)), None),
         seed=federation.seed,
         device=federation.fabric.device,
         first=partial(on_first_process, federation.fabric),

@@ -43,6 +43,7 @@ class Surroundings:
         kinds: Names of the kinds of network.
         protocols: What is measured.
         averaged: Names of the buffers that are averaged.
+        bears: The number of attackers in a cohort that the run's rule bears; None where it states none.
         max_rounds: Rounds of the run.
         on_client_failure: The setting ``trainer.on_client_failure``.
         seed: The run's seed.
@@ -62,6 +63,7 @@ class Surroundings:
     averaged: frozenset[str]
     max_rounds: int
     on_client_failure: str
+    bears: int | None
     seed: int
     device: torch.device
     first: Callable[[Callable[[], Any]], Any]
@@ -185,6 +187,11 @@ class Aggregation(Wrapper):
     """Combines updates differently from the method's mean: `trainer.aggregation`."""
 
     name = "aggregation"
+
+    @property
+    def bears(self) -> int | None:
+        """The number of attackers in a cohort that it bears; None where it states none."""
+        return None
 
 
 class Attack(Wrapper):
