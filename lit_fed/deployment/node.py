@@ -106,6 +106,7 @@ class Node:
                     f"{len(samples)}; lower --report_least, with 1 a sum may be a single client's metrics"
                 )
             self.withheld = Withheld(samples, report_least)
+            self.say(f"metrics leave this node in sums over at least {report_least} clients; sums over fewer stay here")
         self._run_id = ""
         self._given: dict[str, Counter[tuple[object, ...]]] = {}  # counts of equal requests, by run
         self._continued: dict[tuple[str, int], int] = {}  # the state that a client continued from last, by run

@@ -31,7 +31,7 @@ GRACE_S = 2.0  # time for a node whose stream broke to open another
 MOST_NODES = 10_000
 _OPEN_FILES = 2**16  # each connection takes one; strangers are closed after some seconds
 _BOOT = re.compile(r"[0-9a-f]{32}")
-_TAKEN = "another node with this key is connected; stop it, or give this node a key of its own"
+_TAKEN = "another node with this key is connected; stop it, or give this node its own key"
 _UNKNOWN = "the server does not know its key; send node.crt to the server's operator, who enters it in --node_keys"
 
 

@@ -178,6 +178,9 @@ def test_a_failure_makes_no_sum_of_one_client(tmp_path: Path) -> None:
 def test_a_node_with_fewer_clients_than_a_sum_needs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--report aggregate sends sums of at least 2 clients, and this node has 1"):
         nodes_of(small(), tmp_path, [[0]], report="aggregate")
+    said: list[str] = []
+    nodes_of(small(), tmp_path, [[0, 1]], report="aggregate", say=said.append)
+    assert said == ["metrics leave this node in sums over at least 2 clients; sums over fewer stay here"]
     with pytest.raises(ConfigError, match="--report_least is 0"):
         nodes_of(small(), tmp_path, [[0, 1]], report="aggregate", report_least=0)
 

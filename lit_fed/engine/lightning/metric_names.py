@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 Direction = Literal["max", "min"]
 _LOWER_IS_BETTER = {"error", "err", "nll", "mse", "rmse", "mae", "perplexity", "ppl", "ece", "brier", "wer", "cer"}
-_OVER_CLIENTS = ("_mean", "_std", "_p10", "_min")
+_OVER_CLIENTS = ("_mean", "_std", "_p10", "_min", "_missing")
 _STAGE = re.compile(r"^(train|val|test)[/_]")
 
 
