@@ -234,7 +234,7 @@ def test_random_frames_end_in_a_line_and_harm_nobody(keys: Path) -> None:
         for _ in range(200):
             stream = liar.attend()
             until(lambda: len(grid.nodes()) == 2)
-            message_id = grid.push(next(one for one in grid.nodes() if one != honest), b"x")
+            message_id = grid.push(next(one for one in grid.nodes() if one != honest), b"x", 2**31)
             for _ in range(draw.randint(1, 4)):
                 head = HEAD.pack(int(message_id), draw.choice([0, 5, 2**20, 2**40]))
                 stream.out.put(

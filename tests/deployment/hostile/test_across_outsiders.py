@@ -104,7 +104,7 @@ def test_a_revoked_key_loses_its_stream_and_gets_no_other(
         (honest,) = until(grid.nodes)
         with working(thief, address, of_node(keys)):
             until(lambda: len(grid.nodes()) == 2)
-            message_id = grid.push(next(one for one in grid.nodes() if one != honest), b"x")
+            message_id = grid.push(next(one for one in grid.nodes() if one != honest), b"x", 2**31)
             revoked.write_text(key_of((keys / "node_0.crt").read_bytes()))
             (reply,) = until(lambda: list(grid.pull([message_id])), 5)
             assert reply.error.startswith("the server does not know its key")
