@@ -35,7 +35,6 @@ from lit_fed.engine.method.client import local_work
 from lit_fed.engine.method.kinds import ONLY, Kinds, assign
 from lit_fed.engine.method.model import BufferPolicy
 from lit_fed.engine.method.wrapper import Aggregation, Attack, Privacy, Wrappers
-from lit_fed.engine.storage.packs import PackedFiles
 from lit_fed.engine.storage.store import ClientStore
 from lit_fed.engine.wire.channel import Channel, Codec
 from lit_fed.engine.wire.devices import Devices
@@ -405,7 +404,7 @@ class FederatedTrainer:
                     or f"model {name!r} is a {type(task).__name__}; it must be a LightningModule"
                 )
         parts = RunParts(tasks, self.kinds_of(tasks), data, algorithm, self.participation)
-        store = ClientStore(self.client_store, PackedFiles)
+        store = ClientStore(self.client_store)
         federation = assemble(self.fabric, parts, self.local, self.settings, self.channel, store, stage)
         for loop in federation.loops.values():
             loop.trainer.loggers = [DummyLogger()] if self.settings.logger else []  # until the run opens its loggers

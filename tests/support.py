@@ -25,7 +25,7 @@ from lit_fed.callbacks.boards import COLUMNS_FILE
 from lit_fed.data import Arrays, Natural, TensorDataModule
 from lit_fed.engine.loop.run import Run
 from lit_fed.engine.storage.index import read_table
-from lit_fed.engine.storage.packs import PackedFiles
+from lit_fed.engine.storage.packs import VersionedFiles
 from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.methods import FedAvg
 
@@ -249,7 +249,7 @@ def saved_weights(run: Path) -> dict[str, Tensor]:
 def client_states(run: Path) -> dict[tuple[str, int], dict[str, Tensor]]:
     """What clients keep, by client and round, as a run's last checkpoint names it."""
     index = read_table(torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["clients"])
-    files = PackedFiles(run / "checkpoints" / "clients")
+    files = VersionedFiles(run / "checkpoints" / "clients")
     return {(name, version[0]): files.read(name, version) for name, version in sorted(index.items())}
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lit_fed.engine.storage.files import VersionedFiles
+from lit_fed.engine.storage.packs import VersionedFiles
 from lit_fed.errors import CheckpointError
 from lit_fed.file_names import is_file_name, shown
 
@@ -59,7 +59,11 @@ def test_a_name_stays_in_its_folder(name: str) -> None:
 @pytest.mark.parametrize("name", ["../../outside", "/tmp/outside", "a/b", ""])
 def test_a_client_with_such_a_name_is_refused_where_its_path_is_made(tmp_path: Path, name: str) -> None:
     files = VersionedFiles(tmp_path)
-    for use in (lambda: files.read(name, (0, 0)), lambda: files.write(name, 0, {}), lambda: files.delete(name, 0)):
+    for use in (
+        lambda: files.read(name, (0, 0)),
+        lambda: files.write(name, 0, {}),
+        lambda: files.forget([(name, 0)], delete=True),
+    ):
         with pytest.raises(CheckpointError, match=r"client name '.*' would place its state outside of the run"):
             use()
 

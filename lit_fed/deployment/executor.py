@@ -22,7 +22,7 @@ from lit_fed.deployment.wire import MOST_METRICS, Message, Ranges, encode, shown
 from lit_fed.engine.clients.executor import Executor, Question
 from lit_fed.engine.clients.forecast import layouts_of
 from lit_fed.engine.clients.session import Session
-from lit_fed.engine.storage.files import Version, VersionedFiles
+from lit_fed.engine.storage.packs import Version, VersionedFiles
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.channel import Channel
 from lit_fed.engine.wire.payload import ClientUpdate, Layout
@@ -99,12 +99,15 @@ class NodeFiles(VersionedFiles):
         """By client, the obsolete versions that its node does not know about yet."""
 
     @override
-    def delete(self, name: str, round_idx: int) -> None:
-        """Delete one version; for a client, with the next message to it."""
-        if name.isdecimal():
-            self.dropped.setdefault(name, []).append(round_idx)
-        else:
-            super().delete(name, round_idx)
+    def forget(self, gone: Iterable[tuple[str, int]], delete: bool) -> None:
+        """Drop versions; a client's node deletes them with the next message to it."""
+        here = list[tuple[str, int]]()
+        for name, round_idx in gone:
+            if name.isdecimal():
+                self.dropped.setdefault(name, []).append(round_idx)
+            else:
+                here.append((name, round_idx))
+        super().forget(here, delete)
 
     @override
     def copy(self, name: str, version: Version, source: VersionedFiles) -> None:

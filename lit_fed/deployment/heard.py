@@ -25,7 +25,7 @@ from lit_fed.deployment.wire import (
     decode,
     shown,
 )
-from lit_fed.engine.storage.files import Version
+from lit_fed.engine.storage.packs import Version
 from lit_fed.engine.wire.channel import Direction
 from lit_fed.engine.wire.payload import Layout, Payload
 from lit_fed.engine.wire.totals import Totals

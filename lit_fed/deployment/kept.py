@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_fed.engine.storage.files import Version, check_bytes, write_atomically
+from lit_fed.engine.storage.files import check_bytes, write_atomically
+from lit_fed.engine.storage.packs import Version
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import CheckpointError
 

@@ -15,6 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+from typing_extensions import override
+
 from lit_fed.checks import check_range
 from lit_fed.data.population.naming import called
 from lit_fed.deployment.agreed import agreed, difference
@@ -27,7 +30,7 @@ from lit_fed.engine.clients.local import TaskStage
 from lit_fed.engine.evaluation.protocols import Protocol
 from lit_fed.engine.loop.run import Run
 from lit_fed.engine.method.client import Stage
-from lit_fed.engine.storage.files import Version, VersionedFiles
+from lit_fed.engine.storage.packs import Version, VersionedFiles
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.payload import ClientUpdate, Payload, layout_of
 from lit_fed.errors import ClientFailure, ConfigError, WireError
@@ -251,7 +254,7 @@ class Node:
         newest = max((at for name, at in store.files.rounds() if name == str(client_id)), default=-1) if dropped else -1
         for one in dropped:
             if one not in (newest, self._continued.get((self._run_id, client_id))):
-                store.files.delete(str(client_id), one)
+                store.files.forget([(str(client_id), one)], delete=True)
         store.load_state_dict({} if version is None else {str(client_id): version}, round_idx)
         kind, device = federation.kinds[client_id], federation.fabric.device
         received: dict[str, dict[str, Any]] = {
@@ -333,8 +336,18 @@ def settle(
     data.prepare_data()
     data.setup("fit", clients=clients)
     run = trainer.assemble(model, data, algorithm, stage)
-    run.federation.store.keeper = VersionedFiles  # a client's state is on disk before the node answers
+    run.federation.store.keeper = _AtOnce
     return run
+
+
+class _AtOnce(VersionedFiles):
+    """Files in which a client's state is on disk before its node answers."""
+
+    @override
+    def write(self, name: str, round_idx: int, state: Mapping[str, Tensor]) -> Version:
+        version = super().write(name, round_idx, state)
+        self.take(self.flush())
+        return version
 
 
 @contextmanager

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import torch
 import yaml
 
-from lit_fed.engine.storage.state_bytes import packed, unpacked
+from lit_fed.engine.storage.packs import checksum, clients_of, read_pack, write_pack
 from tests.bad_inputs.files import Damage, damages_of, encodings
 from tests.bad_inputs.judge import Case
 from tests.bad_inputs.options import QUICKSTART, TINY, fit
@@ -256,32 +254,32 @@ _EXPORTS = {
 def _repacked() -> dict[str, Damage]:
     """Clients' states that are whole, and not where they were."""
 
-    def blobs(path: Path) -> list[bytes]:
-        content, found = path.read_bytes(), []
-        while content:
-            head = 8 + int.from_bytes(content[:8], "little")
-            tensors = json.loads(content[8:head])
-            end = head + max(entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__")
-            found.append(content[:end])
-            content = content[end:]
-        return found
+    def states(path: Path) -> dict[str, dict[str, torch.Tensor]]:
+        return read_pack(path, clients_of(path))
+
+    def without(path: Path, gone: slice) -> None:
+        write_pack(path, dict(list(states(path).items())[gone]))
 
     def whole(path: Path) -> None:
-        last, owner = path.parents[1] / "last.ckpt", path.name.partition(".")[0]
-        found, first = torch.load(last, weights_only=True), blobs(path)[0]
-        made = packed(owner, {name: tensor.long() for name, tensor in unpacked(first).items()})
-        path.write_bytes(made + path.read_bytes()[len(first) :])
+        last, kept = path.parents[1] / "last.ckpt", states(path)
+        found, owner = torch.load(last, weights_only=True), next(iter(kept))
+        made = {client: {name: tensor.long() for name, tensor in state.items()} for client, state in kept.items()}
+        write_pack(path, made)
         round_idx, _ = found["clients"][owner]
-        torch.save(found | {"clients": found["clients"] | {owner: (round_idx, crc32(made))}}, last)
+        torch.save(found | {"clients": found["clients"] | {owner: (round_idx, checksum(owner, made[owner]))}}, last)
+
+    def turned(path: Path) -> None:
+        kept = states(path)
+        write_pack(path, dict(zip(kept, reversed(kept.values()), strict=True)))
 
     return {
-        "without its first state": lambda path: path.write_bytes(b"".join(blobs(path)[1:])),
-        "only its last state": lambda path: path.write_bytes(blobs(path)[-1]),
+        "without its first state": lambda path: without(path, slice(1, None)),
+        "only its last state": lambda path: without(path, slice(-1, None)),
         "leading out of itself": lambda path: path.write_bytes(
             path.read_bytes().replace(b'"data_offsets":[0,', b'"data_offsets":[-9,', 1)
         ),
         "of whole numbers that are summed up rightly": whole,
-        "its first state alone, many times": lambda path: path.write_bytes(blobs(path)[0] * len(blobs(path))),
+        "each client's with another's values": turned,
     }
 
 

@@ -387,8 +387,8 @@ def test_states_that_nobody_needs_are_deleted_where_they_lie(tmp_path: Path) -> 
     index = made.run.federation.store.state_dict()
     for place, clients in enumerate(HOMES):
         for client in clients:
-            files = list((tmp_path / f"node_{place}" / "states").rglob(f"{client}.r*.safetensors"))
-            assert any(path.name == f"{client}.r{index[str(client)][0]}.safetensors" for path in files)
+            files = list((tmp_path / f"node_{place}" / "states").rglob(f"{client}.r*.states"))
+            assert any(path.name == f"{client}.r{index[str(client)][0]}.states" for path in files)
             assert len(files) <= 3
 
 

@@ -53,7 +53,7 @@ class Quoting(FedAvg):
         (lambda: RuntimeError(f"cannot read /data/{SECRET}: row [1.0, 0.0] label 2"), "RuntimeError"),
         (lambda: OSError(2, "no such file", f"/data/{SECRET}.png"), "FileNotFoundError"),
         (lambda: ConfigError(f"/data/{SECRET}.csv, line 7: [1.0, 0.0] is no number"), "ConfigError"),
-        (lambda: CheckpointError(f"cannot write /home/{SECRET}/0.r1.safetensors: no space left"), "CheckpointError"),
+        (lambda: CheckpointError(f"cannot write /home/{SECRET}/0.r1.states: no space left"), "CheckpointError"),
         (lambda: SystemExit(f"row of {SECRET}"), "SystemExit"),
         (lambda: ClientFailure(0, 0, f"row of {SECRET}"), "ClientFailure"),
         (lambda: KeyError(SECRET), "KeyError"),
@@ -158,7 +158,7 @@ def test_what_a_node_writes_is_its_users_alone(tmp_path: Path) -> None:
     written = list(folder.rglob("*"))
     names = {path.name for path in written}
     assert {"last.pt", "node.log"} <= names
-    assert any(name.endswith(".safetensors") for name in names)
+    assert any(name.endswith(".states") for name in names)
     for path in [folder, *written]:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
@@ -246,5 +246,5 @@ def test_a_node_keeps_the_state_that_it_is_to_go_on_from(tmp_path: Path) -> None
         folder = tmp_path / "node_0" / "states" / RUN
         # The client's newest state, and the one that it continued from, stay, whatever is dropped.
         assert told(node, payload=payload, round=2, version=None, drop=[0, 1]).word == "answer"
-        assert sorted(path.name for path in folder.iterdir()) == [f"0.r{at}.safetensors" for at in range(3)]
-        assert list((tmp_path / "node_0" / "states" / RUN).glob("0.r0.safetensors"))
+        assert sorted(path.name for path in folder.iterdir()) == [f"0.r{at}.states" for at in range(3)]
+        assert list((tmp_path / "node_0" / "states" / RUN).glob("0.r0.states"))

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from torch import nn
 
 from lit_fed.callbacks import Checkpoint
 from lit_fed.data import Arrays
-from lit_fed.engine.storage.state_bytes import packed, unpacked
+from lit_fed.engine.storage.packs import checksum, read_pack, write_pack
 from lit_fed.errors import CheckpointError, ClientFailure
 from lit_fed.methods import Ditto, FedAvg, FedPer, FedRep, Moon
 from lit_fed.participation import UniformParticipation
@@ -177,27 +176,31 @@ def test_the_same_data_read_again_are_the_same(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- clients' states
 
 
-def pack_of(run: Path) -> tuple[Path, list[bytes]]:
+def pack_of(run: Path) -> tuple[Path, dict[str, dict[str, torch.Tensor]]]:
     """The file of the clients' states of a run of one round, and what each client has in it."""
     (path,) = (run / "checkpoints" / "clients").iterdir()
-    content = path.read_bytes()
-    each = len(content) // 3  # states of one layout
-    assert len(content) == 3 * each
-    return path, [content[each * client_id : each * (client_id + 1)] for client_id in range(3)]
+    return path, read_pack(path, ["0", "1", "2"])
 
 
 def test_a_damaged_state_is_found_before_anything_is_written(tmp_path: Path) -> None:
-    path, blobs = pack_of(federation(tmp_path, 1).log_dir)
-    state = unpacked(blobs[0])
-    name = next(iter(state))
-    for blob, why in (
-        (packed("0", {}), r"/0\.r0\.states: it differs from what the run wrote"),
-        (packed("0", state | {name: state[name].flatten()[:1]}), r"/0\.r0\.states: it differs from what the run wrote"),
-        (packed("1", state), r"/clients: 0\.r0\.states of round 0 holds none"),
-        (blobs[0][:-10], r"/0\.r0\.states: it differs from what the run wrote"),
-        (blobs[0][:-50], r"/0\.r0\.states: it is damaged from byte 0 on"),
+    path, states = pack_of(federation(tmp_path, 1).log_dir)
+    state, name, content = states["0"], next(iter(states["0"])), path.read_bytes()
+    write_pack(path, {"0": {}})
+    empty = path.read_bytes()
+    write_pack(path, {"0": state | {name: state[name].flatten()[:1]}})
+    short = path.read_bytes()
+    write_pack(path, states | {"0": states["1"]})
+    another = path.read_bytes()
+    write_pack(path, {client: states[client] for client in ("1", "2")})
+    for damaged, why in (
+        (empty, r"/0\.r0\.states: it differs from what the run wrote"),
+        (short, r"/0\.r0\.states: it differs from what the run wrote"),
+        (another, r"/0\.r0\.states: it differs from what the run wrote"),
+        (path.read_bytes(), r"/clients: 0\.r0\.states of round 0 holds none"),
+        (content[:-10], r"/0\.r0\.states: it is no pack of states: .*"),
+        (content[:50], r"/0\.r0\.states: it is no pack of states: .*"),
     ):
-        path.write_bytes(b"".join([blob, *blobs[1:]]))
+        path.write_bytes(damaged)
         message = rf"the state of client 0 cannot be read from .*{why}$"
         refused(tmp_path, message, lambda: federation(tmp_path, 2, ckpt_path="last"))
     path.unlink()
@@ -209,8 +212,8 @@ def test_a_damaged_state_is_found_before_anything_is_written(tmp_path: Path) -> 
 
 
 def test_a_damaged_state_of_a_later_client_stops_the_run_with_its_id(tmp_path: Path) -> None:
-    path, blobs = pack_of(federation(tmp_path, 1).log_dir)
-    path.write_bytes(b"".join([blobs[0], packed("1", unpacked(blobs[2])), *blobs[2:]]))
+    path, states = pack_of(federation(tmp_path, 1).log_dir)
+    write_pack(path, states | {"1": states["2"]})
     with pytest.raises(
         ClientFailure,
         match=r"client 1 failed in round 1: the state of client 1 .* it differs from what the run wrote$",
@@ -241,14 +244,15 @@ def test_a_state_of_another_layout_is_refused_though_its_checksum_fits(
         return fit(tmp_path, module, Threes(3), Wandering(), max_rounds=rounds, executor=executor, **kwargs)
 
     folder = run(1).log_dir
-    path, blobs = pack_of(folder)
-    state = unpacked(blobs[client_id])
-    blobs[client_id] = packed(str(client_id), state | {entry: change(state[entry])})
-    path.write_bytes(b"".join(blobs))
+    path, states = pack_of(folder)
+    state = states.pop(str(client_id))
+    made = {name: tensor.contiguous() for name, tensor in (state | {entry: change(state[entry])}).items()}
+    write_pack(path, states)
+    write_pack(path.with_name(f"9.{path.name.partition('.')[2]}"), {str(client_id): made})
     last = folder / "checkpoints" / "last.ckpt"
     content = torch.load(last, weights_only=True)
     assert content["clients"][client_id].tolist()[0] == client_id
-    content["clients"][client_id, 1] = crc32(blobs[client_id])  # of round 0
+    content["clients"][client_id, 1] = checksum(str(client_id), made)  # of round 0
     torch.save(content, last)
     name = entry.removeprefix("state/")
     message = rf"the state of client {client_id} belongs to another .* it differs in '{name}': {told}"

@@ -18,7 +18,7 @@ from lit_fed.callbacks import Callback, Checkpoint, RoundRecord
 from lit_fed.engine.loop.checkpoint import read_checkpoint
 from lit_fed.engine.loop.run import Run
 from lit_fed.engine.storage.index import read_table
-from lit_fed.engine.storage.packs import PackedFiles
+from lit_fed.engine.storage.packs import VersionedFiles
 from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.errors import CheckpointError
 from lit_fed.methods import Ditto, FedAvg
@@ -30,7 +30,7 @@ from tests.support import Threes, Wanderer, Wandering, assert_same, fit, kept, r
 def named_files(folder: Path) -> set[str]:
     """The client states that the checkpoints of a folder name, as the packs that hold them."""
     indices = [read_table(read_checkpoint(path)["clients"]) for path in folder.glob("*.ckpt")]
-    packs = PackedFiles(folder / "clients")
+    packs = VersionedFiles(folder / "clients")
     named = {(name, version[0]) for index in indices for name, version in index.items()}
     assert named <= set(packs.rounds())
     return {packs.path(*one).name for one in named}

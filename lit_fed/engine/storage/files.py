@@ -1,143 +1,21 @@
-"""Files written whole or not at all, and versioned files of tensors."""
+"""Files written whole or not at all."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile, is_zipfile
-from zlib import crc32
 
 import torch
 from torch import Tensor
 
-from lit_fed.engine.storage.state_bytes import State, StateBytes, is_not
 from lit_fed.errors import CheckpointError, ConfigError, UnreadableFile
-from lit_fed.file_names import is_file_name
 from lit_fed.tensors import map_tensors
-
-Version = tuple[int, int]
-"""A state's round and the CRC-32 of its bytes, which detects accidents, not attacks."""
-Packs = dict[int, dict[str, dict[str, tuple[int, int]]]]
-"""Offset and length of each state, by round and file name."""
-
-
-class VersionedFiles:
-    """Clients' states, a file ``<name>.r<round>.safetensors`` each, with the client's name inside.
-
-    Args:
-        directory: Their folder, created with the first file. None refuses to write.
-    """
-
-    def __init__(self, directory: Path | None = None) -> None:
-        self.directory = directory
-        self.bytes = StateBytes()
-
-    def read(self, name: str, version: Version) -> State:
-        """Read a version.
-
-        Raises:
-            CheckpointError: If its file is missing, damaged, another client's, or differs from the written content.
-        """
-        path = self.path(name, version[0])
-        try:
-            blob = path.read_bytes()
-        except OSError as error:
-            raise unreadable(name, path, str(error.strerror)) from error
-        if crc32(blob) != version[1]:
-            raise unreadable(name, path, is_not(name, blob))
-        return self._decoded(name, blob, path)
-
-    def _decoded(self, name: str, blob: bytes, path: Path) -> State:
-        """Decode bytes whose checksum fits; forged bytes may fit too, and raise a `CheckpointError` here."""
-        try:
-            return self.bytes.decode(name, blob)
-        except Exception as error:  # the reader fails in a dozen ways
-            raise unreadable(name, path, f"it is no state: {' '.join(str(error).split())[:100]}") from error
-
-    def read_ahead(self, versions: Mapping[str, Version]) -> dict[str, State]:
-        """Read in advance the versions, by name, that are faster to read together; skip the unreadable."""
-        return {}
-
-    def write(self, name: str, round_idx: int, state: Mapping[str, Tensor]) -> Version:
-        """Write a version of contiguous tensors, at the latest with `flush`.
-
-        Raises:
-            CheckpointError: If the disk is full, the folder is not writable, or safetensors lacks a dtype.
-        """
-        blob = self.bytes.encode(name, state)
-        with in_place_of(self.path(name, round_idx)) as temporary:
-            temporary.write_bytes(blob)
-        return round_idx, crc32(blob)
-
-    def flush(self) -> Packs:
-        """Write buffered states; return the packs written since the last call, for `take`."""
-        return {}
-
-    def take(self, packs: Packs) -> None:
-        """Register the packs of some process, which replace these clients' states of the same round."""
-
-    def forget(self, gone: Iterable[tuple[str, int]], delete: bool) -> None:
-        """Drop versions that nobody needs; one process also deletes them."""
-        if delete:
-            for name, round_idx in gone:
-                self.delete(name, round_idx)
-
-    def delete(self, name: str, round_idx: int) -> None:
-        """Delete a version, if it exists."""
-        self.path(name, round_idx).unlink(missing_ok=True)
-
-    def copy(self, name: str, version: Version, source: VersionedFiles) -> None:
-        """Copy a version from another folder.
-
-        Raises:
-            CheckpointError: If it does not exist, or cannot be copied.
-        """
-        origin, target = source.path(name, version[0]), self.path(name, version[0])
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(origin, target)
-        except OSError as error:
-            raise CheckpointError(f"cannot copy {origin} to {target}: {error.strerror}") from error
-
-    def rounds(self) -> Iterator[tuple[str, int]]:
-        """Name and round of every stored version."""
-        for path in self.directory.glob("*.r*.safetensors") if self.directory is not None else ():
-            name, _, round_idx = path.stem.rpartition(".r")
-            if round_idx.isdecimal() and not name.startswith("."):
-                yield name, int(round_idx)
-
-    def path(self, name: str, round_idx: int) -> Path:
-        """The file of a version.
-
-        Raises:
-            CheckpointError: If there is no folder, or the name would leave it.
-        """
-        return self.folder_of(name) / f"{name}.r{round_idx}.safetensors"
-
-    def folder_of(self, name: str) -> Path:
-        """The folder, for a client's file.
-
-        Raises:
-            CheckpointError: If there is no folder, or the name would leave it.
-        """
-        if self.directory is None:
-            raise CheckpointError(
-                "the checkpoint lies outside of its run's folder, which holds the clients' states; use it where the "
-                "run left it"
-            )
-        if not is_file_name(name):
-            raise CheckpointError(f"client name {name!r} would place its state outside of the run's folder; rename it")
-        return self.directory
-
-
-def unreadable(name: str, path: Path, why: str) -> CheckpointError:
-    """The error for a client's state that cannot be read."""
-    return CheckpointError(f"the state of client {name} cannot be read from {path}: {why}")
 
 
 @contextmanager
@@ -153,7 +31,7 @@ def unreadable_named(path: Path) -> Iterator[None]:
 
 _RUN_FILES = (
     r"(?:config(?:\.until_round_[0-9]+)?\.yaml|metrics\.csv|clients\.csv|partition\.json|cell\.json"
-    r"|left_out\.png|pseudo_map\.png|privacy\.md|.+\.(?:ckpt|apart|states|safetensors))"
+    r"|left_out\.png|pseudo_map\.png|privacy\.md|.+\.(?:ckpt|apart|states))"
 )
 """Names of the files that a run or a study writes by `in_place_of`."""
 

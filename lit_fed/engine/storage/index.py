@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.engine.storage.files import Version
+from lit_fed.engine.storage.packs import Version
 
 _LATE = "late-"
 _CHECKSUM_BITS = 32

@@ -1,90 +1,101 @@
-"""States of many clients in few files: creating a file takes longer than writing a small state.
+"""Clients' states in versioned files: packs of many, as creating a file takes longer than writing a small state.
 
-A pack ``<client>.r<round>.states`` concatenates states of one round, each in safetensors' format with its client's
-name; the pack is named after its first client. States are buffered up to 8 MB or the end of the round. A pack of which
-less than half is needed is rewritten without the rest, so a folder takes at most twice the needed space, and a state is
-written at most twice on average.
+A pack ``<client>.r<round>.states`` is a safetensors file of states of one round with the same names, dtypes and shapes.
+Their tensors are stacked, a row per client; the metadata name the clients in the order of the rows, and the pack is
+named after the first. States are buffered up to 8 MB or the end of the round. A pack of which less than half is needed
+is rewritten without the rest, so a folder takes at most twice the needed space, and a state is written at most twice on
+average.
 """
 
 from __future__ import annotations
 
-import os
-import struct
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
 
+import safetensors.torch
+import torch
+from safetensors import safe_open
 from torch import Tensor
-from typing_extensions import override
 
-from lit_fed.engine.storage.files import Packs, Version, VersionedFiles, in_place_of, unreadable
-from lit_fed.engine.storage.state_bytes import State, about, extent, is_not
+from lit_fed.engine.storage.files import in_place_of
 from lit_fed.errors import CheckpointError
+from lit_fed.file_names import is_file_name
+
+State = dict[str, Tensor]
+Version = tuple[int, int]
+"""A state's round and its `checksum`, which detects accidents, not attacks."""
+Packs = dict[int, dict[str, set[str]]]
+"""The clients of each pack, by round and file name."""
 
 _ENDING = ".states"
 _MOST_BYTES = 2**23  # buffered in memory
 
 
-class PackedFiles(VersionedFiles):
-    """Versioned states, packed by round; see `VersionedFiles`."""
+class VersionedFiles:
+    """Clients' states by round, in packs.
+
+    Args:
+        directory: Their folder, created with the first file. None refuses to write.
+    """
 
     def __init__(self, directory: Path | None = None) -> None:
-        super().__init__(directory)
-        self._held: dict[int, dict[str, bytes]] = {}  # by round and name
+        self.directory = directory
+        self._held: dict[str, tuple[int, State]] = {}  # by client
         self._num_held = 0
         self._written: Packs = {}
         self._packs: Packs = {}  # a round that was killed and rerun has a state in two
         self._unread: dict[int, list[str]] | None = None  # by round: packs found in the folder, not yet scanned
-        self._damaged: dict[str, str] = {}  # by pack: why a part of it cannot be read
+        self._sizes: dict[str, int] = {}  # by pack: clients in the file
+        self._damaged: dict[str, str] = {}  # by pack: why it cannot be read
         self._touched: set[tuple[int, str]] = set()
 
-    @override
-    def read(self, name: str, version: Version) -> State:
-        return self._decoded(name, self._find(name, version), self.path(name, version[0]))
+    # ------------------------------------------------------------------ writing
 
-    @override
-    def read_ahead(self, versions: Mapping[str, Version]) -> dict[str, State]:
-        places: dict[str, list[tuple[tuple[int, int], str]]] = {}
-        for name, (round_idx, _) in versions.items():
-            self._scan(round_idx)
-            for file, spans in self._packs.get(round_idx, {}).items():
-                if name in spans:
-                    places.setdefault(file, []).append((spans[name], name))
-        blobs = {}
-        for file, found in places.items():
-            with suppress(OSError), open(f"{self.directory}{os.sep}{file}", "rb") as stream:
-                for (start, length), name in sorted(found):
-                    stream.seek(start)
-                    blob = stream.read(length)
-                    if crc32(blob) == versions[name][1]:
-                        blobs[name] = blob
-        return self.bytes.decode_all(blobs)
-
-    @override
     def write(self, name: str, round_idx: int, state: Mapping[str, Tensor]) -> Version:
-        blob = self.bytes.encode(name, state)
-        self._hold(name, round_idx, blob)
-        return round_idx, crc32(blob)
+        """Write a version of contiguous tensors, at the latest with `flush`.
 
-    @override
+        Raises:
+            CheckpointError: If the disk is full, the folder is not writable, or safetensors lacks a dtype.
+        """
+        self.folder_of(name)
+        kept = {entry: tensor.clone() for entry, tensor in state.items()}
+        self._held[name] = round_idx, kept
+        self._num_held += sum(tensor.nbytes for tensor in kept.values())
+        if self._num_held >= _MOST_BYTES:
+            self._write()
+        return round_idx, checksum(name, kept)
+
     def flush(self) -> Packs:
+        """Write buffered states; return the packs written since the last call, for `take`."""
         self._write()
         written, self._written = self._written, {}
         return written
 
-    @override
     def take(self, packs: Packs) -> None:
+        """Register the packs of some process, which replace these clients' states of the same round."""
         for round_idx, files in packs.items():
-            for file, spans in files.items():
+            for file, names in files.items():
                 self._damaged.pop(file, None)
-                for name in spans:
+                for name in names:
                     self._let_go(name, round_idx)
-                self._packs.setdefault(round_idx, {})[file] = dict(spans)
+                self._packs.setdefault(round_idx, {})[file] = set(names)
+                self._sizes[file] = len(names)
 
-    @override
+    def copy(self, name: str, version: Version, source: VersionedFiles) -> None:
+        """Copy a version from another folder, at the latest with `flush`.
+
+        Raises:
+            CheckpointError: If it does not exist, or cannot be copied.
+        """
+        self.write(name, version[0], source.read(name, version))
+
     def forget(self, gone: Iterable[tuple[str, int]], delete: bool) -> None:
+        """Drop versions that nobody needs; one process also deletes them."""
         for name, round_idx in gone:
+            self.folder_of(name)
             self._scan(round_idx)
             self._let_go(name, round_idx)
         for round_idx, file in self._touched:
@@ -96,105 +107,122 @@ class PackedFiles(VersionedFiles):
                 del self._packs[round_idx]
         self._touched = set()
 
-    @override
-    def delete(self, name: str, round_idx: int) -> None:
-        self.forget([(name, round_idx)], delete=True)
-
-    @override
-    def copy(self, name: str, version: Version, source: VersionedFiles) -> None:
-        assert isinstance(source, PackedFiles)
-        self._hold(name, version[0], source._find(name, version))
-
-    @override
-    def rounds(self) -> Iterator[tuple[str, int]]:
-        for round_idx in list(self._look()):
-            self._scan(round_idx)
-        for round_idx, files in self._packs.items():
-            yield from ((name, round_idx) for name in {name: None for spans in files.values() for name in spans})
-
-    @override
-    def path(self, name: str, round_idx: int) -> Path:
-        """The pack of a version, or the one that would be named after it."""
-        files = self._packs.get(round_idx, {})
-        called = f"{name}.r{round_idx}{_ENDING}"
-        return self.folder_of(name) / next((file for file, spans in files.items() if name in spans), called)
-
-    # ------------------------------------------------------------------ writing
-
-    def _hold(self, name: str, round_idx: int, blob: bytes) -> None:
-        self.folder_of(name)
-        self._held.setdefault(round_idx, {})[name] = blob
-        self._num_held += len(blob)
-        if self._num_held >= _MOST_BYTES:
-            self._write()
-
     def _write(self) -> None:
-        for round_idx, blobs in self._held.items():
-            file = f"{next(iter(blobs))}.r{round_idx}{_ENDING}"
-            self._written.setdefault(round_idx, {})[file] = self._put(file, blobs)
+        alike: dict[tuple[int, object], dict[str, State]] = {}
+        for name, (round_idx, state) in self._held.items():
+            layout = tuple([(entry, tensor.dtype, tensor.shape) for entry, tensor in state.items()])
+            alike.setdefault((round_idx, layout), {})[name] = state
+        for (round_idx, _), states in alike.items():
+            file = f"{next(iter(states))}.r{round_idx}{_ENDING}"
+            write_pack(self._at(file), states)
+            self._written.setdefault(round_idx, {})[file] = set(states)
         self._held, self._num_held = {}, 0
 
-    def _put(self, file: str, blobs: Mapping[str, bytes]) -> dict[str, tuple[int, int]]:
-        with in_place_of(self._at(file)) as temporary, open(temporary, "wb") as stream:
-            stream.writelines(blobs.values())
-        spans, place = {}, 0
-        for name, blob in blobs.items():
-            spans[name] = (place, len(blob))
-            place += len(blob)
-        return spans
-
     def _let_go(self, name: str, round_idx: int) -> None:
-        for file, spans in self._packs.get(round_idx, {}).items():
-            if spans.pop(name, None) is not None:
+        for file, names in self._packs.get(round_idx, {}).items():
+            if name in names:
+                names.remove(name)
                 self._touched.add((round_idx, file))
 
     def _tidy(self, round_idx: int, file: str) -> None:
         """Delete an unneeded pack, and rewrite one that is needed by less than half."""
-        path, spans = self._at(file), self._packs[round_idx][file]
+        path, names = self._at(file), self._packs[round_idx][file]
         if file in self._damaged:  # its other states are unknown
             return
-        if not spans:
+        if not names:
             path.unlink(missing_ok=True)
-        elif path.is_file() and 2 * sum(length for _, length in spans.values()) < path.stat().st_size:
-            blobs = {name: self._blob(file, span) for name, span in spans.items()}
-            with suppress(CheckpointError):  # a full disk is reported when a state must be written
-                self._packs[round_idx][file] = self._put(file, blobs)
+        elif 2 * len(names) < self._sizes[file]:
+            with suppress(Exception):  # what cannot be read or written is reported when a state of it is needed
+                write_pack(path, read_pack(path, names))
+                self._sizes[file] = len(names)
 
     # ------------------------------------------------------------------ reading
 
-    def _find(self, name: str, version: Version) -> bytes:
-        round_idx, checksum = version
+    def read(self, name: str, version: Version) -> State:
+        """Read a version.
+
+        Raises:
+            CheckpointError: If its file is missing, damaged, or differs from the written content.
+        """
+        round_idx, expected = version
+        self.folder_of(name)
         self._scan(round_idx)
         why = ""
-        for looked_again in (False, True):
-            for file, spans in self._packs.get(round_idx, {}).items():
-                if name not in spans:
-                    continue
-                if looked_again:  # another process may have rewritten it
-                    spans |= {one: span for one, span in self._spans(file).items() if one in spans}
-                try:
-                    blob = self._blob(file, spans[name])
-                except OSError as error:
-                    why = str(error.strerror)
-                    continue
-                if crc32(blob) == checksum:
-                    return blob
-                why = is_not(name, blob)
-        raise unreadable(name, self.path(name, round_idx), why) if why else self._absent(name, round_idx)
+        for file, names in self._packs.get(round_idx, {}).items():
+            if name not in names:
+                continue
+            try:
+                state = read_pack(self._at(file), [name]).get(name)
+            except Exception as error:  # damaged bytes make the reader fail in a dozen ways
+                why = _reason(error)
+                continue
+            if state is not None and checksum(name, state) == expected:
+                return state
+            why = "it differs from what the run wrote"
+        raise self._unreadable(name, self.path(name, round_idx), why) if why else self._absent(name, round_idx)
+
+    def read_ahead(self, versions: Mapping[str, Version]) -> dict[str, State]:
+        """Read in advance the versions, by name, that are faster to read together; skip the unreadable."""
+        places: dict[str, list[str]] = {}
+        for name, (round_idx, _) in versions.items():
+            self._scan(round_idx)
+            for file, names in self._packs.get(round_idx, {}).items():
+                if name in names:
+                    places.setdefault(file, []).append(name)
+        found = dict[str, State]()
+        for file, wanted in places.items():
+            with suppress(Exception):  # `read` reports it
+                states = read_pack(self._at(file), wanted)
+                found |= {name: state for name, state in states.items() if checksum(name, state) == versions[name][1]}
+        return found
+
+    def rounds(self) -> Iterator[tuple[str, int]]:
+        """Name and round of every stored version."""
+        for round_idx in list(self._look()):
+            self._scan(round_idx)
+        for round_idx, files in self._packs.items():
+            yield from ((name, round_idx) for name in dict.fromkeys(name for names in files.values() for name in names))
+
+    def path(self, name: str, round_idx: int) -> Path:
+        """The pack of a version, or the one that would be named after it.
+
+        Raises:
+            CheckpointError: If there is no folder, or the name would leave it.
+        """
+        files = self._packs.get(round_idx, {})
+        called = f"{name}.r{round_idx}{_ENDING}"
+        return self.folder_of(name) / next((file for file, names in files.items() if name in names), called)
+
+    def folder_of(self, name: str) -> Path:
+        """The folder, for a client's file.
+
+        Raises:
+            CheckpointError: If there is no folder, or the name would leave it.
+        """
+        if self.directory is None:
+            raise CheckpointError(
+                "the checkpoint lies outside of its run's folder, which holds the clients' states; use it where the "
+                "run left it"
+            )
+        if not is_file_name(name):
+            raise CheckpointError(f"client name {name!r} would place its state outside of the run's folder; rename it")
+        return self.directory
+
+    def _at(self, file: str) -> Path:
+        assert self.directory is not None  # else the pack would not exist
+        return self.directory / file
 
     def _absent(self, name: str, round_idx: int) -> CheckpointError:
         """The error for a state that no pack holds; a damaged pack of its round may have held it."""
         files = list(self._packs.get(round_idx, {}))
         if damaged := [file for file in files if file in self._damaged]:
-            return unreadable(name, self._at(damaged[0]), self._damaged[damaged[0]])
+            return self._unreadable(name, self._at(damaged[0]), self._damaged[damaged[0]])
         held = ", ".join([*files[:3], *(["…"] if files[3:] else [])])
         why = f"{held} of round {round_idx} hold{'' if files[1:] else 's'} none"
-        return unreadable(name, self.folder_of(name), why if files else f"no pack of round {round_idx} is there")
+        return self._unreadable(name, self.folder_of(name), why if files else f"no pack of round {round_idx} is there")
 
-    def _blob(self, file: str, span: tuple[int, int]) -> bytes:
-        with open(f"{self.directory}{os.sep}{file}", "rb", buffering=0) as stream:  # faster than a `Path`
-            stream.seek(span[0])
-            return stream.read(span[1])
+    def _unreadable(self, name: str, path: Path, why: str) -> CheckpointError:
+        return CheckpointError(f"the state of client {name} cannot be read from {path}: {why}")
 
     def _look(self) -> dict[int, list[str]]:
         """Packs in the folder that are not registered, by round; the folder is listed once."""
@@ -211,28 +239,63 @@ class PackedFiles(VersionedFiles):
         for file in self._look().pop(round_idx, ()):
             files = self._packs.setdefault(round_idx, {})
             if file not in files:
-                files[file] = self._spans(file)
+                try:
+                    files[file] = set(clients_of(self._at(file)))
+                except Exception as error:  # damaged bytes make the reader fail in a dozen ways
+                    files[file], self._damaged[file] = set(), _reason(error)
+                self._sizes[file] = len(files[file])
 
-    def _at(self, file: str) -> Path:
-        assert self.directory is not None  # else the pack would not exist
-        return self.directory / file
 
-    def _spans(self, file: str) -> dict[str, tuple[int, int]]:
-        """Offset and length of each client's state in a pack, up to the first damaged one."""
-        spans: dict[str, tuple[int, int]] = {}
-        place = 0
-        try:
-            with open(self._at(file), "rb") as stream:
-                size = os.fstat(stream.fileno()).st_size
-                if not size:
-                    self._damaged[file] = "it is empty"
-                while mark := stream.read(8):
-                    head = stream.read(min(size, *struct.unpack("<Q", mark)))
-                    end = stream.tell() + extent(head, size - stream.tell())
-                    spans[str(about(mark + head)["client"])] = (place, end - place)
-                    place = stream.seek(end)
-        except OSError as error:
-            self._damaged[file] = str(error.strerror)
-        except Exception:  # damaged bytes make the reader fail in a dozen ways
-            self._damaged[file] = f"it is damaged from byte {place} on"
-        return spans
+def checksum(owner: str, state: Mapping[str, Tensor]) -> int:
+    """The CRC-32 of a state's owner, layout and contiguous values."""
+    layout = [[name, str(tensor.dtype), *tensor.shape] for name, tensor in state.items()]
+    found = crc32(json.dumps([owner, layout]).encode())
+    for tensor in state.values():
+        found = crc32(tensor.view(-1).view(torch.uint8).numpy().data, found)
+    return found
+
+
+def write_pack(path: Path, states: Mapping[str, State]) -> None:
+    """Write states of one layout, by client.
+
+    Raises:
+        CheckpointError: If the disk is full, the folder is not writable, or safetensors lacks a dtype.
+    """
+    names = list(next(iter(states.values())))
+    about = json.dumps({"clients": list(states), "names": names})  # one entry, as their order is not fixed
+    try:
+        columns = {name: torch.stack([state[name] for state in states.values()]) for name in names}
+        content = safetensors.torch.save(columns, {"state": about})
+    except KeyError as error:  # such as complex128
+        raise CheckpointError(
+            f"the state of client {next(iter(states))} does not fit into safetensors: {' '.join(str(error).split())}"
+        ) from error
+    with in_place_of(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def read_pack(path: Path, clients: Iterable[str]) -> dict[str, State]:
+    """The states in a pack of some clients, without those that it does not hold; they share memory."""
+    with safe_open(path, "pt") as pack:
+        names, rows = _contents(pack.metadata())
+        places = {client: rows[client] for client in clients if client in rows}
+        chosen = torch.tensor(list(places.values()), dtype=torch.int64)
+        columns = {name: pack.get_tensor(name)[chosen] for name in names}
+    return {client: {name: column[at] for name, column in columns.items()} for at, client in enumerate(places)}
+
+
+def clients_of(path: Path) -> list[str]:
+    """The clients of a pack."""
+    with safe_open(path, "pt") as pack:
+        return list(_contents(pack.metadata())[1])
+
+
+def _contents(metadata: Mapping[str, str]) -> tuple[list[str], dict[str, int]]:
+    """The names of a state's tensors in their order, and the row of every client."""
+    about = json.loads(metadata["state"])
+    return [str(name) for name in about["names"]], {str(client): row for row, client in enumerate(about["clients"])}
+
+
+def _reason(error: Exception) -> str:
+    strerror = error.strerror if isinstance(error, OSError) else None
+    return strerror or f"it is no pack of states: {' '.join(str(error).split())[:100]}"

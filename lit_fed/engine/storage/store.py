@@ -16,9 +16,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_fed.engine.storage.files import Packs, Version, VersionedFiles, remove_half_written
+from lit_fed.engine.storage.files import remove_half_written
 from lit_fed.engine.storage.index import VersionIndex
-from lit_fed.engine.storage.state_bytes import State
+from lit_fed.engine.storage.packs import Packs, State, Version, VersionedFiles
 from lit_fed.engine.wire.payload import ClientUpdate, Payload, is_finite, layout_of
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import CheckpointError
@@ -61,7 +61,7 @@ class ClientStore:
         """The current state, or None. Its tensors must not be changed.
 
         Raises:
-            CheckpointError: If its file is missing, damaged, another client's, or differs from the written content.
+            CheckpointError: If its file is missing, damaged, or differs from the written content.
         """
         name = str(key)
         version = self._index.versions.get(name)
@@ -128,7 +128,7 @@ class ClientStore:
             sent: Payload that the kind receives; equal names have equal dtypes and shapes.
 
         Raises:
-            CheckpointError: If its file is missing, damaged, another client's, or does not hold an update of the model.
+            CheckpointError: If its file is missing, damaged, or does not hold an update of the model.
         """
         state = self.get(f"late-{client_id}")
         if state is None:

@@ -188,7 +188,7 @@ EMPTY = torch.zeros(0, 2, dtype=torch.int64)
 def write(path: Path, **changes: Any) -> Path:
     """A checkpoint as a run writes it, but for what is given; None leaves an entry out."""
     content: dict[str, Any] = {key: {} for key in (*MAPPINGS, "state_dict", "models")}
-    content |= {"lit_fed_format": 5, "round_idx": 0, "seed": 0, "partition": "", "method": "FedAvg", "config": ""}
+    content |= {"lit_fed_format": 6, "round_idx": 0, "seed": 0, "partition": "", "method": "FedAvg", "config": ""}
     content |= {"monitor": None, "clients": EMPTY, "data": {"sha256": ""}} | changes
     torch.save({key: value for key, value in content.items() if value is not None or key == "monitor"}, path)
     return path
@@ -200,9 +200,9 @@ def test_missing_foreign_newer_and_older_files(tmp_path: Path) -> None:
         read_checkpoint(path)
     assert read_checkpoint(write(path))["round_idx"] == 0
     with pytest.raises(CheckpointError, match="written by a newer lit_fed; upgrade the package"):
-        read_checkpoint(write(path, lit_fed_format=6))
+        read_checkpoint(write(path, lit_fed_format=7))
     with pytest.raises(CheckpointError, match="written by an older lit_fed, whose checkpoints had another form"):
-        read_checkpoint(write(path, lit_fed_format=4))
+        read_checkpoint(write(path, lit_fed_format=5))
     for key in ("seed", "metrics"):
         with pytest.raises(CheckpointError, match=f"is not a lit_fed checkpoint: '{key}' is missing"):
             read_checkpoint(write(path, **{key: None}))

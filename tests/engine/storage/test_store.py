@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lit_fed.engine.storage.files import Version, VersionedFiles, write_atomically
+from lit_fed.engine.storage.files import write_atomically
+from lit_fed.engine.storage.packs import Version, VersionedFiles, write_pack
 from lit_fed.engine.storage.store import ClientStore
 from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.engine.wire.workers import Workers
@@ -73,7 +75,8 @@ def test_a_state_becomes_current_with_commit(store: ClientStore) -> None:
     assert value(store, 4) == 1.0  # still the last round's
     store.commit(ALONE, 2)
     assert value(store, 4) == 2.0
-    assert store.state_dict() == {"4": (1, crc32((store.files.directory / "4.r1.safetensors").read_bytes()))}
+    expected = b'["4", [["x", "torch.float32", 3], ["steps", "torch.int64"]]]' + struct.pack("<3fq", 2.0, 2.0, 2.0, 2)
+    assert store.state_dict() == {"4": (1, crc32(expected))}
 
 
 def test_a_dropped_state_is_gone_with_commit(store: ClientStore) -> None:
@@ -104,10 +107,10 @@ def test_what_is_kept_is_a_copy(store: ClientStore) -> None:
     store.commit(ALONE, 1)
     assert value(store, 0) == 1.0
     assert store.files.directory is not None
-    path = store.files.directory / "0.r0.safetensors"
+    path = store.files.directory / "0.r0.states"
     with safe_open(path, "pt") as content:
-        assert json.loads(content.metadata()["state"]) == {"client": "0", "names": ["x"]}
-    assert load_file(path)["x"].tolist() == [1.0, 1.0]
+        assert json.loads(content.metadata()["state"]) == {"clients": ["0"], "names": ["x"]}
+    assert load_file(path)["x"].tolist() == [[1.0, 1.0]]
     blob = path.read_bytes()
     assert len(blob) == 8 + int.from_bytes(blob[:8], "little") + 8  # not the memory behind the view
 
@@ -160,9 +163,9 @@ def test_garbage_keeps_what_kept_checkpoints_name(store: ClientStore) -> None:
         if round_idx == 1:
             best = store.state_dict()
         store.collect_garbage([store.state_dict(), best], delete=True)
-    assert files(store.files.directory) == {"1.r1.safetensors", "1.r3.safetensors"}
+    assert files(store.files.directory) == {"1.r1.states", "1.r3.states"}
     store.collect_garbage([store.state_dict()], delete=True)
-    assert files(store.files.directory) == {"1.r3.safetensors"}
+    assert files(store.files.directory) == {"1.r3.states"}
 
 
 def test_other_processes_forget_without_deleting(store: ClientStore) -> None:
@@ -172,7 +175,7 @@ def test_other_processes_forget_without_deleting(store: ClientStore) -> None:
         store.commit(ALONE, round_idx + 1)
     store.collect_garbage([store.state_dict()], delete=False)
     store.collect_garbage([store.state_dict()], delete=True)
-    assert files(store.files.directory) == {"1.r0.safetensors", "1.r1.safetensors"}
+    assert files(store.files.directory) == {"1.r0.states", "1.r1.states"}
 
 
 def test_leftovers_are_ignored_and_collected(tmp_path: Path) -> None:
@@ -184,7 +187,8 @@ def test_leftovers_are_ignored_and_collected(tmp_path: Path) -> None:
     index = killed.state_dict()
     killed.put(1, state(2.0))  # round 1 never ends
     killed.put(2, state(2.0))
-    (tmp_path / ".3.r1.safetensors.99999.tmp").write_bytes(b"half a sta")
+    killed.files.flush()
+    (tmp_path / ".3.r1.states.99999.tmp").write_bytes(b"half a sta")
     (tmp_path / "notes.txt").write_text("somebody's")
 
     resumed = ClientStore()
@@ -194,20 +198,21 @@ def test_leftovers_are_ignored_and_collected(tmp_path: Path) -> None:
     assert value(resumed, 1) == 1.0
     assert resumed.get(2) is None
     resumed.collect_garbage([index], delete=True)
-    assert files(tmp_path) == {"1.r0.safetensors", "late-1.r0.safetensors", "notes.txt"}
+    assert files(tmp_path) == {"1.r0.states", "notes.txt"}
 
 
 def test_leftover_of_a_round_that_runs_again_is_not_lost(tmp_path: Path) -> None:
     killed = ClientStore()
     killed.open(tmp_path)
     killed.put(2, state(1.0))  # round 0 never ends
+    killed.files.flush()
     resumed = ClientStore()
     resumed.open(tmp_path)
     resumed.find_leftovers()
     resumed.put(2, state(5.0))  # the same file again
     resumed.commit(ALONE, 1)
     resumed.collect_garbage([resumed.state_dict()], delete=True)
-    assert files(tmp_path) == {"2.r0.safetensors"}
+    assert files(tmp_path) == {"2.r0.states"}
     assert value(resumed, 2) == 5.0
 
 
@@ -222,7 +227,7 @@ def test_adopting_another_runs_states(tmp_path: Path) -> None:
     second.load_state_dict(first.state_dict(), 2)
     second.open(tmp_path / "two")
     second.adopt(tmp_path / "one")
-    assert files(tmp_path / "two") == {"1.r1.safetensors", "late-3.r1.safetensors"}
+    assert files(tmp_path / "two") == {"1.r1.states"}
     assert value(second, 1) == 1.0
 
 
@@ -231,9 +236,9 @@ def test_damaged_state_names_client_and_file(store: ClientStore, content: bytes)
     assert store.files.directory is not None
     store.put(5, state(1.0))
     store.commit(ALONE, 1)
-    (store.files.directory / "5.r0.safetensors").write_bytes(content)
+    (store.files.directory / "5.r0.states").write_bytes(content)
     store.load_state_dict(store.state_dict(), 1)
-    with pytest.raises(CheckpointError, match=r"the state of client 5 cannot be read from .*5\.r0\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"the state of client 5 cannot be read from .*5\.r0\.states"):
         store.get(5)
 
 
@@ -246,17 +251,17 @@ def damaged(store: ClientStore) -> Callable[..., str]:
 
     def say(key: str, content: dict[str, Tensor], about: dict[str, str] | None) -> str:
         assert store.files.directory is not None
-        path = store.files.directory / f"{key}.r0.safetensors"
+        path = store.files.directory / "5.r0.states"
         before = path.read_bytes()
-        save_file(content, path, about)
+        save_file({name: tensor[None] for name, tensor in content.items()}, path, about)
         store.load_state_dict(store.state_dict(), 1)
         with pytest.raises(
-            CheckpointError, match=rf"the state of client {key} cannot be read from .*r0\.safetensors: "
+            CheckpointError, match=rf"the state of client {key} cannot be read from .*r0\.states: "
         ) as caught:
             store.pop_update(5, CPU, "model", {}) if key == "late-5" else store.get(key)
         path.write_bytes(before)
         assert "\n" not in str(caught.value)
-        return str(caught.value).partition(".safetensors: ")[2]
+        return str(caught.value).partition(".states: ")[2]
 
     return say
 
@@ -266,7 +271,8 @@ STATE = {"/x": torch.ones(3), "weight": torch.tensor(2.0)}
 
 @pytest.mark.parametrize("key", ["5", "late-5"])
 def test_another_clients_state_is_refused(damaged: Callable[..., str], key: str) -> None:
-    assert damaged(key, STATE, {"state": '{"client": "6", "names": []}'}) == "it is client 6's"
+    about = {"state": json.dumps({"clients": ["6"], "names": list(STATE)})}
+    assert damaged(key, STATE, about) == "it differs from what the run wrote"
 
 
 @pytest.mark.parametrize("key", ["5", "late-5"])
@@ -284,25 +290,29 @@ def test_a_state_of_another_shape_or_value_is_refused(damaged: Callable[..., str
         {"/x": x, "weight": weight, "z": x.clone()},
     ]
     for other in others:
-        about = {"state": json.dumps({"client": key, "names": list(other)})}
+        about = {"state": json.dumps({"clients": [key], "names": list(other)})}
         assert damaged(key, other, about) == "it differs from what the run wrote"
-    for nothing in (None, {"state": "{"}, {"state": "[]"}, {"client": key}):
-        assert damaged(key, STATE, nothing) == "it differs from what the run wrote"
+    for nothing in (None, {"state": "{"}, {"state": "[]"}, {"clients": key}):
+        assert damaged(key, STATE, nothing).startswith("it is no pack of states")
 
 
-def test_swapped_files_are_noticed(store: ClientStore) -> None:
+def test_states_that_changed_clients_are_noticed(store: ClientStore) -> None:
     assert store.files.directory is not None
     for client_id in (5, 6):
         store.put(client_id, state(1.0))  # even where they are the same
     store.commit(ALONE, 1)
     store.load_state_dict(store.state_dict(), 1)
-    five, six = (store.files.directory / f"{client_id}.r0.safetensors" for client_id in (5, 6))
-    content = five.read_bytes()
-    five.write_bytes(six.read_bytes())
-    six.write_bytes(content)
-    for client_id, other in ((5, 6), (6, 5)):
-        with pytest.raises(CheckpointError, match=rf"the state of client {client_id} .*: it is client {other}'s$"):
-            store.get(client_id)
+    path = store.files.directory / "5.r0.states"
+    before = path.read_bytes()
+    swapped = before.replace(rb"[\"5\", \"6\"]", rb"[\"6\", \"5\"]")
+    assert swapped != before
+    path.write_bytes(swapped)
+    assert (value(store, 5), value(store, 6)) == (1.0, 1.0)  # each is found by its name
+    write_pack(path, {"5": state(1.0), "6": state(2.0)})
+    store.load_state_dict(store.state_dict(), 1)
+    assert value(store, 5) == 1.0
+    with pytest.raises(CheckpointError, match=r"the state of client 6 .*: it differs from what the run wrote$"):
+        store.get(6)
 
 
 def test_what_comes_back_is_what_was_kept(tmp_path: Path) -> None:
@@ -334,7 +344,7 @@ def test_adopting_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     store.load_state_dict({"1": (0, 0)}, 1)
     store.open(tmp_path / "two")
     with pytest.raises(
-        CheckpointError, match=r"cannot copy .*one/1\.r0\.safetensors to .*two/1\.r0\.safetensors: No such file"
+        CheckpointError, match=r"the state of client 1 cannot be read from .*one: no pack of round 0 is there"
     ):
         store.adopt(tmp_path / "one")
 
@@ -345,8 +355,9 @@ def test_no_folder() -> None:
 
 
 def test_what_no_file_can_hold_is_named(store: ClientStore) -> None:
+    store.put(7, {"x": torch.zeros(2, dtype=torch.complex128)})
     with pytest.raises(CheckpointError, match=r"the state of client 7 .*complex128"):
-        store.put(7, {"x": torch.zeros(2, dtype=torch.complex128)})
+        store.commit(ALONE, 1)
 
 
 def test_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
