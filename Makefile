@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-long test-all test-floors bad-inputs lint types check federation bench studies-pocket results board docs clean
+.PHONY: help setup quickstart test test-long test-all test-floors bad-inputs lint hints types check federation bench studies-pocket results board docs clean
 
 help:  ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -53,6 +53,9 @@ lint: $(STAMP)  ## Check style, formatting, spelling and which room imports whic
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 	$(BIN)/lint-imports
+
+hints: $(STAMP)  ## Print the commonest slips of language, before a commit: hints, not faults
+	$(BIN)/python -m tests.plain_english what-summary is-no has-not otherwise pronoun what-is so-many inverted error-colon
 
 types: $(STAMP)  ## Check types
 	$(BIN)/mypy

@@ -264,7 +264,7 @@ class FederatedTrainer:
         datamodule: FederatedDataModule,
         algorithm: Algorithm[Any],
         ckpt_path: str | None = None,
-        client_id: str | None = None,
+        client: str | None = None,
         client_position: int | None = None,
         output: str = "predictions.csv",
         inputs: str | None = None,
@@ -277,7 +277,7 @@ class FederatedTrainer:
             datamodule: The population.
             algorithm: The method.
             ckpt_path: ``last``, ``best``, a file or a run folder; None for the model just trained.
-            client_id: Predict as this client on its own test data: its name, or "0", "1", … for clients without names;
+            client: Predict as this client on its own test data: its name, or "0", "1", … for clients without names;
                 None for the global model.
             client_position: Predict as the client at this position, counted from 0.
             output: Output file: ``.csv`` (a row per sample), ``.npz`` (an array per output) or, of poses, ``.json``.
@@ -288,7 +288,7 @@ class FederatedTrainer:
         def work() -> Path:
             on_first_process(self.fabric, lambda: check_output(Path(output), overwrite))
             run = self._to_read(model, datamodule, algorithm, "predict", ckpt_path)
-            chosen = one_client(run.federation.data, client_id, client_position)
+            chosen = one_client(run.federation.data, client, client_position)
             return predict(run, ckpt_path, chosen, Path(output), None if inputs is None else Path(inputs))
 
         return self._launch(work)

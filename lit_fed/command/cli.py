@@ -30,7 +30,7 @@ from lit_fed.parsing import Parser
 from lit_fed.trainer import FederatedTrainer
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # errors of writing that do not name the file
-_OF_PREDICT = {"client_id", "overwrite"}
+_OF_PREDICT = {"client", "overwrite"}
 
 
 class FederatedCLI(LightningCLI):
@@ -128,7 +128,7 @@ class FederatedCLI(LightningCLI):
     def _add_to_predict(self, parser: ArgumentParser) -> None:
         """Add options that their annotations do not describe: null is a name, and a flag needs no value."""
         parser.add_argument(
-            "--client_id",
+            "--client",
             type=str,
             help="predict as this client on its own test data: its name, or 0, 1, … where clients have no names",
         )

@@ -363,11 +363,11 @@ def named_clients(draw: random.Random) -> Iterator[Case]:
                 Case(f"kinds without one of {names}", kinds([*names[:1]], [*names[1:2]]), write),
                 Case("kinds by a position that is none", kinds([0], [1, 3], "client_positions"), write),
                 Case("kinds by positions that are texts", kinds(["0"], ["1", "2"], "client_positions"), write),
-                Case(f"predict as {absent!r} of {names}", fit(*args, f"--client_id={absent}", name="predict"), write),
+                Case(f"predict as {absent!r} of {names}", fit(*args, f"--client={absent}", name="predict"), write),
                 Case(f"predict at {position}", fit(*args, f"--client_position={position}", name="predict"), write),
                 Case(
                     "predict by name and by position",
-                    fit(*args, f"--client_id={names[0]}", "--client_position=0", name="predict"),
+                    fit(*args, f"--client={names[0]}", "--client_position=0", name="predict"),
                     write,
                 ),
             ]

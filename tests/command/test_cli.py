@@ -106,9 +106,9 @@ def test_evaluation_without_a_model_says_what_to_give(args, expected, capsys):
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["--client_id", "20"], "there is no client 20; clients are 0 to 19"),
-        (["--client_id", "-1"], "there is no client -1; clients are 0 to 19"),
-        (["--client_id", "bob"], "there is no client named 'bob'"),
+        (["--client", "20"], "there is no client 20; clients are 0 to 19"),
+        (["--client", "-1"], "there is no client -1; clients are 0 to 19"),
+        (["--client", "bob"], "there is no client named 'bob'"),
         (["--output", "p.txt"], "--output is 'p.txt'; it must be a .csv, .npz or .json file"),
         (["--output", str(QUICKSTART / "p.csv")], "quickstart.yaml"),
     ],
@@ -196,7 +196,7 @@ def test_what_clients_keep_is_not_looked_for_outside_their_run(capsys):
     fedper = ("-c", ROOT / "configs/method/fedper.yaml", "--trainer.max_rounds", "1")
     main(command("fit", *fedper))
     shutil.copy("lightning_logs/version_0/checkpoints/last.ckpt", "moved.ckpt")
-    line = error_of(command("predict", *fedper, "--ckpt_path", "moved.ckpt", "--client_id", "3"), capsys)
+    line = error_of(command("predict", *fedper, "--ckpt_path", "moved.ckpt", "--client", "3"), capsys)
     assert line == (
         "the checkpoint lies outside of its run's folder, which holds the clients' states; use it where the run left it"
     )
@@ -367,7 +367,7 @@ def test_every_command_runs_and_writes_nothing_to_stderr(run_of_two_rounds, caps
     ckpt = ("--ckpt_path", run_of_two_rounds / "checkpoints" / "last.ckpt")
     main(command("test", *ckpt))
     main(command("validate", *ckpt))
-    main(command("predict", *ckpt, "--client_id", "3", "--output", "client.csv"))
+    main(command("predict", *ckpt, "--client", "3", "--output", "client.csv"))
     main(command("predict", *ckpt, "--output", "all.npz"))
     captured = capsys.readouterr()
     assert captured.err == ""

@@ -32,7 +32,7 @@ def test_a_client_predicts_at_home_what_it_predicts_in_a_simulation(tmp_path: Pa
     made = deploy(lambda root: parts_of(method, root), other, HOMES)
     words = words_of(method, tmp_path / "unused", ROUNDS)
     files = [str(tmp_path / name) for name in ("simulated.csv", "at_home.csv")]
-    main(["predict", *words, "--ckpt_path", str(one), "--client_id", "4", "--output", files[0]])
+    main(["predict", *words, "--ckpt_path", str(one), "--client", "4", "--output", files[0]])
     home = Home(*parts_of(method, tmp_path / "home"), [4], states(other, 1), "predict")
     home.predict(4, Path(files[1]))
     assert Path(files[0]).read_bytes() == Path(files[1]).read_bytes()

@@ -25,7 +25,7 @@ from lit_fed.engine.storage.files import in_place_of, refuse_overwriting
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.errors import CheckpointError, ConfigError, LitFedError, own_traceback, reason
 
-KEYS = Keys("--client_id", "--client_position")
+KEYS = Keys("--client", "--client_position")
 
 
 def check_output(output: Path, overwrite: bool) -> None:
@@ -50,7 +50,7 @@ def one_client(data: FederatedDataModule, name: str | None, position: int | None
     if name is not None and position is not None:
         raise ConfigError(f"{KEYS.name} and {KEYS.position} are both given; give one of them")
     if name is not None and not isinstance(name, str):  # from Python: a name or a position
-        raise ConfigError(f"client_id is {name!r}; give a client's name as a text, or its position as client_position")
+        raise ConfigError(f"client is {name!r}; give a client's name as a text, or its position as client_position")
     found = clients_of(data, KEYS, None if name is None else [name], None if position is None else [position])
     return None if found is None else found[0]
 

@@ -258,8 +258,8 @@ def test_a_file_is_replaced_only_where_that_is_asked_for(tmp_path: Path) -> None
 
 def test_a_position_in_place_of_a_name_is_refused_in_python_too(tmp_path: Path) -> None:
     made, parts = trained(tmp_path, max_rounds=1)
-    with pytest.raises(ConfigError, match=r"client_id is 1; give a client's name as a text, or its position as"):
-        made.predict(*parts, client_id=1)
-    made.predict(*parts, client_id="1", output=str(tmp_path / "name.csv"))
+    with pytest.raises(ConfigError, match=r"client is 1; give a client's name as a text, or its position as"):
+        made.predict(*parts, client=1)
+    made.predict(*parts, client="1", output=str(tmp_path / "name.csv"))
     made.predict(*parts, client_position=1, output=str(tmp_path / "position.csv"))
     assert (tmp_path / "name.csv").read_bytes() == (tmp_path / "position.csv").read_bytes()

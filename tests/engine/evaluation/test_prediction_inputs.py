@@ -66,7 +66,7 @@ def test_a_table_of_ones_own_with_the_names_of_classes(tmp_path: Path) -> None:
 def test_targets_of_a_table_come_along_where_it_has_them(tmp_path: Path) -> None:
     path = plants(tmp_path)
     made, parts = trained(tmp_path, classifier(2), Table(path, "kind", client="site"))
-    made.predict(*parts, output=str(tmp_path / "p.npz"), inputs=path, client_id="ulm")
+    made.predict(*parts, output=str(tmp_path / "p.npz"), inputs=path, client="ulm")
     saved = np.load(tmp_path / "p.npz")
     assert saved["class_names"].tolist() == ["a rose, red", "tulip"]
     assert saved["label"].tolist() == [0 if i % 3 else 1 for i in range(80)]
@@ -133,7 +133,7 @@ def test_images_from_folders_have_the_names_of_their_classes_and_clients(tmp_pat
     Image.fromarray(np.full((9, 7), 250, np.uint8)).save(tmp_path / "new" / "grey.jpg")
     for inputs in (tmp_path / "new", tmp_path / "new" / "grey.jpg"):
         output = str(tmp_path / f"{inputs.name}.csv")
-        (row,) = rows(made.predict(*parts, client_id="berlin", output=output, inputs=str(inputs)))
+        (row,) = rows(made.predict(*parts, client="berlin", output=output, inputs=str(inputs)))
         assert Path(row["file"]).name == "grey.jpg"
         assert row["prediction_name"] == ["dark", "light"][int(row["prediction"])]
     np.savez(tmp_path / "new.npz", x=np.full((2, 3, 4, 4), 250, np.uint8))
@@ -154,26 +154,26 @@ def test_from_the_command_line_by_a_clients_name(tmp_path: Path, capsys: Any) ->
     (tmp_path / "new.csv").write_text("wide,high\n1,11\n", encoding="utf-8")
     again = ["predict", "-c", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints" / "best.ckpt")]
     again += ["--inputs", str(tmp_path / "new.csv"), "--output", str(tmp_path / "p.csv")]
-    for client in (["--client_id", "berlin"], ["--client_position", "0"]):
+    for client in (["--client", "berlin"], ["--client_position", "0"]):
         main([*again, *client, "--overwrite"])
         assert len(rows(tmp_path / "p.csv")) == 1
     before = (tmp_path / "p.csv").read_bytes()
-    assert error_of([*again, "--client_id", "berlin"], capsys) == (
+    assert error_of([*again, "--client", "berlin"], capsys) == (
         f"{tmp_path / 'p.csv'} exists; name another file with --output, or replace it with --overwrite"
     )
     assert (tmp_path / "p.csv").read_bytes() == before
     again.append("--overwrite")
-    assert error_of([*again, "--client_id", "berln"], capsys) == (
-        "--client_id: there is no client named 'berln'; did you mean berlin?"
+    assert error_of([*again, "--client", "berln"], capsys) == (
+        "--client: there is no client named 'berln'; did you mean berlin?"
     )
-    assert error_of([*again, "--client_id", "x"], capsys) == (
-        "--client_id: there is no client named 'x'; clients are berlin, ulm"
+    assert error_of([*again, "--client", "x"], capsys) == (
+        "--client: there is no client named 'x'; clients are berlin, ulm"
     )
-    assert error_of([*again, "--client_id", "0"], capsys) == (
-        "--client_id: there is no client named '0'; clients are berlin, ulm; --client_position takes positions"
+    assert error_of([*again, "--client", "0"], capsys) == (
+        "--client: there is no client named '0'; clients are berlin, ulm; --client_position takes positions"
     )
-    assert error_of([*again, "--client_id", "ulm", "--client_position", "1"], capsys) == (
-        "--client_id and --client_position are both given; give one of them"
+    assert error_of([*again, "--client", "ulm", "--client_position", "1"], capsys) == (
+        "--client and --client_position are both given; give one of them"
     )
     with open(run / "partition.json", encoding="utf-8") as file:
         assert '"name": "berlin"' in file.read()
@@ -197,11 +197,11 @@ def test_a_client_whose_name_is_a_number_is_called_by_it(names: tuple[str, ...],
         main([*again, "--output", str(tmp_path / "p.csv"), "--overwrite", *chosen])
         return {row["label_name"] for row in rows(tmp_path / "p.csv")}
 
-    assert [labels("--client_id", name) for name in names] == [{f"of {name}"} for name in names]
+    assert [labels("--client", name) for name in names] == [{f"of {name}"} for name in names]
     in_order = sorted(names)
     assert [labels(f"--client_position={place}") for place in range(3)] == [{f"of {name}"} for name in in_order]
     for absent in {"0", "1", "001"} - {*names}:
-        assert f"there is no client named {absent!r}; clients are " in error_of([*again, "--client_id", absent], capsys)
+        assert f"there is no client named {absent!r}; clients are " in error_of([*again, "--client", absent], capsys)
 
 
 @pytest.mark.parametrize(
