@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -33,11 +33,6 @@ class LabelFlip(_OnLabels):
     r"""Trains on labels :math:`C - 1 - y` in place of y, for C classes.
 
     Fang, Cao, Jia, Gong: "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning", USENIX Security 2020.
-
-    Args:
-        fraction: See `lit_fed.robust.attack.Attacker`.
-        clients: See there.
-        positions: See there.
     """
 
     @override
@@ -64,9 +59,7 @@ class Backdoor(_OnLabels):
         size: Side of the patch in pixels, or number of features.
         value: Value of the trigger, in the unit of the normalised inputs.
         poisoned: Share of the samples that get the trigger and the target, drawn anew for every batch.
-        fraction: See `lit_fed.robust.attack.Attacker`.
-        clients: See there.
-        positions: See there.
+        kwargs: The attackers, as for `lit_fed.robust.attack.Attacker`.
     """
 
     def __init__(
@@ -75,11 +68,9 @@ class Backdoor(_OnLabels):
         size: int = 2,
         value: float = 2.0,
         poisoned: float = 0.5,
-        fraction: float | None = None,
-        clients: Sequence[str | int] | None = None,
-        positions: Sequence[int] | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(fraction, clients, positions)
+        super().__init__(**kwargs)
         check_range("trainer.attack.target", target, least=0)
         check_range("trainer.attack.size", size, least=1)
         check_range("trainer.attack.value", value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -54,19 +53,11 @@ class Scaling(_OnUpdate):
 
     Args:
         factor: The factor.
-        fraction: See `lit_fed.robust.attack.Attacker`.
-        clients: See there.
-        positions: See there.
+        kwargs: The attackers, as for `lit_fed.robust.attack.Attacker`.
     """
 
-    def __init__(
-        self,
-        factor: float = 10.0,
-        fraction: float | None = None,
-        clients: Sequence[str | int] | None = None,
-        positions: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(fraction, clients, positions)
+    def __init__(self, factor: float = 10.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         check_range("trainer.attack.factor", factor)
         self.factor = factor
 
@@ -83,19 +74,11 @@ class SignFlip(_OnUpdate):
 
     Args:
         factor: Length of the sent difference, relative to the honest one.
-        fraction: See `lit_fed.robust.attack.Attacker`.
-        clients: See there.
-        positions: See there.
+        kwargs: The attackers, as for `lit_fed.robust.attack.Attacker`.
     """
 
-    def __init__(
-        self,
-        factor: float = 1.0,
-        fraction: float | None = None,
-        clients: Sequence[str | int] | None = None,
-        positions: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(fraction, clients, positions)
+    def __init__(self, factor: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         check_range("trainer.attack.factor", factor, above=0)
         self.factor = factor
 
@@ -109,19 +92,11 @@ class GaussianNoise(_OnUpdate):
 
     Args:
         std: Standard deviation of every coordinate.
-        fraction: See `lit_fed.robust.attack.Attacker`.
-        clients: See there.
-        positions: See there.
+        kwargs: The attackers, as for `lit_fed.robust.attack.Attacker`.
     """
 
-    def __init__(
-        self,
-        std: float = 1.0,
-        fraction: float | None = None,
-        clients: Sequence[str | int] | None = None,
-        positions: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(fraction, clients, positions)
+    def __init__(self, std: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         check_range("trainer.attack.std", std, above=0)
         self.std = std
 

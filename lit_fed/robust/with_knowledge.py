@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Any
 
@@ -99,23 +98,15 @@ class ALIE(Informed):
     Args:
         z: Number of standard deviations; null for the paper's largest that hides among a majority,
             :math:`\Phi^{-1}((n - f - s) / (n - f))` with :math:`s = \lfloor n / 2 + 1 \rfloor - f`.
-        fraction: See `lit_fed.robust.attack.Attacker`.
-        clients: See there.
-        positions: See there.
+        kwargs: The attackers, as for `lit_fed.robust.attack.Attacker`.
 
     Note:
         σ has n − 1 in its denominator, and is 0 for a single honest update. Where the formula's argument is not within
         0 and 1, z is 0.
     """
 
-    def __init__(
-        self,
-        z: float | None = None,
-        fraction: float | None = None,
-        clients: Sequence[str | int] | None = None,
-        positions: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(fraction, clients, positions)
+    def __init__(self, z: float | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         check_range("trainer.attack.z", z, above=0, null="for the paper's")
         self.z = z
 
@@ -141,19 +132,11 @@ class InnerProduct(Informed):
 
     Args:
         factor: ε.
-        fraction: See `lit_fed.robust.attack.Attacker`.
-        clients: See there.
-        positions: See there.
+        kwargs: The attackers, as for `lit_fed.robust.attack.Attacker`.
     """
 
-    def __init__(
-        self,
-        factor: float = 3.0,
-        fraction: float | None = None,
-        clients: Sequence[str | int] | None = None,
-        positions: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(fraction, clients, positions)
+    def __init__(self, factor: float = 3.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         check_range("trainer.attack.factor", factor, above=0)
         self.factor = factor
 
@@ -166,11 +149,6 @@ class Mimic(Informed):
     """Sends a copy of one honest update: the farthest from the mean along the direction in which they differ most.
 
     Karimireddy, He, Jaggi: "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing", ICLR 2022.
-
-    Args:
-        fraction: See `lit_fed.robust.attack.Attacker`.
-        clients: See there.
-        positions: See there.
 
     Note:
         The paper estimates the direction over its first rounds; here it is that of the round. Of equally far updates
