@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from lit_fed import KeypointEstimator
@@ -75,6 +75,35 @@ def test_joints_are_where_they_are_in_the_original_photographs(tmp_path: Path) -
         assert np.abs(points[:, :2] - place).max() < pixel / 2
         assert found["score"] == pytest.approx(points[:, 2].mean())
     assert Image.open(tmp_path / "joints.png").size[0] > 200
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_joints_are_where_a_turned_photograph_shows_them(tmp_path: Path, orientation: int) -> None:
+    dot(tmp_path / "a.png", 61, 20, size=(80, 200))
+    exif = Image.Exif()
+    exif[274] = orientation
+    with Image.open(tmp_path / "a.png") as file:
+        file.save(tmp_path / "a.png", exif=exif)
+    with Image.open(tmp_path / "a.png") as file:
+        shown = np.asarray(ImageOps.exif_transpose(file))[..., 0]
+    place = np.unravel_index(shown.argmax(), shown.shape)[::-1]
+    data = Puppets(samples_per_client=2, test_samples=2)
+    data.setup()
+    [batch] = data.new_inputs(tmp_path / "a.png").loader
+    model = KeypointEstimator(Brightest(14), num_joints=14, codec=UDP(stride=1), flip_test=False)
+    found = model.predict_step(data.view_of((64, 48))(batch), 0)["keypoints"][0].detach()
+    assert np.abs(found.numpy() - place).max() < 200 / 0.75 / 64 / 2
+
+
+def test_boxes_of_another_photograph_are_refused(tmp_path: Path) -> None:
+    dot(tmp_path / "a.png", 5, 5)
+    content = {
+        "images": [{"id": 1, "file_name": "a.png", "width": 120, "height": 90}],
+        "annotations": [{"id": 1, "image_id": 1, "bbox": [0, 0, 9, 9]}],
+    }
+    (tmp_path / "boxes.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"a.png has 90×120 pixels, upright by .*boxes.json states 120×90; annotate"):
+        photographs(tmp_path, 5, 1.25)
 
 
 def test_a_table_has_a_row_per_joint(tmp_path: Path) -> None:
