@@ -17,6 +17,7 @@ from lit_fed.data.population.naming import in_order, numbered
 from lit_fed.data.pose.album import Album, box_row, read_json, stacked, stated_size
 from lit_fed.data.pose.files import PhotoPose
 from lit_fed.data.pose.skeleton import Skeleton, pairs_by_name
+from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError
 
 
@@ -179,15 +180,15 @@ def read_coco(path: Path, images: Path, padding: float, settings: str, client_ke
         ConfigError: The file is missing or malformed, or a box lies outside of its image.
     """
     content = read_json(path, settings)
+    category = _category(content, path)
     try:
-        category = next(entry for entry in content["categories"] if entry.get("keypoints"))
         listed = {entry["id"]: (entry, str(entry["file_name"])) for entry in content["images"]}
         annotations = list(content["annotations"])
-    except (StopIteration, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{path} is not a file of COCO key points; it needs images, annotations, and a category with keypoints"
-        ) from error
-    skeleton, rows = _skeleton(category, path), []
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _no_coco(path) from error
+    if len(listed) < len(content["images"]):
+        _refuse_shared_numbers(content["images"], path)
+    skeleton, rows, known, repeated = _skeleton(category, path), list[dict[str, Any]](), set[Any](), list[Any]()
     for annotation in annotations:
         if annotation.get("category_id") != category["id"] or annotation.get("iscrowd"):
             continue
@@ -211,8 +212,57 @@ def read_coco(path: Path, images: Path, padding: float, settings: str, client_ke
                     f"{what} and its image {name} have no key {client_key!r}; name the client there, or correct "
                     "data.client_key"
                 )
+        arrays = (row[name].tobytes() for name in ("keypoints", "visible"))
+        person = row["image_id"], row["centre"], row["extent"], row.get("client"), *arrays
+        if person in known:
+            repeated.append(annotation.get("id"))
+            continue
+        known.add(person)
         rows.append(row)
+    if repeated:
+        remark(
+            f"{path}: {len(repeated)} annotations, such as {repeated[0]}, repeat the image, box and joints of another; "
+            "each person counts once"
+        )
     return CocoFile(path, skeleton, rows)
+
+
+def read_skeleton(path: Path, settings: str) -> Skeleton:
+    """The joints of a file in COCO's format, see `read_coco`."""
+    return _skeleton(_category(read_json(path, settings), path), path)
+
+
+def _category(content: Any, path: Path) -> Mapping[str, Any]:
+    """The category with key points.
+
+    Raises:
+        ConfigError: The file has none.
+    """
+    try:
+        found: Mapping[str, Any] = next(entry for entry in content["categories"] if entry.get("keypoints"))
+    except (StopIteration, KeyError, TypeError, AttributeError) as error:
+        raise _no_coco(path) from error
+    return found
+
+
+def _no_coco(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path} is not a file of COCO key points; it needs images, annotations, and a category with keypoints"
+    )
+
+
+def _refuse_shared_numbers(images: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Refuse two files with the same image number.
+
+    Raises:
+        ConfigError: It names both.
+    """
+    names = dict[Any, str]()
+    for entry in images:
+        if (known := names.setdefault(entry["id"], entry["file_name"])) != entry["file_name"]:
+            raise ConfigError(
+                f"{path} lists image {entry['id']} as {known} and as {entry['file_name']}; give each its own id"
+            )
 
 
 def _skeleton(category: Mapping[str, Any], path: Path) -> Skeleton:

@@ -29,6 +29,7 @@ from lit_fed.data.pose.module import PoseDataModule
 from lit_fed.data.pose.new_photographs import photographs
 from lit_fed.data.pose.people import People
 from lit_fed.data.pose.warp import Boxes
+from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError
 
 
@@ -56,6 +57,8 @@ class PhotoPose(PoseDataModule, DatasetModule):
         train, test = self.read_albums()
         for album in (train, test):
             _check_images(album)
+        if len(test.people) and np.isnan(test.people.head_size).all():
+            remark(f"{test.people.source} has no head_size, the length that pck divides by: there is no pck")
         strata = self._strata_of(train.people, test.people)
         if train.clients is not None:
             self._learn_levels(train.people.extent, train.clients)

@@ -44,6 +44,7 @@ def photographs(path: Path, num_joints: int, padding: float) -> Album:
         raise ConfigError(f"{path} is not an image; name photographs, their folder, or a .json or .csv file of boxes")
     else:
         rows, padding = [_whole(number, file) for number, file in enumerate(image_files(path))], 1.0
+        remark(f"{path} has no boxes: one person is found on each of {len(rows)} photographs, even where it shows more")
     joints = {"keypoints": np.zeros((num_joints, 2)), "visible": np.zeros(num_joints), "head_size": np.nan}
     made = [joints | box_row(row["box"], padding) | {"image_id": row["image_id"], "area": np.nan} for row in rows]
     return Album(stacked(made, str(path)), [row["path"] for row in rows])
@@ -96,7 +97,10 @@ def _csv_boxes(path: Path) -> list[dict[str, Any]]:
 def _some(rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
     if not rows:
         raise ConfigError(f"{path} has no box; give one per person")
-    return rows
+    once = list({(row["path"], *row["box"]): row for row in rows}.values())
+    if len(once) < len(rows):
+        remark(f"{path}: {len(rows) - len(once)} of {len(rows)} boxes repeat another of their image; each counts once")
+    return once
 
 
 def _checked(

@@ -145,7 +145,7 @@ def test_a_photograph_of_another_size_than_stated_is_refused(tmp_path: Path) -> 
         file.save(root / "images" / "2.png", exif=exif)
     with pytest.raises(
         ConfigError,
-        match=r"images/2.png has 64×80 pixels, upright by its EXIF orientation, and .*train.json states 80×64; annotate",
+        match=r"images/2.png has 64×80 pixels, upright by its EXIF orientation, and .*train.json states 80×64; annot",
     ):
         list(ready(root, batch_size=3).train_loader(0, generator()))
     content["images"][0]["width"] = "wide"
