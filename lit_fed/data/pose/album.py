@@ -46,7 +46,9 @@ def stated_size(image: Mapping[str, Any], path: Path) -> tuple[float, float]:
     try:
         width, height = (float(image.get(side) or 0) for side in ("width", "height"))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: image {image['id']} has a width or height that is no number; correct it") from error
+        raise ConfigError(
+            f"{path}: image {image['id']} has a width or height that is not a number; correct it"
+        ) from error
     return width, height
 
 

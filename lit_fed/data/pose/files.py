@@ -58,7 +58,7 @@ class PhotoPose(PoseDataModule, DatasetModule):
         for album in (train, test):
             _check_images(album)
         if len(test.people) and np.isnan(test.people.head_size).all():
-            remark(f"{test.people.source} has no head_size, the length that pck divides by: there is no pck")
+            remark(f"{test.people.source} has no head_size, the length that pck divides by: pck is not measured")
         strata = self._strata_of(train.people, test.people)
         if train.clients is not None:
             self._learn_levels(train.people.extent, train.clients)

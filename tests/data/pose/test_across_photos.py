@@ -150,7 +150,9 @@ def test_a_photograph_of_another_size_than_stated_is_refused(tmp_path: Path) -> 
         list(ready(root, batch_size=3).train_loader(0, generator()))
     content["images"][0]["width"] = "wide"
     (root / "train.json").write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=r"train.json: image 1 has a width or height that is no number; correct it"):
+    with pytest.raises(
+        ConfigError, match=r"train.json: image 1 has a width or height that is not a number; correct it"
+    ):
         ready(root)
 
 

@@ -101,7 +101,7 @@ def test_joints_without_a_length_are_said_in_two_lines(tmp_path: Path, capsys: p
     out = capsys.readouterr().out.splitlines()
     told = [line for line in out if line.startswith("the model declares") or "head_size" in line]
     assert told == [
-        f"{tmp_path}/folders has no head_size, the length that pck divides by: there is no pck",
+        f"{tmp_path}/folders has no head_size, the length that pck divides by: pck is not measured",
         "the model declares 9 metrics that no evaluation reports: pck, pck_fine, pck_fine_hand, pck_fine_knee, "
         "pck_fine_nose, pck_hand, pck_knee, pck_nose, pck_strict",
     ]
