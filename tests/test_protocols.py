@@ -49,6 +49,10 @@ class Promising(LeastSquares):
     metrics: ClassVar = {"acc": "max", "loss": "min"}
 
 
+class Boasting(LeastSquares):
+    metrics: ClassVar = {"acc": "max", "f1": "max", "loss": "min"}
+
+
 class Mute(LeastSquares):
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         pass
@@ -65,6 +69,7 @@ class Mute(LeastSquares):
             ["there are no metrics global/…: under Wandering a part of every model is personal"],
         ),
         (Promising, FedAvg, ["the model declares a metric acc, and no evaluation reports it"]),
+        (Boasting, FedAvg, ["the model declares 2 metrics that no evaluation reports: acc, f1"]),
         (
             Mute,
             FedAvg,

@@ -47,7 +47,7 @@ from torchvision.io import decode_image
 told = {{"model.json": ""}}
 model = torch.export.load("model.pt2", extra_files=told).module()
 facts = json.loads(told["model.json"])
-picture = decode_image("person.jpg", mode="RGB")  # (3, H, W) of one person
+picture = decode_image("person.jpg", mode="RGB", apply_exif_orientation=True)  # (3, H, W) of one person
 found = model(picture[None])  # "keypoints" in pixels (x, y), and "score"
 pyplot.imshow(picture.permute(1, 2, 0))
 for one, other in facts["edges"]:

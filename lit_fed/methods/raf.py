@@ -50,11 +50,14 @@ class RAF(Regularizer):
         ConfigError: If a weight is negative, or for another `truth`.
 
     Note:
-        The public code has an optimizer with weight decay 0.1 in place of γ. Both take the mean over the batch, joints
-        and pixels, where the paper's Eq. 4 sums over the K·h·w numbers of :math:`y^{(0)}`: the whole objective here is
-        the paper's over K·h·w, and γ with it. Batch norm sees each resolution as a separate batch. Eqs. 13 and
-        14 do not hold as printed, and nothing here builds on these equations: a scalar case gives losses of 2.25 and
-        4.5, and gradients of −6 and 6.
+        The public code has an optimizer with weight decay 0.1 in place of γ. It takes each distance's mean over the
+        batch, joints and pixels of the higher level, and so it is here, where Eqs. 4 and 5 sum: over K·h·w, the paper's
+        objective weighs the i-th distance by :math:`h_{i-1} w_{i-1} / (h w)`, at its three levels by 1 and 9/16, and
+        this objective weighs both by 1. With two levels it is the paper's over K·h·w, and γ with it. A task's
+        ``map_weights(batch)`` (B, K) says which of the lower level's outputs count, in both: as in the public code,
+        labelled joints whose Gaussian reaches into the picture. Batch norm sees each resolution as a separate batch.
+        Eqs. 13 and 14 do not hold as printed, and nothing here builds on these equations: a scalar case gives losses of
+        2.25 and 4.5, and gradients of −6 and 6.
     """
 
     name = "raf"
@@ -96,10 +99,12 @@ class RAF(Regularizer):
     def term(self, client: Client, batch: Any) -> Tensor:
         """The sum over neighbouring resolutions of the distance of the lower one's outputs to the higher one's."""
         teacher, distances = logits(client, batch), []
+        weigh: Any = getattr(client.model.task, "map_weights", None)
         with client.muted():
             for level in client.levels(batch):
                 student = logits(client, level)
-                distances.append(resolution_distillation(student, teacher))
+                counts = 1.0 if weigh is None else weigh(level)[..., None, None]
+                distances.append(resolution_distillation(counts * student, counts * teacher))
                 teacher = student
         return torch.stack(distances).sum()
 

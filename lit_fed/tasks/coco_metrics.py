@@ -29,7 +29,7 @@ _OF = {"ap50": _THRESHOLDS[:1], "ap75": _THRESHOLDS[5:6]}
 _RECALLS = np.linspace(0.0, 1.0, 101)
 _MOST_PER_IMAGE = 20  # surest persons of an image; COCO leaves out the others
 
-_STATES = ("predicted", "scores", "keypoints", "visible", "area", "image_id")
+_STATES = ("predicted", "scores", "keypoints", "visible", "area", "image_id", "box")
 
 
 class KeypointAP(Metric):
@@ -37,7 +37,9 @@ class KeypointAP(Metric):
 
     The similarity of two poses is the mean over visible joints of :math:`\exp(-d^2 / 2 A (2\sigma)^2)`, A the person's
     area; persons are ranked by the mean of their joints' scores. See https://cocodataset.org/#keypoints-eval. Persons
-    of unknown area (NaN) do not count. `pycocotools` gives the same numbers.
+    of unknown area (NaN) are left out. A person without a visible joint is not to be found: a pose in its box, which is
+    needed for this and is enlarged threefold around its middle, is neither right nor wrong; without a box the person is
+    left out. `pycocotools` gives the same numbers.
 
     Args:
         num_joints: K.
@@ -67,7 +69,14 @@ class KeypointAP(Metric):
 
     @override
     def update(
-        self, predicted: Tensor, scores: Tensor, keypoints: Tensor, visible: Tensor, area: Tensor, image_id: Tensor
+        self,
+        predicted: Tensor,
+        scores: Tensor,
+        keypoints: Tensor,
+        visible: Tensor,
+        area: Tensor,
+        image_id: Tensor,
+        box: Tensor | None = None,
     ) -> None:
         """Add persons, in pixels of their images.
 
@@ -78,9 +87,11 @@ class KeypointAP(Metric):
             visible: Above 0 for joints that count, (B, K).
             area: The person's area in square pixels, (B,).
             image_id: Number of the image, (B,).
+            box: [x, y, width, height] of each person, (B, 4), used where no joint is visible; None for none.
         """
-        known = area.isfinite()
-        for name, values in zip(_STATES, (predicted, scores, keypoints, visible, area, image_id), strict=True):
+        box = area.new_full((len(area), 4), torch.nan) if box is None else box
+        known = area.isfinite() & ((visible > 0).any(dim=1) | box.isfinite().all(dim=1))
+        for name, values in zip(_STATES, (predicted, scores, keypoints, visible, area, image_id, box), strict=True):
             getattr(self, name).append(values[known].detach().cpu())
 
     @property
@@ -106,12 +117,14 @@ class KeypointAP(Metric):
 def _similarity(found: dict[str, NDArray[Any]], of_image: NDArray[np.int64], sigmas: NDArray[Any]) -> NDArray[Any]:
     """Object key point similarity of each predicted person to each true person of an image, shape (n, n).
 
-    A person without visible joints is compared by the distance to a box without size, as COCO does.
+    A person without visible joints is compared by the distances to its box, as wide and high again on every side.
     """
     predicted, true = found["predicted"][of_image][:, None], found["keypoints"][of_image][None]
     seen, area = np.asarray(found["visible"][of_image] > 0), found["area"][of_image]
     bare = ~np.asarray(seen.any(axis=1))
-    distance = np.where(bare[None, :, None], (predicted**2).sum(-1), ((predicted - true) ** 2).sum(-1))
+    corner, sides = np.split(found["box"][of_image][None, :, None], 2, axis=-1)
+    beyond = np.maximum(corner - sides - predicted, 0) + np.maximum(predicted - (corner + 2 * sides), 0)
+    distance = np.where(bare[None, :, None], (beyond**2).sum(-1), ((predicted - true) ** 2).sum(-1))
     error = distance / (2 * sigmas) ** 2 / (area[:, None] + np.spacing(1)) / 2
     counts = seen | bare[:, None]
     total: NDArray[Any] = (np.exp(-error) * counts).sum(-1) / counts.sum(-1)

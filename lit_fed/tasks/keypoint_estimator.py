@@ -182,6 +182,10 @@ class KeypointEstimator(OnNetwork):
         """The batch at lower resolutions, in descending order; empty at the lowest."""
         return list(batch.get("levels", ()))
 
+    def map_weights(self, batch: Batch) -> Tensor:
+        """Weights (B, K) of the heatmaps: 1 for labelled joints whose Gaussian reaches into the picture, else 0."""
+        return self.codec.weights(batch["keypoints"], batch["visible"], batch["image"].shape[2:])
+
     def check_shape(self, shape: Sequence[int]) -> None:
         """Check the shape (channels, height, width) of images before training.
 
@@ -308,14 +312,13 @@ class KeypointEstimator(OnNetwork):
         )
 
     def _loss(self, heatmaps: Tensor, batch: Batch) -> Tensor:
-        keypoints, visible, size = batch["keypoints"], batch["visible"], batch["image"].shape[2:]
-        targets = self.codec.encode(keypoints, visible, size)
+        targets = self.codec.encode(batch["keypoints"], batch["visible"], batch["image"].shape[2:])
         if targets.shape != heatmaps.shape:
             raise ConfigError(
                 f"network {type(self.network).__name__} gives heatmaps {tuple(heatmaps.shape)}, and the batch needs "
                 f"{tuple(targets.shape)}, (B, joints, h, w); set model.num_joints or the stride of model.codec"
             )
-        weights = self.codec.weights(keypoints, visible, size)[..., None, None]
+        weights = self.map_weights(batch)[..., None, None]
         return F.mse_loss(heatmaps * weights, targets * weights)
 
     def _evaluate(self, batch: Batch, stage: str) -> None:

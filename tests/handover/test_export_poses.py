@@ -78,7 +78,11 @@ def test_pictures_have_any_size(run: Path) -> None:
 def test_the_cards_lines_draw_a_skeleton_without_lit_fed(run: Path) -> None:
     card = (run / "exported" / "MODEL_CARD.md").read_text()
     lines = next(block for block in card.split("```") if "skeleton.png" in block).removeprefix("python\n")
-    Image.open(run / "person.png").save(run / "exported" / "person.jpg")
+    exif = Image.Exif()
+    exif[274] = 6  # stored on its side
+    person = Image.open(run / "person.png").rotate(90, expand=True)
+    person.save(run / "exported" / "person.jpg", exif=exif)
     block = "import sys; sys.modules['lit_fed'] = None\nimport matplotlib; matplotlib.use('Agg')\n" + lines
+    block += f"\nassert picture.shape == (3, {person.width}, {person.height})"
     subprocess.run([sys.executable, "-c", block], cwd=run / "exported", check=True, timeout=120)
     assert Image.open(run / "exported" / "skeleton.png").size[0] > 100

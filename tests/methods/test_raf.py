@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lit_fed import objective_of
+from lit_fed import KeypointEstimator, objective_of
 from lit_fed.errors import ConfigError
-from lit_fed.losses import resolution_distillation
+from lit_fed.losses import UDP, resolution_distillation
 from lit_fed.methods import LD, RAF, FedAvg, FedNova, FedProx, FedRAF, PerFedAvg, Prox, Scaffold
 from lit_fed.participation import Participation
 from lit_fed.protocols import GlobalTest
@@ -101,6 +102,71 @@ def test_without_a_federation_it_is_cl_and_kd(tmp_path: Path) -> None:
     assert trained(objective_of(Scaling(), FedRAF()), levels=lower) == 1 - 23 / 32  # CL + KD
     assert trained(objective_of(Scaling(), FedAvg(regularizer=RAF())), levels=lower) == 1 - 23 / 32
     assert trained(objective_of(Scaling(), FedRAF())) == 1 - 21 / 32  # of the lowest resolution
+
+
+def test_distances_weigh_as_in_the_code_and_not_as_in_the_paper() -> None:
+    # Eq. 5 sums over K·h·w numbers of each teacher; over those of the top level, its second distance weighs 9/16.
+    sizes = [(64, 48), (48, 36), (32, 24)]
+    maps = [torch.rand(2, 5, *size) for size in sizes]
+    larger = [torch.nn.functional.interpolate(low, high.shape[2:]) for high, low in pairwise(maps)]
+    summed = [(high - low).square().sum((1, 2, 3)).mean() for high, low in zip(maps, larger, strict=False)]
+    paper = [one / (5 * 64 * 48) for one in summed]
+    ours = [resolution_distillation(low, high) for high, low in pairwise(maps)]
+    assert [float(one / other) for one, other in zip(ours, paper, strict=True)] == pytest.approx([1, 16 / 9])
+
+
+# Joints at 24×18 pixels: inside; beyond every map by more than 3σ = 6 pixels; beyond the top's (23 < 26), not the lower
+# ones' (17 and 8.33, at most 17 and 11); not labelled. Rows are joints.
+PLACES = torch.tensor([[5.0, 7.0], [60.0, 5.0], [26.0, 5.0], [9.0, 9.0]])
+WEIGHTS = [[1.0, 0, 0, 0], [1.0, 0, 1, 0], [1.0, 0, 1, 0]]  # of the levels
+SIZES = [(24, 18), (16, 12), (8, 6)]
+
+
+class Maps(torch.nn.Module):
+    """Four maps as large as an image."""
+
+    stride = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(x)
+        return found
+
+
+def joints_mse(found: torch.Tensor, wanted: torch.Tensor, weights: list[float]) -> torch.Tensor:
+    """The loss of RAF's code: each joint's mean square over a batch and its pixels, then the mean over joints."""
+    each = [((found[:, k] - wanted[:, k]) * weight).square().mean() for k, weight in enumerate(weights)]
+    return torch.stack(each).mean()
+
+
+@pytest.mark.parametrize("truth", ["top", "every"])
+def test_joints_outside_of_the_map_count_as_in_the_code(truth: Any) -> None:
+    torch.manual_seed(0)
+    task = KeypointEstimator(Maps(), num_joints=4, codec=UDP(stride=1), flip_test=False)
+    scale = [torch.tensor([(w - 1) / 17, (h - 1) / 23]) for h, w in SIZES]
+    top, *lower = (
+        {"image": torch.rand(2, 3, *size), "keypoints": (PLACES * by).expand(2, 4, 2), "head_size": torch.ones(2),
+         "visible": torch.tensor([1.0, 1, 1, 0]).expand(2, 4)}
+        for size, by in zip(SIZES, scale, strict=True)
+    )  # fmt: skip
+    levels = [top, *lower]
+    assert [task.map_weights(one)[0].tolist() for one in levels] == WEIGHTS
+    outputs = [task(one["image"]) for one in levels]
+    targets = [task.codec.encode(one["keypoints"], one["visible"], one["image"].shape[2:]) for one in levels]
+    truths = [joints_mse(*one) for one in zip(outputs, targets, WEIGHTS, strict=True)]
+    taught = [
+        joints_mse(torch.nn.functional.interpolate(low, high.shape[2:]), high.detach(), weights)
+        for (high, low), weights in zip(pairwise(outputs), WEIGHTS[1:], strict=True)
+    ]
+    wanted = (sum(truths) + sum(taught)) / 3 if truth == "every" else truths[0] + sum(taught)
+    loss = objective_of(task, FedRAF(truth=truth)).training_step(top | {"levels": lower}, 0)
+    found = loss["loss"] if isinstance(loss, dict) else loss
+    torch.testing.assert_close(found, wanted)
+    gradients = [torch.autograd.grad(one, task.network.head.weight)[0] for one in (found, wanted)]
+    torch.testing.assert_close(*gradients)
 
 
 # ---------------------------------------------------------------------- reductions

@@ -76,13 +76,16 @@ def test_numbers_are_those_of_pycocotools() -> None:
         "image_id": rng.integers(0, 60, count),
     }
     given["visible"][:, 0] = 1
+    given["visible"][::4] = 0  # persons without joints, some of whose boxes hold the pose that is found
+    given["box"] = np.concatenate([given["keypoints"].min(axis=1) - 20, rng.uniform(20, 200, (count, 2))], axis=1)
     spread = given["area"][:, None, None] ** 0.5 * rng.uniform(0, 0.2, (count, 1, 1))
     given["predicted"] = given["keypoints"] + spread * rng.normal(size=(count, joints, 2))
     tensors = {name: torch.from_numpy(array) for name, array in given.items()}
     truth = [
         {"id": one + 1, "image_id": int(given["image_id"][one]), "category_id": 1, "iscrowd": 0,
          "keypoints": np.concatenate([given["keypoints"][one], 2 * given["visible"][one][:, None]], 1).ravel().tolist(),
-         "num_keypoints": int(given["visible"][one].sum()), "area": given["area"][one], "bbox": [0, 0, 1, 1]}
+         "num_keypoints": int(given["visible"][one].sum()), "area": given["area"][one],
+         "bbox": given["box"][one].tolist()}
         for one in range(count)
     ]  # fmt: skip
     answers = [
@@ -119,6 +122,27 @@ def test_invisible_joints_and_persons_of_unknown_area_do_not_count() -> None:
     given["predicted"][0, 1] += 1000.0
     given["area"][2] = math.nan
     assert ap(**given) == pytest.approx(100)
+
+
+def test_a_person_without_joints_is_compared_with_its_box_by_hand() -> None:
+    # The surer pose is found for a person without visible joints. Its box, from (0, 10) 60×40, grows to −60 … 120 and
+    # −30 … 90, which the pose's (10, 20), (110, 30) and (60, 90) lie in: it does not count, and the other is right.
+    given = persons(0.0, 0.0, image=torch.tensor([7, 8])) | {"box": torch.tensor([[0.0, 10, 60, 40]]).repeat(2, 1)}
+    given["visible"] = given["visible"].clone()
+    given["visible"][0] = 0
+    assert ap(**given) == pytest.approx(100)
+    # Moved so far to the right that (110, 30) alone is beyond, by d: (1 + 1 + s)/3 with s = exp(−d²/(2·100²·0.2²)). At
+    # s = .16 this is .72: the pose does not count at .5 … .7, five thresholds of ten, and is wrong at the other five,
+    # where precision is ½.
+    given["predicted"] = given["predicted"].clone()
+    given["predicted"][0, 1, 0] = 120 + off(0.16)
+    assert ap(**given) == pytest.approx((5 * 100 + 5 * 50) / 10)
+    # Without a box the person is left out, and its pose with it.
+    del given["box"]
+    assert ap(**given) == pytest.approx(100)
+    metric = KeypointAP(3, SIGMAS)
+    metric.update(**given)
+    assert metric.count == 1
 
 
 def test_two_persons_of_an_image_are_told_apart() -> None:

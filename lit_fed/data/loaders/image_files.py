@@ -18,7 +18,7 @@ from lit_fed.data.loaders.transforms import Augmentation
 from lit_fed.errors import ConfigError
 
 _WHITE = 255.0
-_BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339  # TIFF's tags
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _ORIENTATION, _SAMPLE_FORMAT = 258, 262, 274, 339  # TIFF's tags
 _SIGNED = 2  # as TIFF's sample format
 _DARKEST_WHITE = 2**16  # of 32 bits: a smaller maximum fits 16 bits, and the image would be black
 
@@ -73,7 +73,7 @@ def collate_images(samples: list[Any]) -> Any:
 
 
 def read_image(path: str | Path, grayscale: bool, remedy: str = "remove or replace it") -> NDArray[Any]:
-    """An image of any mode that Pillow reads, scaled so that white is 255.
+    """An image of any mode that Pillow reads, upright as its EXIF orientation says, scaled so that white is 255.
 
     Integers are scaled by their bits; floating-point values are in [0, 1]. An opaque alpha channel is dropped.
 
@@ -91,15 +91,17 @@ def read_image(path: str | Path, grayscale: bool, remedy: str = "remove or repla
             unknown.
     """
     try:
-        with Image.open(path) as file:
+        # From a stream: by its name, Pillow 13 maps a TIFF file that lies on its side into memory in the wrong shape.
+        with open(path, "rb") as stream, Image.open(stream) as file:
             frames = 1 if file.format == "MPO" else getattr(file, "n_frames", 1)  # a photograph and its previews
             if frames > 1:
                 raise ConfigError(f"{path} holds {frames} pictures; save each as a separate file")
             if file.mode[0] in "IF":
-                grey = _deep(file, path)
-                return np.repeat(grey[..., None], 1 if grayscale else 3, axis=2)
-            array = np.array(_opaque(file, path).convert("L" if grayscale else "RGB"))
-            return array[..., None] if grayscale else array
+                array = np.repeat(_deep(file, path)[..., None], 1 if grayscale else 3, axis=2)
+            else:
+                array = np.array(_opaque(file, path).convert("L" if grayscale else "RGB"))
+                array = array[..., None] if grayscale else array
+            return _upright(array, _orientation(file))
     except (ConfigError, MemoryError):
         raise
     except Exception as error:  # any error of Pillow's readers
@@ -114,6 +116,46 @@ def read_photograph(path: str | Path, remedy: str = "remove or replace it") -> N
     """
     image = read_image(path, grayscale=False, remedy=remedy)
     return image if image.dtype == np.uint8 else image.round().astype(np.uint8)
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """Width and height of an image as `read_image` returns it, from the file's header.
+
+    Raises:
+        ConfigError: The file is missing or cannot be decoded.
+    """
+    try:
+        with open(path, "rb") as stream, Image.open(stream) as file:
+            if file.format == "TIFF":
+                file.load()  # Pillow applies a TIFF's orientation, some versions only now
+            width, height = file.size
+            return (height, width) if _orientation(file) in _SIDEWAYS else (width, height)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path} does not exist; put it there, or correct its name") from error
+    except Exception as error:  # any error of Pillow's readers
+        raise ConfigError(f"{path} cannot be decoded; remove or replace it") from error
+
+
+_SIDEWAYS = (5, 6, 7, 8)
+
+
+def _orientation(file: Image.Image) -> int:
+    """EXIF's orientation that Pillow has not applied yet, 1 to 8; 1 without it, or with a damaged EXIF block."""
+    try:
+        return int(file.getexif().get(_ORIENTATION, 1))
+    except Exception:  # a photograph with damaged EXIF data is shown as it is stored, as by other programs
+        return 1
+
+
+def _upright(image: NDArray[Any], orientation: int) -> NDArray[Any]:
+    """A stored image (height, width, channels) as EXIF's orientation shows it."""
+    if orientation in _SIDEWAYS:
+        image = image.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        image = image[::-1]
+    if orientation in (2, 3, 6, 7):
+        image = image[:, ::-1]
+    return np.ascontiguousarray(image)
 
 
 def _opaque(file: Image.Image, path: str | Path) -> Image.Image:

@@ -26,12 +26,44 @@ class Album(NamedTuple):
             shape (n,); None without clients.
         listed: The number of each person's image in the data's files, n, where `People.image_id` has others; None for
             the same.
+        sizes: Width and height of each person's image as the annotations state them, n, 0 where they do not; None
+            without any.
     """
 
     people: People
     paths: list[Path]
     clients: IntArray | None = None
     listed: list[int] | None = None
+    sizes: list[tuple[float, float]] | None = None
+
+
+def stated_size(image: Mapping[str, Any], path: Path) -> tuple[float, float]:
+    """Width and height of an image's entry, 0 where it does not state them.
+
+    Raises:
+        ConfigError: They are not numbers.
+    """
+    try:
+        width, height = (float(image.get(side) or 0) for side in ("width", "height"))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: image {image['id']} has a width or height that is not a number; correct it"
+        ) from error
+    return width, height
+
+
+def check_size(path: Path, found: tuple[int, int], stated: tuple[float, float], source: str) -> None:
+    """Refuse an image whose width and height differ from those that the annotations state, 0 where they do not.
+
+    Raises:
+        ConfigError: They differ.
+    """
+    wide, high = stated
+    if (wide or found[0], high or found[1]) != found:
+        raise ConfigError(
+            f"{path} has {found[0]}×{found[1]} pixels, upright by its EXIF orientation, and {source} states "
+            f"{wide:g}×{high:g}; annotate the photograph as it is shown, or restore the file that was annotated"
+        )
 
 
 def stacked(rows: Sequence[Mapping[str, Any]], source: str) -> People:

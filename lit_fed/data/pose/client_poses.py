@@ -21,7 +21,7 @@ from lit_fed.data.population.base import Batches
 from lit_fed.data.population.naming import in_order
 from lit_fed.data.population.views import viewed
 from lit_fed.data.pose.album import Album
-from lit_fed.data.pose.coco import CocoFile, album_of, check_skeleton, nobody, read_coco
+from lit_fed.data.pose.coco import album_of, check_skeleton, nobody, read_coco, read_skeleton
 from lit_fed.data.pose.files import PhotoPose
 from lit_fed.data.pose.people import People
 from lit_fed.data.pose.skeleton import Skeleton
@@ -30,6 +30,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed
 
 _NO_CLIENTS = ("server", "public")
+_NAMED = 10  # clients in a remark
 _SETTINGS = "data.root and data.client_folders"
 Rows = list[dict[str, Any]]
 
@@ -51,7 +52,7 @@ class ClientPoses(PhotoPose):
         client_folders: The clients' folders in their order, the same on all nodes; null for all folders below `root`
             except ``server`` and ``public``.
         skeleton: The joints, needed on a server without a file; null for the first file's.
-        test_fraction: Share of a client's images to test on, without its ``test.json``.
+        test_fraction: Share of a client's images to test on, rounded down, without its ``test.json``.
         padding: Factor to enlarge boxes by.
         box_heights: Least and median height of a box in the population, by which `antialias` shrinks images; null for
             the heights here.
@@ -133,7 +134,7 @@ class ClientPoses(PhotoPose):
             return self._skeleton
         files = [Path(self.root) / name / "train.json" for name in self._names]
         there = [path for path in (*files, Path(self.root) / "server" / "test.json") if path.is_file()]
-        return self._file(there[0] if there else files[0]).skeleton
+        return read_skeleton(there[0] if there else files[0], _SETTINGS)
 
     @override
     def make_cut(self, wanted: frozenset[int] | None) -> Cut:
@@ -146,6 +147,7 @@ class ClientPoses(PhotoPose):
         if beyond := [one for one in self._here if not 0 <= one < count]:
             raise ConfigError(f"client {beyond[0]} does not exist; clients are 0 to {count - 1}")
         strata = self.read_strata()
+        self._remark_held_out(wanted is None)
         return cut_of_parts(self._sizes, self._here, count, strata, wanted)
 
     @override
@@ -173,6 +175,19 @@ class ClientPoses(PhotoPose):
         train, test = albums
         self._people = {"train": train.people, "test": test.people}
         return train, test
+
+    def _remark_held_out(self, is_simulated: bool) -> None:
+        """Count the persons that `test_fraction` holds out, as it is rounded down to whole images of a client."""
+        named = [(self._names[one], size) for one, size in zip(self._here, self._sizes["test"], strict=True)]
+        held = [(name, size) for name, size in named if not (Path(self.root) / name / "test.json").is_file()]
+        if self.test_fraction and held:
+            counts = ", ".join(f"{size} of {name}" for name, size in held[:_NAMED]) + ", …" * (len(held) > _NAMED)
+            images = len(np.unique(self._people["test"].image_id))
+            shared = f"; the shared test set is the clients' {images} test images"
+            is_shared = is_simulated and not self._sizes["shared_test"]
+            remark(
+                f"data.test_fraction {self.test_fraction:g} holds out persons to test on: {counts}{shared * is_shared}"
+            )
 
     @override
     def _strata_of(self, train: People, test: People) -> Strata:
@@ -204,12 +219,9 @@ class ClientPoses(PhotoPose):
 
     def _rows(self, path: Path, client: str | None = None) -> Rows:
         """The persons of a file, with the client's name."""
-        file = self._file(path)
+        file = read_coco(path, path.parent / "images", self.padding, _SETTINGS)
         check_skeleton(file, self.skeleton, self.skeleton.source)
         return [row | {"client": client} for row in file.rows]
-
-    def _file(self, path: Path) -> CocoFile:
-        return read_coco(path, path.parent / "images", self.padding, _SETTINGS)
 
     @override
     def test_loader(self, client_id: int | None = None, view: str | None = None) -> Loader:

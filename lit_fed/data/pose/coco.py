@@ -14,9 +14,10 @@ from typing_extensions import override
 from lit_fed.checks import check_range
 from lit_fed.data.partitions.partition import Natural
 from lit_fed.data.population.naming import in_order, numbered
-from lit_fed.data.pose.album import Album, box_row, read_json, stacked
+from lit_fed.data.pose.album import Album, box_row, read_json, stacked, stated_size
 from lit_fed.data.pose.files import PhotoPose
 from lit_fed.data.pose.skeleton import Skeleton, pairs_by_name
+from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError
 
 
@@ -26,7 +27,8 @@ class CocoKeypoints(PhotoPose):
     The file's category defines the joints, their names and the skeleton; flip pairs are its ``flip_pairs`` (from 0),
     or else pairs of left and right names. Boxes are widened to 3:4 and enlarged by `padding`. Crowds, persons without a
     labelled joint and empty boxes are left out, as is usual. An annotation may have a ``head_size`` in pixels for PCKh,
-    unlike COCO's own; 0 marks it as unusable.
+    unlike COCO's own; 0 marks it as unusable. Joints and boxes are in pixels of the upright photograph, see
+    `lit_fed.data.loaders.image_files.read_image`.
 
     Lin et al.: "Microsoft COCO: Common Objects in Context", ECCV 2014.
 
@@ -42,7 +44,8 @@ class CocoKeypoints(PhotoPose):
         kwargs: See `PoseDataModule`, and `PhotoPose` and `DatasetModule` for `remember` and `num_workers`.
 
     Raises:
-        ConfigError: A file or an image is missing, or an annotation has a wrong number of joints or names no client.
+        ConfigError: A file or an image is missing, or an annotation has a wrong number of joints or names no client;
+            at reading, if an image has another size than the file states.
     """
 
     coco_ap = True
@@ -123,8 +126,8 @@ class CocoFile(NamedTuple):
     Args:
         path: The file.
         skeleton: The joints of its category.
-        rows: The arrays of each usable person by `People`'s names, with the image's ``path`` and, by a client key, the
-            name of the ``client``.
+        rows: The arrays of each usable person by `People`'s names, with the image's ``path`` and stated ``size`` and,
+            by a client key, the name of the ``client``.
     """
 
     path: Path
@@ -160,7 +163,7 @@ def album_of(rows: Sequence[Mapping[str, Any]], source: str, clients: Sequence[s
     if len(set(listed)) < len(set(paths)):
         numbers = {path: number for number, path in enumerate(dict.fromkeys(paths))}
         rows = [{**row, "image_id": numbers[row["path"]]} for row in rows]
-    return Album(stacked(rows, source), paths, owners, listed)
+    return Album(stacked(rows, source), paths, owners, listed, [row["size"] for row in rows])
 
 
 def read_coco(path: Path, images: Path, padding: float, settings: str, client_key: str | None = None) -> CocoFile:
@@ -177,15 +180,15 @@ def read_coco(path: Path, images: Path, padding: float, settings: str, client_ke
         ConfigError: The file is missing or malformed, or a box lies outside of its image.
     """
     content = read_json(path, settings)
+    category = _category(content, path)
     try:
-        category = next(entry for entry in content["categories"] if entry.get("keypoints"))
         listed = {entry["id"]: (entry, str(entry["file_name"])) for entry in content["images"]}
         annotations = list(content["annotations"])
-    except (StopIteration, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{path} is not a file of COCO key points; it needs images, annotations, and a category with keypoints"
-        ) from error
-    skeleton, rows = _skeleton(category, path), []
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _no_coco(path) from error
+    if len(listed) < len(content["images"]):
+        _refuse_shared_numbers(content["images"], path)
+    skeleton, rows, known, repeated = _skeleton(category, path), list[dict[str, Any]](), set[Any](), list[Any]()
     for annotation in annotations:
         if annotation.get("category_id") != category["id"] or annotation.get("iscrowd"):
             continue
@@ -199,8 +202,9 @@ def read_coco(path: Path, images: Path, padding: float, settings: str, client_ke
         if row["image_id"] not in listed:
             raise ConfigError(f"{what} names an unlisted image; list it or remove it")
         image, name = listed[row["image_id"]]
-        _check_box(annotation["bbox"], image, what)
-        row["path"] = images / name
+        sides = stated_size(image, path)
+        _check_box(annotation["bbox"], sides, what, name)
+        row["path"], row["size"] = images / name, sides
         if client_key is not None:
             row["client"] = annotation.get(client_key, image.get(client_key))
             if row["client"] is None:
@@ -208,8 +212,57 @@ def read_coco(path: Path, images: Path, padding: float, settings: str, client_ke
                     f"{what} and its image {name} have no key {client_key!r}; name the client there, or correct "
                     "data.client_key"
                 )
+        arrays = (row[name].tobytes() for name in ("keypoints", "visible"))
+        person = row["image_id"], row["centre"], row["extent"], row.get("client"), *arrays
+        if person in known:
+            repeated.append(annotation.get("id"))
+            continue
+        known.add(person)
         rows.append(row)
+    if repeated:
+        remark(
+            f"{path}: {len(repeated)} annotations, such as {repeated[0]}, repeat the image, box and joints of another; "
+            "each person counts once"
+        )
     return CocoFile(path, skeleton, rows)
+
+
+def read_skeleton(path: Path, settings: str) -> Skeleton:
+    """The joints of a file in COCO's format, see `read_coco`."""
+    return _skeleton(_category(read_json(path, settings), path), path)
+
+
+def _category(content: Any, path: Path) -> Mapping[str, Any]:
+    """The category with key points.
+
+    Raises:
+        ConfigError: The file has none.
+    """
+    try:
+        found: Mapping[str, Any] = next(entry for entry in content["categories"] if entry.get("keypoints"))
+    except (StopIteration, KeyError, TypeError, AttributeError) as error:
+        raise _no_coco(path) from error
+    return found
+
+
+def _no_coco(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path} is not a file of COCO key points; it needs images, annotations, and a category with keypoints"
+    )
+
+
+def _refuse_shared_numbers(images: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Refuse two files with the same image number.
+
+    Raises:
+        ConfigError: It names both.
+    """
+    names = dict[Any, str]()
+    for entry in images:
+        if (known := names.setdefault(entry["id"], entry["file_name"])) != entry["file_name"]:
+            raise ConfigError(
+                f"{path} lists image {entry['id']} as {known} and as {entry['file_name']}; give each its own id"
+            )
 
 
 def _skeleton(category: Mapping[str, Any], path: Path) -> Skeleton:
@@ -225,14 +278,14 @@ def _skeleton(category: Mapping[str, Any], path: Path) -> Skeleton:
     return Skeleton(joints, pairs, edges, unscored, int(category["id"]), str(path))
 
 
-def _check_box(box: Sequence[float], image: Mapping[str, Any], what: str) -> None:
+def _check_box(box: Sequence[float], size: tuple[float, float], what: str, name: str) -> None:
     """Refuse a box [x, y, width, height] that lies wholly outside of its image, if the file states the image's size."""
     left, top, wide, high = map(float, box)
-    width, height = (float(image.get(side) or math.inf) for side in ("width", "height"))
+    width, height = (side or math.inf for side in size)
     if left + wide <= 0 or top + high <= 0 or left >= width or top >= height:
         raise ConfigError(
-            f"{what} has the box {[left, top, wide, high]} outside of its image {image['file_name']}, "
-            f"{width:g}×{height:g}; correct it in pixels [x, y, width, height], or remove it"
+            f"{what} has the box {[left, top, wide, high]} outside of its image {name}, {width:g}×{height:g}; correct "
+            "it in pixels [x, y, width, height], or remove it"
         )
 
 

@@ -23,12 +23,13 @@ from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.population.base import Subset
 from lit_fed.data.population.dataset_module import DatasetModule, Datasets
 from lit_fed.data.population.new_inputs import NewInputs
-from lit_fed.data.pose.album import Album
+from lit_fed.data.pose.album import Album, check_size
 from lit_fed.data.pose.augmentation import PoseAugmentation
 from lit_fed.data.pose.module import PoseDataModule
 from lit_fed.data.pose.new_photographs import photographs
 from lit_fed.data.pose.people import People
 from lit_fed.data.pose.warp import Boxes
+from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError
 
 
@@ -56,6 +57,8 @@ class PhotoPose(PoseDataModule, DatasetModule):
         train, test = self.read_albums()
         for album in (train, test):
             _check_images(album)
+        if len(test.people) and np.isnan(test.people.head_size).all():
+            remark(f"{test.people.source} has no head_size, the length that pck divides by: pck is not measured")
         strata = self._strata_of(train.people, test.people)
         if train.clients is not None:
             self._learn_levels(train.people.extent, train.clients)
@@ -151,18 +154,21 @@ class _Persons(Dataset[tuple[dict[str, Tensor], dict[str, Tensor]]]):
         aspect: float,
         widest: float,
     ) -> None:
-        self._people, self._paths, self._read = album.people.tensors(), album.paths, read
+        self._people, self._album, self._read = album.people.tensors(), album, read
         self._augmentation, self._upper, self._aspect, self._widest = augmentation, upper, aspect, widest
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self._album.paths)
 
     def __getitem__(self, index: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         truth = {name: array[index : index + 1] for name, array in self._people.items()}
         person = {"centre": truth.pop("centre"), "extent": truth.pop("extent")}
         if self._augmentation is not None:
             person = self._augmentation.draw(truth | person, self._upper, self._aspect)
-        image = self._read(self._paths[index])
+        image = self._read(self._album.paths[index])
+        if self._album.sizes is not None:
+            found = (image.shape[1], image.shape[0])
+            check_size(self._album.paths[index], found, self._album.sizes[index], self._album.people.source)
         left, top, right, bottom = _window(person, self._widest, image.shape[1], image.shape[0])
         origin = torch.tensor([[left, top]], dtype=torch.float32)
         person["centre"] = person["centre"] - origin

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
+from lit_fed.data.loaders.image_files import image_size
 from lit_fed.data.population.new_inputs import IMAGES, image_files
-from lit_fed.data.pose.album import Album, box_row, read_json, stacked
+from lit_fed.data.pose.album import Album, box_row, check_size, read_json, stacked, stated_size
 from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError
 
@@ -44,45 +44,36 @@ def photographs(path: Path, num_joints: int, padding: float) -> Album:
         raise ConfigError(f"{path} is not an image; name photographs, their folder, or a .json or .csv file of boxes")
     else:
         rows, padding = [_whole(number, file) for number, file in enumerate(image_files(path))], 1.0
+        remark(f"{path} has no boxes: one person is found on each of {len(rows)} photographs, even where it shows more")
     joints = {"keypoints": np.zeros((num_joints, 2)), "visible": np.zeros(num_joints), "head_size": np.nan}
     made = [joints | box_row(row["box"], padding) | {"image_id": row["image_id"], "area": np.nan} for row in rows]
     return Album(stacked(made, str(path)), [row["path"] for row in rows])
 
 
 def _whole(number: int, path: Path) -> dict[str, Any]:
-    width, height = _size(path)
+    width, height = image_size(path)
     # From edge to edge: 0 is the centre of the first pixel.
     return {"image_id": number, "path": path, "box": [-0.5, -0.5, float(width), float(height)]}
-
-
-def _size(path: Path) -> tuple[int, int]:
-    """Width and height of an image."""
-    try:
-        with Image.open(path) as image:
-            return image.size
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path} does not exist; put it there, or correct its name") from error
-    except Exception as error:  # any error of Pillow's readers
-        raise ConfigError(f"{path} cannot be decoded; remove or replace it") from error
 
 
 def _coco_boxes(path: Path) -> list[dict[str, Any]]:
     content = read_json(path, "--inputs")
     try:
-        names = {entry["id"]: str(entry["file_name"]) for entry in content["images"]}
+        listed = {entry["id"]: (entry, str(entry["file_name"])) for entry in content["images"]}
         boxes = [(entry["image_id"], entry["bbox"], entry.get("id")) for entry in content["annotations"]]
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path} is not a file of COCO boxes; it needs images with file_name, and annotations with image_id and "
             "bbox"
         ) from error
-    if bare := [name for number, name in names.items() if number not in {image for image, _, _ in boxes}]:
+    if bare := [name for number, (_, name) in listed.items() if number not in {image for image, _, _ in boxes}]:
         remark(f"{path}: {len(bare)} images without a box are left out, such as {bare[0]}")
     rows = []
     for image, box, number in boxes:
-        if image not in names or type(image) is not int:
+        if image not in listed or type(image) is not int:
             raise ConfigError(f"{path}: annotation {number} names an unlisted image; list it or remove it")
-        rows.append(_checked(path, f"annotation {number}", image, names[image], box))
+        entry, name = listed[image]
+        rows.append(_checked(path, f"annotation {number}", image, name, box, stated_size(entry, path)))
     return _some(rows, path)
 
 
@@ -106,18 +97,24 @@ def _csv_boxes(path: Path) -> list[dict[str, Any]]:
 def _some(rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
     if not rows:
         raise ConfigError(f"{path} has no box; give one per person")
-    return rows
+    once = list({(row["path"], *row["box"]): row for row in rows}.values())
+    if len(once) < len(rows):
+        remark(f"{path}: {len(rows) - len(once)} of {len(rows)} boxes repeat another of their image; each counts once")
+    return once
 
 
-def _checked(path: Path, what: str, number: int, name: str, box: Any) -> dict[str, Any]:
+def _checked(
+    path: Path, what: str, number: int, name: str, box: Any, stated: tuple[float, float] = (0, 0)
+) -> dict[str, Any]:
     """A box on its image.
 
     Raises:
-        ConfigError: It is not a box, or lies wholly outside of the image.
+        ConfigError: It is not a box, or lies wholly outside of the image, or the image has another size than stated.
     """
     file = path.parent / name
     file = file if file.is_file() else path.parent / "images" / name
-    width, height = _size(file)
+    width, height = image_size(file)
+    check_size(file, (width, height), stated, str(path))
     try:
         left, top, wide, high = (float(side) for side in box)
     except (TypeError, ValueError) as error:

@@ -109,8 +109,13 @@ class Run:
         for name, why in evaluation.absent.items():
             self._tell(f"there are no metrics {name}/…: {why}")
         reported = {base_name(name) for name in evaluation.metrics}
-        for name in sorted(self.names.promised - reported) if reported else ():
-            self._tell(f"the model declares a metric {name}, and no evaluation reports it")
+        if reported and (lacking := sorted(self.names.promised - reported)):
+            one, *more = lacking
+            self._tell(
+                f"the model declares {len(lacking)} metrics that no evaluation reports: {', '.join(lacking)}"
+                if more
+                else f"the model declares a metric {one}, and no evaluation reports it"
+            )
 
     def _tell(self, line: str) -> None:
         if line not in self._told:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from lit_fed.data import ClientFolders
-from lit_fed.data.loaders.image_files import ImageFiles, read_image
+from lit_fed.data.loaders.image_files import ImageFiles, image_size, read_image
 from lit_fed.data.pose.files import _Reader
 from lit_fed.errors import ConfigError
 
@@ -111,6 +111,58 @@ def test_twelve_bits_of_a_tiff_are_twelve(tmp_path: Path) -> None:
     with Image.open(tmp_path / "12.tif") as stored:
         assert stored.mode == "I;16"
     assert read_image(tmp_path / "12.tif", grayscale=True)[0, :, 0] == pytest.approx([255, 51])
+
+
+def turned(path: Path, pixels: np.ndarray, orientation: int) -> Path:
+    """A file of stored pixels with an EXIF orientation."""
+    exif = Image.Exif()
+    exif[274] = orientation
+    options = {"lossless": True} if path.suffix == ".webp" else {"quality": 100} if path.suffix == ".jpg" else {}
+    Image.fromarray(pixels).save(path, exif=exif, **options)
+    return path
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp", "a.tif", "deep.png", "deep.tif"])
+def test_an_image_is_upright_as_its_exif_data_say(tmp_path: Path, name: str, orientation: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 3), dtype=np.uint8)
+    stored = pixels.astype(np.uint16) * 257 if name.startswith("deep") else np.repeat(pixels[..., None], 3, axis=2)
+    path = turned(tmp_path / name, stored, orientation)
+    with open(path, "rb") as stream, Image.open(stream) as file:  # by its name, Pillow 13 scrambles deep.tif
+        wanted = np.array(ImageOps.exif_transpose(file))
+    assert wanted.shape[:2] == ((3, 5) if orientation > 4 else (5, 3))
+    found = read_image(path, grayscale=name.startswith("deep"))
+    assert found.flags.c_contiguous
+    assert np.array_equal(found[..., 0], wanted / 257) if wanted.ndim == 2 else np.array_equal(found, wanted)
+    assert image_size(path) == wanted.shape[1::-1]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_folders_of_images_are_upright(tmp_path: Path, orientation: int) -> None:
+    corner = np.zeros((4, 4), np.uint8)
+    corner[0, 0] = 255
+    for client in "ab":
+        for label in "xy":
+            (tmp_path / client / label).mkdir(parents=True)
+            paths = [turned(tmp_path / client / label / f"{n}.png", corner, orientation) for n in range(2)]
+    data = ClientFolders(root=str(tmp_path), grayscale=True, image_size=4, test_fraction=0.5, batch_size=4)
+    data.setup()
+    with Image.open(paths[0]) as file:
+        wanted = torch.from_numpy(np.array(ImageOps.exif_transpose(file))).float() / 255
+    for loader in (
+        data.train_loader(0, torch.Generator()),
+        data.test_loader(1),
+        data.new_inputs(tmp_path / "a").loader,
+    ):
+        for batch in loader:
+            x = batch[0] if isinstance(batch, (tuple, list)) else batch
+            assert torch.equal(x, wanted.expand_as(x))
+
+
+def test_a_photograph_with_damaged_exif_data_is_as_it_is_stored(tmp_path: Path) -> None:
+    Image.fromarray(GREY).save(tmp_path / "a.png", exif=b"Exif\x00\x00no EXIF at all")
+    assert np.array_equal(read_image(tmp_path / "a.png", grayscale=True)[..., 0], GREY)
+    assert image_size(tmp_path / "a.png") == (2, 2)
 
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {

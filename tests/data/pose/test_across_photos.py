@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from scipy.io import savemat
+from torch import Tensor
 
 from lit_fed.data import Batches, CocoKeypoints, Mpii, PoseAugmentation
 from lit_fed.data.pose import LSP, MPII, Skeleton
@@ -108,6 +109,51 @@ def test_pictures_are_those_of_the_files_and_black_beyond(tmp_path):
     assert float(picture[:, :, 10:].abs().max()) == 0.0
     assert float(picture[:, 30:].abs().max()) == 0.0
     assert float(picture[:, :29, :9].min()) > 0.0
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photographs_are_upright_before_persons_are_cut_out(tmp_path: Path, orientation: int) -> None:
+    def picture(name: str, **settings: Any) -> Tensor:
+        root = coco(tmp_path / name, [annotation(1, 2, bbox=[20.0, 16.0, 24.0, 32.0])])
+        with Image.open(root / "images" / "2.png") as file:
+            exif = file.getexif()
+            exif[274] = orientation
+            file.save(root / "images" / "2.png", exif=exif)
+        if name == "upright":  # its pixels as they are shown, without EXIF data
+            with Image.open(root / "images" / "2.png") as file:
+                ImageOps.exif_transpose(file).save(root / "images" / "2.png")
+        data = ready(root, augmentation=STILL, **settings)
+        found: Tensor = next(iter(data.train_loader(0, generator())))["image"]
+        return found
+
+    wanted = picture("upright")
+    for settings in ({}, {"num_workers": 1}, {"remember": True}):
+        assert torch.equal(picture("turned", **settings), wanted)
+
+
+def test_a_photograph_of_another_size_than_stated_is_refused(tmp_path: Path) -> None:
+    root = coco(tmp_path)
+    content = json.loads((root / "train.json").read_text())
+    for entry in content["images"]:
+        height, width = SIZES[entry["id"]]
+        entry |= {"width": width, "height": height}
+    (root / "train.json").write_text(json.dumps(content))
+    assert len(list(ready(root, batch_size=3).train_loader(0, generator()))) == 1
+    with Image.open(root / "images" / "2.png") as file:
+        exif = file.getexif()
+        exif[274] = 6  # as a phone held upright stores 80×64 pixels, annotated by a tool that does not turn them
+        file.save(root / "images" / "2.png", exif=exif)
+    with pytest.raises(
+        ConfigError,
+        match=r"images/2.png has 64×80 pixels, upright by its EXIF orientation, and .*train.json states 80×64; annot",
+    ):
+        list(ready(root, batch_size=3).train_loader(0, generator()))
+    content["images"][0]["width"] = "wide"
+    (root / "train.json").write_text(json.dumps(content))
+    with pytest.raises(
+        ConfigError, match=r"train.json: image 1 has a width or height that is not a number; correct it"
+    ):
+        ready(root)
 
 
 def test_what_nothing_can_be_learnt_from_is_left_out(tmp_path):
@@ -295,7 +341,7 @@ def test_mpiis_own_file_says_the_same(tmp_path):
     assert truth["head_size"].tolist() == pytest.approx([3.0])
     # Of 20 annotated images every tenth is to test on; image 1's second person has no joints.
     assert (data.num_samples(0), data.test_loader(0).num_samples) == (18, 2)
-    names = [path.name for path in data._parts["test"]._paths]  # type: ignore[attr-defined]
+    names = [path.name for path in data._albums["test"].paths]
     assert names == ["10.png", "20.png"]
 
 

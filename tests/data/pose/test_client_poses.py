@@ -141,6 +141,39 @@ def test_a_folder_a_client_by_hand(tmp_path: Path) -> None:
     assert len(set(shared["image_id"].tolist())) == 3  # both files have an image 1, of two photographs
 
 
+def test_the_counts_that_are_held_out_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file(tmp_path / "hall" / "train.json", [(number, {}) for number in range(1, 5)])
+    ready(folders(tmp_path), test_fraction=0.2)
+    # ⌊.2·4⌋ = 0 of the hall, ⌊.2·5⌋ = 1 of the yard; the gate has a file of two.
+    line = "data.test_fraction 0.2 holds out persons to test on: 0 of hall, 1 of yard"
+    told = capsys.readouterr().out.splitlines()
+    assert f"{line}; the shared test set is the clients' 3 test images" in told
+    ready(tmp_path, clients=[1, 2], client_folders=["gate", "hall", "yard"])
+    assert line in capsys.readouterr().out.splitlines()
+    file(tmp_path / "server" / "test.json", [(1, {})])
+    ready(tmp_path)
+    assert line in capsys.readouterr().out.splitlines()
+    ready(tmp_path, test_fraction=0.0)
+    assert "test_fraction" not in capsys.readouterr().out
+
+
+def test_a_person_that_a_file_repeats_counts_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = {"keypoints": [float(value) for value in range(15)]}
+    file(tmp_path / "gate" / "train.json", [(1, {}), (1, {"id": 7}), (1, {"id": 8}), (1, other), (2, {})])
+    data = ready(tmp_path, test_fraction=0.0)
+    assert data.num_samples(0) == 3
+    told = [line for line in capsys.readouterr().out.splitlines() if "repeat" in line]
+    assert told == [
+        f"{tmp_path}/gate/train.json: 2 annotations, such as 7, repeat the image, box and joints of another; each "
+        "person counts once"
+    ]
+    content = json.loads((tmp_path / "gate" / "train.json").read_text())
+    content["images"].append({"id": 2, "file_name": "train1.png"})
+    (tmp_path / "gate" / "train.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"lists image 2 as train2.png and as train1.png; give each its own id"):
+        ready(tmp_path)
+
+
 def test_a_node_has_what_it_has_among_all(tmp_path: Path) -> None:
     settings: Any = {"val_fraction": 0.25, "client_folders": ["gate", "yard"]}
     everybody = ready(folders(tmp_path / "all"), **settings)

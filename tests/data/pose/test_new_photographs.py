@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from lit_fed import KeypointEstimator
@@ -44,7 +44,7 @@ def dot(path: Path, x: int, y: int, size: tuple[int, int] = (120, 90)) -> None:
     Image.fromarray(np.repeat(light.round().astype(np.uint8)[..., None], 3, axis=2)).save(path)
 
 
-def finder(tmp_path: Path, joints: int = 5, **kwargs: Any) -> tuple[Any, Any, Any]:
+def finder(tmp_path: Path, joints: int = 5, per_joint: bool = False, **kwargs: Any) -> tuple[Any, Any, Any]:
     """A trainer that has trained for a round without a step of any length, and its parts."""
     root = tmp_path / "folders"
     file(root / "gate" / "train.json", [(1, {"bbox": TALL}), (2, {"bbox": TALL})])
@@ -53,8 +53,9 @@ def finder(tmp_path: Path, joints: int = 5, **kwargs: Any) -> tuple[Any, Any, An
     data = ClientPoses(str(root), resolutions=LEVELS, test_fraction=0.0, **kwargs)
     still = lambda params: torch.optim.SGD(params, lr=0.0)  # noqa: E731
     model = KeypointEstimator(
-        Brightest(joints), still, num_joints=joints, codec=UDP(stride=1), flip_pairs=[], flip_test=False
-    )
+        Brightest(joints), still, num_joints=joints, codec=UDP(stride=1), flip_pairs=[], flip_test=False,
+        joint_names=NAMES if per_joint else None, per_joint=per_joint,
+    )  # fmt: skip
     made, parts = trainer(tmp_path, max_rounds=1), (model, data, FedAvg())
     made.fit(*parts)
     return made, parts, tmp_path / "joints.json"
@@ -75,6 +76,57 @@ def test_joints_are_where_they_are_in_the_original_photographs(tmp_path: Path) -
         assert np.abs(points[:, :2] - place).max() < pixel / 2
         assert found["score"] == pytest.approx(points[:, 2].mean())
     assert Image.open(tmp_path / "joints.png").size[0] > 200
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_joints_are_where_a_turned_photograph_shows_them(tmp_path: Path, orientation: int) -> None:
+    dot(tmp_path / "a.png", 61, 20, size=(80, 200))
+    exif = Image.Exif()
+    exif[274] = orientation
+    with Image.open(tmp_path / "a.png") as file:
+        file.save(tmp_path / "a.png", exif=exif)
+    with Image.open(tmp_path / "a.png") as file:
+        shown = np.asarray(ImageOps.exif_transpose(file))[..., 0]
+    place = np.unravel_index(shown.argmax(), shown.shape)[::-1]
+    data = Puppets(samples_per_client=2, test_samples=2)
+    data.setup()
+    [batch] = data.new_inputs(tmp_path / "a.png").loader
+    model = KeypointEstimator(Brightest(14), num_joints=14, codec=UDP(stride=1), flip_test=False)
+    found = model.predict_step(data.view_of((64, 48))(batch), 0)["keypoints"][0].detach()
+    assert np.abs(found.numpy() - place).max() < 200 / 0.75 / 64 / 2
+
+
+def test_joints_without_a_length_are_said_in_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finder(tmp_path, per_joint=True)
+    out = capsys.readouterr().out.splitlines()
+    told = [line for line in out if line.startswith("the model declares") or "head_size" in line]
+    assert told == [
+        f"{tmp_path}/folders has no head_size, the length that pck divides by: pck is not measured",
+        "the model declares 9 metrics that no evaluation reports: pck, pck_fine, pck_fine_hand, pck_fine_knee, "
+        "pck_fine_nose, pck_hand, pck_knee, pck_nose, pck_strict",
+    ]
+
+
+def test_whole_photographs_and_repeated_boxes_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "ab":
+        dot(tmp_path / f"{name}.png", 5, 5)
+    assert len(photographs(tmp_path, 5, 1.25).paths) == 2
+    line = f"{tmp_path} has no boxes: one person is found on each of 2 photographs, even where it shows more\n"
+    assert capsys.readouterr().out == line
+    (tmp_path / "boxes.csv").write_text("file,left,top,width,height\na.png,0,0,9,9\na.png,0,0,9,9\nb.png,0,0,9,9\n")
+    assert [path.name for path in photographs(tmp_path, 5, 1.25).paths] == ["a.png", "b.png"]
+    assert "1 of 3 boxes repeat another of their image; each counts once" in capsys.readouterr().out
+
+
+def test_boxes_of_another_photograph_are_refused(tmp_path: Path) -> None:
+    dot(tmp_path / "a.png", 5, 5)
+    content = {
+        "images": [{"id": 1, "file_name": "a.png", "width": 120, "height": 90}],
+        "annotations": [{"id": 1, "image_id": 1, "bbox": [0, 0, 9, 9]}],
+    }
+    (tmp_path / "boxes.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"a.png has 90×120 pixels, upright by .*boxes.json states 120×90; annotate"):
+        photographs(tmp_path, 5, 1.25)
 
 
 def test_a_table_has_a_row_per_joint(tmp_path: Path) -> None:
