@@ -99,6 +99,7 @@ def cases(folder: Path) -> dict[str, tuple[FederatedDataModule, str]]:
         "classes": (Table(path, "kind", client="site", **scale), "data.class_names"),
         "kind": (Table(path, "b", ["a"], "site", standardise=False), "data.class_names"),
         "strata": (Table(path, "b", ["a"], standardise=False, kind="numbers", strata=2), "data.strata"),
+        "features": (Table(path, "kind", client="site", standardise=False, class_names=["x", "y"]), "data.features"),
         "arrays": (ArrayFile(str(folder / "data.npz"), num_clients=2), "data.num_classes"),
         "texts": (CSVText("t.csv", "t.csv", root=str(folder), num_clients=2), "data.num_classes"),
         "wrapped": (Wrapped(Plain(), num_clients=2), "data.num_classes"),
@@ -107,7 +108,7 @@ def cases(folder: Path) -> dict[str, tuple[FederatedDataModule, str]]:
     }
 
 
-CASES = ["standardise", "classes", "kind", "strata", "arrays", "texts", "wrapped", "folders", "clients"]
+CASES = ["standardise", "classes", "kind", "strata", "features", "arrays", "texts", "wrapped", "folders", "clients"]
 
 
 @pytest.mark.parametrize("case", CASES)
