@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_fed.engine.storage.files import Version, check_bytes, write_atomically
+from lit_fed.engine.storage.files import Version, write_atomically
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import CheckpointError
+from lit_fed.tensors import check_bytes
 
 NAME = "last.pt"
 RUN_ID = re.compile(r"[0-9a-f]{16}")
