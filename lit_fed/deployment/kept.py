@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_fed.engine.storage.files import check_bytes, write_atomically
+from lit_fed.engine.storage.files import write_atomically
 from lit_fed.engine.storage.packs import Version
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import CheckpointError
+from lit_fed.tensors import check_bytes
 
 NAME = "last.pt"
 RUN_ID = re.compile(r"[0-9a-f]{16}")

@@ -21,7 +21,7 @@ from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.robust import rules
 from lit_fed.robust.rules import Definition
-from lit_fed.robust.stack import Stack, warn_of_memory
+from lit_fed.robust.stack import Blocks, Stack, inner_products, warn_of_memory
 from lit_fed.seeding import torch_generator
 
 _KEY = "trainer.aggregation"
@@ -131,8 +131,8 @@ class RobustRule(Aggregation, ABC):
         found = (getattr(one, "attackers", None) for one in (self, self.before))  # a rule's own number comes first
         return next((number for number in found if number is not None), None)
 
-    def weights(self, gram: Tensor) -> Tensor:
-        """Weights of the vectors, (n,), from their inner products."""
+    def weights(self, gram: Tensor, unit: float) -> Tensor:
+        """Weights of the vectors, (n,), from their inner products; lengths in settings are multiplied by the unit."""
         raise NotImplementedError(f"{type(self).__name__} is not a weighted combination")
 
     def combine(self, vectors: Tensor) -> Tensor:
@@ -214,28 +214,32 @@ class RobustRule(Aggregation, ABC):
 
     def of(self, vectors: Tensor, centre: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
         """The aggregate of a stack of vectors, (n, d) in float64, as (d,)."""
-        mix, weights = self.plan(vectors @ vectors.T if centre is None else _gram(vectors, centre), generator)
         rows = vectors if centre is None else torch.cat([vectors, centre[None]])
-        return weights @ rows if weights is not None else self.combine(rows if mix is None else mix @ rows)
+        return self.combined(lambda: [rows], generator or torch.Generator())[0]
 
-    def plan(self, gram: Tensor | None, generator: torch.Generator | None) -> tuple[Tensor | None, Tensor | None]:
-        """The pre-aggregation's matrix and the weights of the unmixed vectors, each None where there is none."""
-        if gram is None:
-            return None, None
+    def combined(self, blocks: Blocks, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
+        """The aggregate, (d,), of rows that are read in blocks, and the rows' weights if the rule is a combination."""
+        mix, weights, unit = None, None, 1.0
+        if self.uses_products or self.before is not None:
+            gram, blocks, unit = inner_products(blocks)
+            mix, weights = self._plan(gram, unit, generator)
+        if weights is not None:
+            parts = [weights @ rows for rows in blocks()]
+        else:
+            parts = [self.combine(rows if mix is None else mix @ rows) for rows in blocks()]
+        return torch.cat(parts) / unit, weights
+
+    def _plan(self, gram: Tensor, unit: float, generator: torch.Generator) -> tuple[Tensor | None, Tensor | None]:
+        """The pre-aggregation's matrix and the weights of the unmixed vectors, each None if it does not exist."""
         mix = None
         if self.before is not None:
             count = len(gram) - self.remembers
-            mix = self.before.matrix(gram[:count, :count], generator or torch.Generator())
+            mix = self.before.matrix(gram[:count, :count], generator)
             if self.remembers:  # the centre is not mixed
                 mix = torch.block_diag(mix, torch.ones_like(mix[:1, :1]))
         if not self.uses_products:
             return mix, None
-        return mix, self.weights(gram) if mix is None else self.weights(mix @ gram @ mix.T) @ mix
-
-
-def _gram(vectors: Tensor, centre: Tensor) -> Tensor:
-    rows = torch.cat([vectors, centre[None]])
-    return rows @ rows.T
+        return mix, self.weights(gram, unit) if mix is None else self.weights(mix @ gram @ mix.T, unit) @ mix
 
 
 class RuleReducer(Reducer[Combined]):
@@ -268,17 +272,7 @@ class RuleReducer(Reducer[Combined]):
             return None
         if rule.lacks(count):
             return Combined()
-        gram = None
-        if rule.uses_products or rule.before is not None:
-            gram = torch.zeros(1, 1, dtype=torch.float64, device=workers.fabric.device)
-            for rows in self._blocks(workers):
-                gram = gram + rows @ rows.T
-        mix, weights = rule.plan(gram, self._generator)
-        if weights is not None:
-            parts = [weights @ rows for rows in self._blocks(workers)]
-        else:
-            parts = [rule.combine(rows if mix is None else mix @ rows) for rows in self._blocks(workers)]
-        moved = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+        moved, weights = rule.combined(lambda: self._blocks(workers), self._generator)
         payload = stack.tensors(moved) | stack.extra_tensors(rules.median(stack.extra_values(workers)))
         payload = {name: payload[name] for name in stack.layout}
         if weights is None:
@@ -352,7 +346,7 @@ class MultiKrum(RobustRule):
         self.least = max(2 * attackers + (3 if definition == "blanchard" else 1), keep or 1)
 
     @override
-    def weights(self, gram: Tensor) -> Tensor:
+    def weights(self, gram: Tensor, unit: float) -> Tensor:
         keep = len(gram) - self.attackers if self.keep is None else self.keep
         return rules.multi_krum(gram, self.attackers, keep, self.definition)
 
@@ -388,8 +382,8 @@ class GeometricMedian(RobustRule):
         self.smoothing, self.iterations = smoothing, iterations
 
     @override
-    def weights(self, gram: Tensor) -> Tensor:
-        return rules.geometric_median(gram, self.smoothing, self.iterations)
+    def weights(self, gram: Tensor, unit: float) -> Tensor:
+        return rules.geometric_median(gram, self.smoothing * unit, self.iterations)
 
 
 class CentredClipping(RobustRule):
@@ -414,8 +408,8 @@ class CentredClipping(RobustRule):
         self.radius, self.iterations = radius, iterations
 
     @override
-    def weights(self, gram: Tensor) -> Tensor:
-        return rules.centred_clipping(gram, self.radius, self.iterations)
+    def weights(self, gram: Tensor, unit: float) -> Tensor:
+        return rules.centred_clipping(gram, self.radius * unit, self.iterations)
 
 
 class NormBounding(RobustRule):
@@ -432,5 +426,5 @@ class NormBounding(RobustRule):
         self.norm = norm
 
     @override
-    def weights(self, gram: Tensor) -> Tensor:
-        return rules.norm_bounding(gram, self.norm)
+    def weights(self, gram: Tensor, unit: float) -> Tensor:
+        return rules.norm_bounding(gram, self.norm * unit)

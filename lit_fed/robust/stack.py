@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -13,7 +15,11 @@ from lit_fed.engine.wire.workers import Workers
 from lit_fed.machine import free_memory
 
 _BLOCK_VALUES = 2**22
+_LARGEST_PRODUCT = 1e300
+_MEDIAN_EXPONENT, _LARGEST_EXPONENT = 450, 480  # 2**64 squares of 2**480 stay finite
 Shapes = Mapping[str, torch.Size]
+Blocks = Callable[[], Iterable[Tensor]]
+"""Reads all rows, (n, b), some coordinates after the other."""
 
 
 class Stack:
@@ -93,7 +99,7 @@ class Stack:
         device = workers.fabric.device
         origin = self.vector(self._received, device)
         width = max(1, _BLOCK_VALUES // max(len(self.clients), 1))
-        for start in range(0, len(origin), width):
+        for start in range(0, max(len(origin), 1), width):  # without coordinates one empty block
             part = origin[start : start + width]
             yield self._block([row[start : start + width] for row in self._rows], len(part), workers) - part
 
@@ -136,6 +142,30 @@ class Stack:
             name: tensor.to(dtype) if (dtype := self.layout[name][0]).is_floating_point else tensor.round().to(dtype)
             for name, tensor in Flat(self.extras, values).split(values).items()
         }
+
+
+def inner_products(blocks: Blocks) -> tuple[Tensor, Blocks, float]:
+    """The inner products of all rows, (n, n), the rows to combine, and the unit of these rows, a power of two.
+
+    The unit is 1 and the rows are unchanged, unless squares overflow, as those of 1e155 do. In this case the rows are
+    multiplied by the unit in which the median of the rows' largest numbers is at most 2^450, whatever an attacker
+    sends, and numbers beyond 2^480 become 2^480.
+    """
+    gram = _gram(blocks)
+    if bool((gram.abs() <= _LARGEST_PRODUCT).all()):
+        return gram, blocks, 1.0
+    largest = reduce(torch.maximum, (rows.abs().amax(1) for rows in blocks() if rows.shape[1])).median()
+    unit = math.ldexp(1.0, min(0, _MEDIAN_EXPONENT - math.frexp(min(float(largest), torch.finfo(gram.dtype).max))[1]))
+    limit = math.ldexp(1.0, _LARGEST_EXPONENT)
+
+    def scaled() -> Iterator[Tensor]:
+        return ((rows * unit).clamp(-limit, limit) for rows in blocks())
+
+    return _gram(scaled), scaled, unit
+
+
+def _gram(blocks: Blocks) -> Tensor:
+    return reduce(torch.add, (rows @ rows.T for rows in blocks()))
 
 
 def warn_of_memory(key: str, around: Surroundings) -> None:

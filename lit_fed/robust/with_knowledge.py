@@ -19,7 +19,7 @@ from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.robust.attack import Attacker
 from lit_fed.robust.on_update import check_sends
-from lit_fed.robust.stack import Stack, warn_of_memory
+from lit_fed.robust.stack import Stack, inner_products, warn_of_memory
 
 
 class Informed(Attacker):
@@ -157,10 +157,7 @@ class Mimic(Informed):
 
     @override
     def forge(self, honest: Stack, attackers: int, workers: Workers) -> Tensor:
-        gram = torch.zeros(1, 1, dtype=torch.float64, device=workers.fabric.device)
-        for rows in honest.blocks(workers):
-            centred = rows - rows.mean(0)
-            gram = gram + centred @ centred.T
+        gram, _, _ = inner_products(lambda: (rows - rows.mean(0) for rows in honest.blocks(workers)))
         along = torch.linalg.eigh(gram).eigenvectors[:, -1].abs()
         chosen = int((along >= along.max() - 1e-9).nonzero()[0])
         return torch.cat([rows[chosen] for rows in honest.blocks(workers)])

@@ -33,7 +33,7 @@ HOSPITALS = ("berlin", "hamburg", "ulm")
 
 
 def table(folder: Path) -> str:
-    lines = [f"{HOSPITALS[i % 3]},{i},{-i},{'xy'[i % 2]}" for i in range(60)]
+    lines = [f"{HOSPITALS[i % 3]},{i}.5,{-i}.5,{'xy'[i % 2]}" for i in range(60)]
     (folder / "visits.csv").write_text("\n".join(["hospital,a,b,kind", *lines]))
     return str(folder / "visits.csv")
 
@@ -41,7 +41,7 @@ def table(folder: Path) -> str:
 def tables(folder: Path) -> str:
     (folder / "sites").mkdir()
     for name in HOSPITALS:
-        lines = [f"{i},{'xy'[i % 2]}" for i in range(20)]
+        lines = [f"{i}.5,{'xy'[i % 2]}" for i in range(20)]
         (folder / "sites" / f"{name}.csv").write_text("\n".join(["a,kind", *lines]))
     return str(folder / "sites")
 
@@ -74,8 +74,8 @@ class Owned(TensorDataModule):
 
 
 MADE: dict[str, tuple[Callable[..., Any], str]] = {
-    "a column": (lambda at, **more: Table(table(at), "kind", client="hospital", **more), "data.client 'hospital'"),
-    "files": (lambda at, **more: Table(tables(at), "kind", **more), "sites, with a file per client,"),
+    "a column": (lambda at, **more: Table(table(at), "kind", ["a", "b"], "hospital", **more), "data.client 'hospital'"),
+    "files": (lambda at, **more: Table(tables(at), "kind", ["a"], **more), "sites, with a file per client,"),
     "an archive": (lambda at, **more: ArrayFile(archive(at), **more), "a.npz"),
     "folders": (lambda at, **more: ClientFolders(folders(at), **more), "images, with a folder per client,"),
     "a field": (
@@ -151,7 +151,7 @@ def test_folders_beyond_the_number_of_clients_are_said(tmp_path: Path, capsys: p
 
 def test_clients_who_are_only_tested_on_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "new.csv").write_text("hospital,a,b,kind\nulm,1,2,x\nUlm,1,2,y\n")
-    data = Table(table(tmp_path), "kind", client="hospital", test_path=str(tmp_path / "new.csv"))
+    data = Table(table(tmp_path), "kind", ["a", "b"], "hospital", test_path=str(tmp_path / "new.csv"))
     data.setup()
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(

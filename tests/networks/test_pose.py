@@ -17,6 +17,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.networks import POSE_NETWORKS, build_network, classifier
 from lit_fed.networks.pose import DeconvolutionHead, GlobalPositions, LocalAttention, PoseViT
 from lit_fed.networks.pose.embeddings import LocalBlock, sin_cos_map
+from tests.support import flip_tensor_bit
 
 
 def count(module: Any) -> int:
@@ -394,6 +395,15 @@ def test_our_own_checkpoints_are_taken(tmp_path: Path) -> None:
     torch.save({"state_dict": {f"network.{name}": tensor for name, tensor in source.state_dict().items()}}, path)
     loaded = small(weights=path)
     assert all(torch.equal(tensor, source.state_dict()[name]) for name, tensor in loaded.state_dict().items())
+
+
+def test_a_flipped_bit_in_a_file_of_weights_is_refused(tmp_path: Path) -> None:
+    source, path = small(), tmp_path / "weights.pth"
+    vitpose_file(source, path)
+    small(weights=path)
+    flip_tensor_bit(path, max(source.state_dict().values(), key=torch.numel))
+    with pytest.raises(ConfigError, match=r"weights\.pth holds more than weights, or is damaged: .* from its checksum"):
+        small(weights=path)
 
 
 def test_files_that_do_not_fit_are_refused_by_the_weight(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def table(root: Path, samples: Samples) -> FederatedDataModule:
     names = ",".join(["client", "label", *(f"p{place}" for place in range(16))])
     (root / "table.csv").write_text("\n".join([names, *lines]))
     return Table(
-        str(root / "table.csv"), "label", client="client", standardise=False, class_names=["k0", "k1"],
+        str(root / "table.csv"), "label", names.split(",")[2:], "client", standardise=False, class_names=["k0", "k1"],
         val_fraction=0.2, batch_size=8,
     )  # fmt: skip
 

@@ -19,6 +19,8 @@ from lit_fed.data import (
     ClientFolders,
     ClientPoses,
     CSVText,
+    Digits,
+    Dirichlet,
     FederatedDataModule,
     Mpii,
     Table,
@@ -99,6 +101,7 @@ def cases(folder: Path) -> dict[str, tuple[FederatedDataModule, str]]:
         "classes": (Table(path, "kind", client="site", **scale), "data.class_names"),
         "kind": (Table(path, "b", ["a"], "site", standardise=False), "data.class_names"),
         "strata": (Table(path, "b", ["a"], standardise=False, kind="numbers", strata=2), "data.strata"),
+        "features": (Table(path, "kind", client="site", standardise=False, class_names=["x", "y"]), "data.features"),
         "arrays": (ArrayFile(str(folder / "data.npz"), num_clients=2), "data.num_classes"),
         "texts": (CSVText("t.csv", "t.csv", root=str(folder), num_clients=2), "data.num_classes"),
         "wrapped": (Wrapped(Plain(), num_clients=2), "data.num_classes"),
@@ -107,7 +110,7 @@ def cases(folder: Path) -> dict[str, tuple[FederatedDataModule, str]]:
     }
 
 
-CASES = ["standardise", "classes", "kind", "strata", "arrays", "texts", "wrapped", "folders", "clients"]
+CASES = ["standardise", "classes", "kind", "strata", "features", "arrays", "texts", "wrapped", "folders", "clients"]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -127,6 +130,24 @@ def test_a_private_run_refuses_it_in_one_line_before_there_is_a_folder(tmp_path:
     with pytest.raises(ConfigError, match=r"^trainer\.privacy: data\.standardise takes .*; give data\.mean [^\n]*$"):
         fit(tmp_path / "run", model(data), data=data, algorithm=uniform(), **private(0.5, 1.0))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("withhold", [False, True])
+def test_a_private_run_does_not_count_clients_without_a_class(
+    withhold: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = Digits(num_clients=5, partition=Dirichlet(0.1), val_fraction=0.5)
+    settings = private(0.5, 1.0, withhold=withhold)
+    fit(
+        tmp_path,
+        Classifier("logistic", num_classes=10, input_shape=(1, 8, 8)),
+        data,
+        uniform(),
+        max_rounds=1,
+        **settings,
+    )
+    assert data.untaught() is not None
+    assert (data.untaught() in capsys.readouterr().out) is not withhold
 
 
 def test_poses_whose_pictures_shrink_by_all_boxes_and_joints_of_a_first_file_are_refused() -> None:

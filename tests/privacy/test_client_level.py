@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import stat
 import sys
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from lit_fed.privacy.accounting import Mechanism
 from lit_fed.robust import ALIE, InnerProduct
 from lit_fed.trainer import FederatedTrainer
 from tests.privacy.support import private, uniform
-from tests.support import LeastSquares, Points, Unlucky, Wanderer, fit, rows, weights
+from tests.support import LeastSquares, Points, Unlucky, Wanderer, fit, flip_tensor_bit, rows, weights
 
 pytest.importorskip("dp_accounting")
 W = "network.weight"
@@ -123,6 +124,32 @@ def test_an_empty_cohort_releases_noise(tmp_path: Path) -> None:
     assert made.participation.select(0) == []
     assert weights(made)[W].abs().min() > 0
     assert made.run.federation.server["around.privacy"]["releases"] == 1
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (Path.unlink, "is missing, which tells whose states a private run keeps; use"),
+        (lambda apart: apart.write_bytes(b""), "is corrupt; use the checkpoint where the run left it"),
+        (
+            lambda apart: flip_tensor_bit(apart, torch.load(apart, weights_only=True)["clients"]),
+            "is corrupt; use the checkpoint where",
+        ),
+        (lambda apart: torch.save({"clients": 1}, apart), "does not belong to a checkpoint: "),
+    ],
+    ids=["missing", "empty", "flipped", "foreign"],
+)
+def test_a_private_run_goes_on_only_with_what_was_kept_apart(
+    harm: Callable[[Path], Any], says: str, tmp_path: Path
+) -> None:
+    settings = private(0.5, 1.0, key_file=str(tmp_path / "run.key"))
+    made = fit(tmp_path, algorithm=Scaffold(weighting="uniform"), max_rounds=1, **settings)
+    (apart,) = Path(made.run.log_dir).glob("checkpoints/clients/*.apart")
+    harm(apart)
+    with pytest.raises(CheckpointError) as told:
+        fit(tmp_path, algorithm=Scaffold(weighting="uniform"), max_rounds=2, ckpt_path="last", **settings)
+    assert str(told.value).startswith(f"{apart} {says}")
+    assert "\n" not in str(told.value)
 
 
 @EXECUTORS

@@ -218,9 +218,37 @@ def test_a_shift_of_all_shifts_the_result(name: str, seed: int, shift: float) ->
     assert is_one_of(aggregate(EVERY[name], vectors + shift), expected, 1e-6)
 
 
+def scaled(name: str, factor: float) -> RobustRule:
+    """A rule of `EVERY` with its lengths in another unit."""
+    made = {
+        "geometric_median": lambda: GeometricMedian(1e-6 * factor),
+        "clipping": lambda: CentredClipping(1.0 * factor, 3),
+        "bounding": lambda: NormBounding(1.0 * factor),
+    }
+    return made[name]() if name in made else EVERY[name]
+
+
+@every
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32), power=st.integers(-400, 1000))
+def test_a_unit_that_is_a_power_of_two_changes_no_bit(name: str, seed: int, power: int) -> None:
+    # 2^1000 is 1e301: without a unit of their own the vectors' squares overflow from 1e155 on.
+    vectors, factor = drawn(seed), 2.0**power
+    assert torch.equal(aggregate(scaled(name, factor), vectors * factor), aggregate(EVERY[name], vectors) * factor)
+
+
+@every
+def test_attackers_cannot_choose_the_unit_of_honest_vectors(name: str) -> None:
+    vectors = drawn(3)
+    expected = aggregate(EVERY[name], torch.cat([vectors[:7], torch.full((2, 6), 1e100, dtype=torch.float64)]))
+    for value in (1e155, 1e200, 1.7e308):
+        found = aggregate(EVERY[name], torch.cat([vectors[:7], torch.full((2, 6), value, dtype=torch.float64)]))
+        assert torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
 @every
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 2**32), power=st.integers(0, 100), apart=st.booleans())
+@given(seed=st.integers(0, 2**32), power=st.integers(0, 308), apart=st.booleans())
 def test_two_attackers_at_infinity_move_the_result_little(name: str, seed: int, power: int, apart: bool) -> None:
     vectors = drawn(seed)
     vectors[:2] = 10.0**power

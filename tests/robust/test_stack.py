@@ -56,6 +56,26 @@ def test_blocks_join_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [block.tolist() for block in made.blocks(alone)] == [[[-1], [0], [1]]] * 2
 
 
+def test_rows_without_coordinates_are_one_empty_block() -> None:
+    alone: Any = Alone()
+    made = Stack({}, {"running"})
+    for client_id in range(3):
+        made.add(ClientUpdate(client_id, {"running": torch.tensor([float(client_id)])}))
+    made.gather(alone)
+    assert [block.shape for block in made.blocks(alone)] == [(3, 0)]
+
+
+def test_mimic_bears_numbers_whose_squares_overflow() -> None:
+    # 1, 2, 9 minus the broadcast's 1; 9 is farthest from the mean 4, whatever the unit.
+    alone: Any = Alone()
+    for unit in (1.0, 2.0**700):
+        made = Stack({"w": torch.full((2,), unit, dtype=torch.float64)}, ())
+        for client_id, value in enumerate((1.0, 2.0, 9.0)):
+            made.add(ClientUpdate(client_id, {"w": torch.full((2,), value * unit, dtype=torch.float64)}))
+        made.gather(alone)
+        assert Mimic(clients=[0]).forge(made, 1, alone).tolist() == [8 * unit, 8 * unit]
+
+
 def test_tensors_have_the_updates_types_and_stay_finite() -> None:
     made = filled(3)
     made.gather(Alone())  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from lit_fed.data.partitions.partition import Natural, Partition
 from lit_fed.data.population.archive import Archive, check_inputs
 from lit_fed.data.population.in_memory import Arrays, ImageDataModule, channels_first
 from lit_fed.data.population.naming import client_ranks
-from lit_fed.data.population.scale import BYTES, common_scale, on_scale, scale_of
+from lit_fed.data.population.scale import BYTES, Scale, common_scale, on_scale, scale_of
 from lit_fed.data.population.targets import count_classes
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed
@@ -150,12 +150,10 @@ class ArrayFile(ImageDataModule):
                 raise ConfigError(f"{self._path}: {key} and y_{split} differ in length; give one client per sample")
             if key in arrays and arrays[key].dtype.kind not in "iuSU":
                 raise ConfigError(f"{self._path}: {key} holds {arrays[key].dtype}; it must hold integers")
-        scales = {
-            f"{self._path}: {key}": scale_of(
-                arrays[key], f"{self._path}: {key}", len(shape) == 3, self._max_value_given, self._mean_given
-            )
-            for key in ("x_train", "x_test")
-        }
+        scales = dict[str, Scale]()
+        for key in ("x_train", "x_test"):
+            what = f"{self._path}: {key}"
+            scales |= scale_of(arrays[key], what, len(shape) == 3, self._max_value_given, self._mean_given)
         arrays |= {key: on_scale(arrays[key], common_scale(scales)) for key in ("x_train", "x_test")}
         if self.test_fraction is not None:
             arrays = self._split_anew(arrays)

@@ -56,7 +56,7 @@ class ClientArrays(ImageDataModule):
         class_names: Names of the classes, in their order.
         root: The folder that holds the clients' folders.
         max_value: Stored value that stands for 1; null for 255 of bytes and 1 of other numbers, which must be in [0, 1]
-            if other clients, here or elsewhere, have bytes.
+            if other clients, here or elsewhere, have bytes. Null refuses images below 0 beside images in [0, 1].
         kwargs: The other settings of `ImageDataModule`, and the population's, see `FederatedDataModule`.
 
     Raises:
@@ -96,7 +96,7 @@ class ClientArrays(ImageDataModule):
         self._stored_shape, self._classes = tuple(stored_shape), num_classes
         self._target_shape, self._names = tuple(target_shape or ()), class_names
         self._max_value_given = max_value
-        self._scales: dict[str, dict[str, Scale | None]] = {}  # by owner and array
+        self._scales: dict[str, dict[str, Scale]] = {}  # by owner and array
         self._scale: Scale | None = None
         self._wanted: list[int] = []
         self._sizes: dict[str, list[int]] = {}
@@ -288,9 +288,9 @@ class ClientArrays(ImageDataModule):
         check_inputs(x, what)
         if not len(y):
             return self._nothing()
-        self._scales.setdefault(owner, {})[what] = scale_of(
-            x, what, len(self.stored_shape) == 3, self._max_value_given, self._mean_given
-        )
+        are_images = len(self.stored_shape) == 3
+        scale = scale_of(x, what, are_images, self._max_value_given, self._mean_given)
+        self._scales.setdefault(owner, {}).update(scale)
         if self._classes is None:
             return _Samples(x, checked_targets(y, self._target_shape, f"{path}: y_{part}"))
         labels = Strata(y, None, len(y), 0, source=f"{path}: y_{part}").checked(self._classes).train

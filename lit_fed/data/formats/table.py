@@ -23,10 +23,12 @@ from lit_fed.data.population.targets import quantile_strata
 from lit_fed.data.population.views import viewed
 from lit_fed.data.remarks import is_hidden, remark, remark_left_out
 from lit_fed.errors import ConfigError
+from lit_fed.printing import counted
 from lit_fed.seeding import derive_seed
 
 Kind = Literal["classes", "numbers"]
 _MANY_CLASSES = 100
+_MOST_NAMED = 20
 _NOBODY = ""  # the client of rows to predict on
 
 
@@ -52,10 +54,13 @@ class Table(TensorDataModule):
     whole numbers is a class, named as in the file; classes are in numerical or alphabetical order. Other numbers are
     the targets of a regression. Under `trainer.privacy` all of this must be set.
 
+    Without `features` a line names the features found, and whole numbers that identify a row are refused: those that
+    differ in every row, or that count the rows of every file.
+
     Args:
         path: A ``.csv``, ``.csv.gz`` or ``.parquet`` file; or a folder of them, one per client, named after the file.
         target: The target's column, or several columns of numbers.
-        features: The features' columns; null for all others.
+        features: The features' columns; null for all others, none of which may identify a row.
         client: The column of each row's client; null for the files of a folder, or for none in a single file.
         test_path: Rows to test on, a file or a folder like `path`; null holds out `test_fraction`.
         test_fraction: Share of every client's rows (of all rows without clients) to test on, without a `test_path`.
@@ -179,6 +184,8 @@ class Table(TensorDataModule):
             return "data.class_names are read off all clients' rows; give them, or set data.kind to numbers"
         if self._strata is not None:
             return "data.strata cuts by quantiles of all clients' targets; leave it out"
+        if self._features_given is None:
+            return "data.features are checked for identifiers in all clients' rows; name them"
         return None
 
     @override
@@ -232,6 +239,8 @@ class Table(TensorDataModule):
         files = self._files(self._path, "data.path")
         first = files[0][0]
         self._feature_names = self._features_of(first)
+        if self._features_given is None:
+            self._check_identifiers([columns for columns, _ in files])
         is_class = self._kind_given == "classes" or (self._kind_given is None and self._is_class([f for f, _ in files]))
         if is_class and not self._single:
             raise ConfigError(
@@ -256,6 +265,10 @@ class Table(TensorDataModule):
                 "shared test set only"
             )
         self._scale = self._scale_of(train.x)
+        if self._features_given is None:
+            more = ", …" if len(self._feature_names) > _MOST_NAMED else ""
+            named = ", ".join(self._feature_names[:_MOST_NAMED])
+            remark(f"{self._path}: {counted(len(self._feature_names), 'feature')}, {named}{more} (data.features)")
         return train, test
 
     def _files(self, path: Path, setting: str) -> list[tuple[Columns, str | None]]:
@@ -283,6 +296,26 @@ class Table(TensorDataModule):
                 f"{columns.path} has no column beside the target and the client; add a feature to learn from"
             )
         return found
+
+    def _check_identifiers(self, files: list[Columns]) -> None:
+        """Refuse whole numbers that identify a row.
+
+        Raises:
+            ConfigError: It names the first such feature.
+        """
+        for name in self._feature_names:
+            cells = [columns.raw(name, "data.features").tolist() for columns in files]
+            if len({cell for own in cells for cell in own}) == sum(map(len, cells)):
+                does = "differs in every row"
+            elif len(files) > 1 and all(map(_counts, cells)):
+                does = "counts the rows of every file"
+            else:
+                continue
+            if all(columns.notations(name, "data.features").keys() == {"whole"} for columns in files):
+                raise ConfigError(
+                    f"{files[0].path}: {name!r} is a whole number that {does}, as an identifier does; name the "
+                    "features in data.features, with it if it is a measurement"
+                )
 
     def _is_class(self, files: list[Columns]) -> bool:
         """Whether the target is a class, by its notation in the files.
@@ -380,6 +413,15 @@ def _owner(file: Path) -> str:
     """The client that a file is named after."""
     name = file.name
     return name[: -len(next(ending for ending in (".csv.gz", ".csv", ".parquet") if name.lower().endswith(ending)))]
+
+
+def _counts(cells: list[Any]) -> bool:
+    """Whether every cell of a file is a whole number, one more than the cell before."""
+    try:
+        first = int(cells[0])
+        return all(int(cell) == first + row for row, cell in enumerate(cells))
+    except (TypeError, ValueError):
+        return False
 
 
 def check_classes(targets: NDArray[Any], classes: list[str], where: str, of: str = "the training rows") -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lit_fed.data.partitions.csr import CSR, ClientIndices, IntArray, sha256_of
-from lit_fed.data.partitions.partition import Partition, Samples, class_index, equal_sizes
+from lit_fed.data.partitions.partition import MatchedTestSplit, Partition, Samples, class_index, equal_sizes
 from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed, numpy_generator
@@ -107,6 +107,7 @@ class Cut:
         sha256: Hash of the whole population's rows; None to compute it from these.
         clients: The clients here; None for all.
         own_val: Whether the data set has a separate validation set.
+        untaught: Number of clients that are tested on a stratum whose samples were all held out.
     """
 
     train: CSR
@@ -120,6 +121,7 @@ class Cut:
     sha256: str | None = None
     clients: frozenset[int] | None = None
     own_val: bool = False
+    untaught: int = 0
 
     def of(self, client_id: int) -> Cut:
         """The cut, for looking up one client.
@@ -186,6 +188,7 @@ def cut_population(strata: Strata, partition: Partition, settings: CutSettings) 
     fractions = (settings.val_fraction, settings.calibration_fraction)
     val, calibration, train = cut.hold_out(fractions, derive_seed(seed, "data", "hold-out"))
     check_held_out(cut.sizes, train.sizes, *fractions, range(len(cut)))
+    untaught = test.untaught(train) if isinstance(test, MatchedTestSplit) else 0
     val = val.through(pool)
     if strata.val_size:
         if settings.val_fraction:
@@ -206,6 +209,7 @@ def cut_population(strata: Strata, partition: Partition, settings: CutSettings) 
         shared_test=shared_test,
         strata=_joined(strata),
         own_val=bool(strata.val_size),
+        untaught=untaught,
     )
 
 

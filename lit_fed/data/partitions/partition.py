@@ -170,6 +170,16 @@ class MatchedTestSplit:
             parts.append(pool[generator.choice(len(pool), min(int(held[label]), len(pool)), replace=False)])
         return np.sort(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
 
+    def untaught(self, left: CSR) -> int:
+        """Number of clients with test samples of a class that is missing in what is left of their training samples."""
+        before, after = (
+            np.unique(rows.owners() * self._num_classes + self._train_labels[rows.indices])
+            for rows in (self._train, left)
+        )
+        missing = np.setdiff1d(before, after, assume_unique=True)
+        tested = self._by_class.sizes[missing % self._num_classes] > 0
+        return len(np.unique(missing[tested] // self._num_classes))
+
 
 class IID(Partition):
     """Shuffle all samples and deal them out in equal parts; sizes differ by at most one.

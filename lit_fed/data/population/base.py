@@ -36,6 +36,7 @@ from lit_fed.data.population.targets import quantiles
 from lit_fed.data.population.views import View, viewed
 from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError
+from lit_fed.printing import counted
 from lit_fed.seeding import torch_generator
 
 if TYPE_CHECKING:
@@ -440,6 +441,16 @@ class FederatedDataModule(LightningDataModule, ABC):
         if self._cut is None or self._cut.clients is not None:
             return self.val_fraction > 0 or (self._cut is not None and self._cut.own_val)
         return len(self._cut.shared_val) > 0
+
+    def untaught(self) -> str | None:
+        """A line on clients that are tested on a class whose samples were all held out; None without any."""
+        if not (count := self._ready.untaught):
+            return None
+        kind = "stratum" if self.num_classes is None else "class"
+        return (
+            f"{counted(count, 'client')} of {self.num_clients:,} are tested on a {kind} whose samples were all held "
+            "out for validation or calibration; lower data.val_fraction or algorithm.calibration_fraction"
+        )
 
     @property
     def has_calibration(self) -> bool:

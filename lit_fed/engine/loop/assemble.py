@@ -72,6 +72,8 @@ def assemble(
     population = Population(data, parts.participation, kinds, settings.seed)
     if stage == "fit":
         population.say = fabric.print
+        if not local.wrappers.withhold and (line := data.untaught()) is not None:
+            fabric.print(line)
     loops = {
         kind: LocalLoop(
             fabric, model, algorithm, workers, local.gradients, local.watchers, max_rounds, data,

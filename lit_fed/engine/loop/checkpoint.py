@@ -25,12 +25,13 @@ from lightning import LightningModule
 from lit_fed.data.population.contents import Contents
 from lit_fed.engine.lightning.objective import task_name
 from lit_fed.engine.method.wrapper import AROUND
-from lit_fed.engine.storage.files import check_bytes, unreadable_named, write_atomically
+from lit_fed.engine.storage.files import unreadable_named, write_atomically
 from lit_fed.engine.storage.index import read_table
 from lit_fed.engine.storage.packs import Version
 from lit_fed.engine.wire.workers import on_first_process
 from lit_fed.errors import CheckpointError
 from lit_fed.file_names import shown
+from lit_fed.tensors import check_bytes
 
 if TYPE_CHECKING:
     from lit_fed.engine.loop.run import Callback, Run

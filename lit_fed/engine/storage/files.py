@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile, is_zipfile
 
 import torch
 from torch import Tensor
@@ -77,14 +76,6 @@ def write_atomically(content: Any, path: Path) -> None:
         torch.save(map_tensors(content, Tensor.cpu), file)
         file.flush()
         os.fsync(file.fileno())
-
-
-def check_bytes(path: Path) -> None:
-    """Raise an error if a file of `write_atomically` differs from its CRC-32s, which ``torch.load`` does not read."""
-    if is_zipfile(path):
-        with ZipFile(path) as archive:
-            if damaged := archive.testzip():
-                raise ValueError(f"{damaged} differs from its checksum")
 
 
 def write_text(parts: Iterable[str], path: Path) -> None:

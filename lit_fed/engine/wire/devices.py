@@ -22,6 +22,7 @@ from lit_fed.errors import ConfigError, reason
 from lit_fed.machine import available_cores, most_processes, most_threads
 
 STRATEGIES = ("auto", "clients", "ddp")
+_SINGLE_RUNS = "for a run per seed start each by itself, see docs/devices.md"
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # as Lightning reads them
 
 
@@ -97,12 +98,19 @@ class Devices:
             if named := re.search("invalid accelerator name.*Available names are: (.*?)[.]?$", text):
                 names = ", ".join(sorted(["gpu", *named[1].split(", ")]))
                 raise ConfigError(f"{key}; it must be one of {names}") from error
+            if "--ntasks-per-node" in text:
+                tasks = os.environ.get("SLURM_NTASKS")
+                raise ConfigError(
+                    f"SLURM_NTASKS is {tasks}; start one run of {tasks} processes with --ntasks-per-node; "
+                    f"{_SINGLE_RUNS}"
+                ) from error
             raise ConfigError(f"trainer: {text}") from error
         wanted = getattr(fabric.strategy, "num_processes", 1) * self.num_nodes
         if starter is not None and wanted != starter.in_all:
             raise ConfigError(
                 f"{starter.name} started {starter.in_all} processes, but trainer.devices {devices} on "
-                f"trainer.num_nodes {self.num_nodes} makes {wanted}; set trainer.devices to {starter.here}, or to auto"
+                f"trainer.num_nodes {self.num_nodes} makes {wanted}; set trainer.devices to {starter.here}, or to "
+                f"auto; {_SINGLE_RUNS}"
             )
         number = getattr(rank_zero_only, "rank", 0)
         if wanted == 1 and number:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import torch
 from safetensors import SafetensorError
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from lit_fed.checks import check_choice
 from lit_fed.errors import ConfigError
+from lit_fed.tensors import check_bytes
 
 _NAMES = (
     (r"^(module|network|backbone|encoder)\.", ""),
@@ -105,7 +107,8 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         safe = path.suffix == ".safetensors"
         content: Any = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, SafetensorError) as error:
+        check_bytes(path)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, BadZipFile, SafetensorError) as error:
         raise ConfigError(f"{path} holds more than weights, or is damaged: {str(error).splitlines()[0]}") from error
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):

@@ -15,6 +15,8 @@ from typing import TypeVar
 import torch
 
 from lit_fed.engine.storage.files import in_place_of
+from lit_fed.errors import CheckpointError
+from lit_fed.tensors import check_bytes
 
 JobT = TypeVar("JobT")
 OutcomeT = TypeVar("OutcomeT")
@@ -79,7 +81,11 @@ def _do(
     path = folder / f"{sha256(repr((made_with, work.__qualname__, job)).encode()).hexdigest()[:24]}.pt"
     with torch.serialization.safe_globals(list(kinds)):
         if path.is_file():
-            kept: OutcomeT = torch.load(path, weights_only=True)
+            try:
+                kept: OutcomeT = torch.load(path, weights_only=True)
+                check_bytes(path)
+            except Exception as error:  # damaged bytes raise many exceptions
+                raise CheckpointError(f"{path} is damaged; remove it, and its job runs again") from error
             return kept
     outcome = work(job)
     with in_place_of(path) as temporary:

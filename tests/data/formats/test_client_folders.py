@@ -106,6 +106,6 @@ def test_inputs_to_predict_on_that_are_left_out_are_said(tmp_path: Path, capsys:
 def test_a_folder_of_tables_says_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a.csv", "B.CSV", "c.tsv"):
         (tmp_path / name).write_text("value,label\n" + "\n".join(f"{i},{'xy'[i % 2]}" for i in range(10)))
-    assert Table(str(tmp_path), "label").own_client_names() == ["B", "a"]
+    assert Table(str(tmp_path), "label", ["value"]).own_client_names() == ["B", "a"]
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"left out 1 of 3 files in {tmp_path}: 1 .tsv, such as c.tsv;")

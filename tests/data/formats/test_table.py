@@ -18,20 +18,20 @@ from tests.support import fit
 
 PLANTS = """\
 site, petal, sepal, kind
-north,1,10,rose
-south,2,20,tulip
-north,3,30,rose
-south,4,40,rose
+north,1.0,10.0,rose
+south,2.0,20.0,tulip
+north,3.0,30.0,rose
+south,4.0,40.0,rose
 
-south,5,50,tulip
-north,6,60,lily
+south,5.0,50.0,tulip
+north,6.0,60.0,lily
 """
 HOUSES = """\
 rooms,area,price,rent
-1,30,100.5,9.5
-2,60,200.0,19
-3,90,300.0,29.5
-4,120,400.0,39
+1.0,30.0,100.5,9.5
+2.0,60.0,200.0,19
+3.0,90.0,300.0,29.5
+4.0,120.0,400.0,39
 """
 
 
@@ -67,7 +67,7 @@ def test_classes_and_clients_are_what_the_file_calls_them(tmp_path: Path) -> Non
 
 
 def test_whole_numbers_are_classes_in_their_order_or_numbers_where_that_is_said(tmp_path: Path) -> None:
-    path = written(tmp_path, "x,y\n" + "\n".join(f"{i},{[10, 9, -1][i % 3]}" for i in range(12)))
+    path = written(tmp_path, "x,y\n" + "\n".join(f"{i}.0,{[10, 9, -1][i % 3]}" for i in range(12)))
     data = ready(path, "y", num_clients=2)
     assert data.class_names == ["-1", "9", "10"]
     assert data._ready.strata.max() == 2
@@ -75,6 +75,48 @@ def test_whole_numbers_are_classes_in_their_order_or_numbers_where_that_is_said(
     assert (data.num_classes, data.class_names, data.output_shape) == (None, None, ())
     x, y = (torch.cat(parts) for parts in zip(*data.test_loader(), strict=True))
     assert y.tolist() == [[10, 9, -1][int(i) % 3] for i in x[:, 0]]
+
+
+IDENTIFIERS = {
+    "counted": "\n".join(f"{i},{i % 3}.5,{'xy'[i % 2]}" for i in range(40)),
+    "drawn": "\n".join(f"{9973 * i % 9901 + 10**9},{i % 3}.5,{'xy'[i % 2]}" for i in range(40)),  # equal in float32
+}
+
+
+@pytest.mark.parametrize("case", IDENTIFIERS)
+def test_a_column_that_identifies_a_row_is_a_feature_only_by_name(case: str, tmp_path: Path) -> None:
+    path = written(tmp_path, "id,width,kind\n" + IDENTIFIERS[case])
+    with pytest.raises(
+        ConfigError, match=r"table\.csv: 'id' is a whole number that differs in every row.*data\.features"
+    ):
+        ready(path, "kind", num_clients=2)
+    assert ready(path, "kind", ["width"], num_clients=2).input_shape == (1,)
+    assert ready(path, "kind", ["id", "width"], num_clients=2).feature_names == ["id", "width"]
+    # one value twice, or a number with a fraction, and it is a measurement
+    for cell in ("2", "3.5"):
+        lines = IDENTIFIERS["counted"].splitlines()
+        lines[3] = f"{cell},0.5,x"
+        assert ready(written(tmp_path, "id,width,kind\n" + "\n".join(lines)), "kind", num_clients=2).input_shape == (2,)
+
+
+def test_a_column_that_counts_the_rows_of_every_clients_file_identifies_them_too(tmp_path: Path) -> None:
+    for name, first in (("a", 0), ("b", 0), ("c", 1)):  # as pandas writes its index, under an empty name
+        lines = [f"{first + i},{i % 3}.5,{i % 2}" for i in range(10)]
+        written(tmp_path, ",width,kind\n" + "\n".join(lines), f"sites/{name}.csv")
+    with pytest.raises(ConfigError, match=r"a\.csv: '' is a whole number that counts the rows of every file"):
+        ready(str(tmp_path / "sites"), "kind")
+    assert ready(str(tmp_path / "sites"), "kind", ["width"]).num_clients == 3
+
+
+def test_the_features_that_were_not_named_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = ready(written(tmp_path, PLANTS), "kind", client="site", test_fraction=0.5)
+    data.setup("test")
+    assert capsys.readouterr().out == f"{tmp_path / 'table.csv'}: 2 features, petal, sepal (data.features)\n"
+    ready(written(tmp_path, PLANTS), "kind", ["petal"], "site", test_fraction=0.5)
+    assert capsys.readouterr().out == ""
+    wide, last = ",".join(f"f{i}" for i in range(30)), "f18, f19, … (data.features)\n"
+    ready(written(tmp_path, f"{wide},y\n" + f"{'1,' * 30}a\n{'1,' * 30}b\n" * 5), "y", num_clients=2)
+    assert capsys.readouterr().out.endswith(last)
 
 
 def test_real_targets_one_or_several(tmp_path: Path) -> None:
@@ -89,7 +131,7 @@ def test_real_targets_one_or_several(tmp_path: Path) -> None:
 
 def test_a_folder_has_a_file_a_client(tmp_path: Path) -> None:
     for name, first in (("a", 0), ("c.d", 10), ("b", 20)):
-        lines = "\n".join(f"{first + i},{'xy'[i % 2]}" for i in range(5 + first))
+        lines = "\n".join(f"{first + i}.0,{'xy'[i % 2]}" for i in range(5 + first))
         written(tmp_path, "value,label\n" + lines, f"sites/{name}.csv")
     with gzip.open(tmp_path / "sites" / "e.csv.gz", "wt") as file:
         file.write("value,label\n" + "\n".join(f"{i},x" for i in range(10)))
@@ -140,16 +182,16 @@ WRONG = {
         "has no column 'leaf', which data.features names; it has",
     ),
     "text": (PLANTS, KIND, "site holds texts, such as 'north', and data.features needs numbers; name other"),
-    "line": (PLANTS.replace("50", "5o"), BY_SITE, "line 7: sepal is '5o', not a number; correct"),
-    "empty cell": (PLANTS.replace("50", ""), BY_SITE, "line 7: sepal is empty, not a number"),
-    "not finite": (PLANTS.replace("50", "inf"), BY_SITE, "line 7: sepal is 'inf', not a finite number"),
-    "32 bits": (PLANTS.replace("50", "1e39"), BY_SITE, "line 7: sepal is '1e39', not a finite number of 32 bits"),
+    "line": (PLANTS.replace("50.0", "5o"), BY_SITE, "line 7: sepal is '5o', not a number; correct"),
+    "empty cell": (PLANTS.replace("50.0", ""), BY_SITE, "line 7: sepal is empty, not a number"),
+    "not finite": (PLANTS.replace("50.0", "inf"), BY_SITE, "line 7: sepal is 'inf', not a finite number"),
+    "32 bits": (PLANTS.replace("50.0", "1e39"), BY_SITE, "line 7: sepal is '1e39', not a finite number of 32 bits"),
     "target of 32 bits": (
         HOUSES.replace("300.0", "-1e39"), {"target": "price"},
         "line 4: price is '-1e39', not a finite number of 32",
     ),
     "two notations": (
-        "x,y\n1,1\n2,0\n3,1.0\n4,0\n", {"target": "y"},
+        "x,y\n1.5,1\n2.5,0\n3.5,1.0\n4.5,0\n", {"target": "y"},
         "y is '1.0' in {path}, line 4, and '1' in {path}, line 2; write all as whole numbers, or set data.kind to",
     ),
     "no target": (PLANTS.replace("lily", " "), BY_SITE, "line 8: kind is empty, not a name or a whole"),
@@ -185,7 +227,7 @@ WRONG = {
         "data.strata needs numerical targets",
     ),
     "unlikely": (
-        "x,y\n" + "\n".join(f"{i},{i}" for i in range(200)),
+        "x,y\n" + "\n".join(f"{i}.5,{i}" for i in range(200)),
         {"target": "y"},
         "y has 200 different values in 200 rows, too many for classes; set data.kind to numbers for a regression",
     ),
@@ -206,7 +248,7 @@ def test_what_is_wrong_with_a_file_is_said_in_a_line(case: str, tmp_path: Path) 
 
 
 def test_a_class_and_a_client_are_the_same_however_their_number_is_written(tmp_path: Path) -> None:
-    lines = [f"{i},{['7', '7.0', '08', '8e0'][i % 4]},{['1', '01.0', '2.'][i % 3]}" for i in range(60)]
+    lines = [f"{i}.5,{['7', '7.0', '08', '8e0'][i % 4]},{['1', '01.0', '2.'][i % 3]}" for i in range(60)]
     path = written(tmp_path, "x,ward,y\n" + "\n".join(lines))
     data = ready(path, "y", client="ward", kind="classes")
     assert (data.class_names, data.client_names) == (["1", "2"], ["7", "08", "8"])  # "08" may be a name
@@ -215,14 +257,14 @@ def test_a_class_and_a_client_are_the_same_however_their_number_is_written(tmp_p
 
 def test_files_that_write_a_class_in_two_ways_are_asked_which(tmp_path: Path) -> None:
     for name, y in (("a", "1"), ("b", "1.0")):
-        written(tmp_path, "x,y\n" + "\n".join(f"{i},{y if i % 2 else 0}" for i in range(10)), f"sites/{name}.csv")
+        written(tmp_path, "x,y\n" + "\n".join(f"{i}.5,{y if i % 2 else 0}" for i in range(10)), f"sites/{name}.csv")
     with pytest.raises(ConfigError, match=r"y is '1\.0' in .*b\.csv, line 3, and '0' in .*a\.csv, line 2; write all"):
         ready(str(tmp_path / "sites"), "y")
     assert ready(str(tmp_path / "sites"), "y", kind="classes").class_names == ["0", "1"]
 
 
 def test_a_classifier_on_real_targets_is_told_what_to_use(tmp_path: Path) -> None:
-    path = written(tmp_path, "x,y\n" + "\n".join(f"{i},{i / 2 + 0.25}" for i in range(20)))
+    path = written(tmp_path, "x,y\n" + "\n".join(f"{i % 9},{i / 2 + 0.25}" for i in range(20)))
     with pytest.raises(
         ConfigError, match=r"targets are floating-point numbers; use Regressor, or .* set data\.kind to classes"
     ):
@@ -258,7 +300,7 @@ def test_parquet_is_read_as_csv_is(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     columns = {
         "site": pyarrow.array(["north", "south"] * 10).dictionary_encode(),
-        "petal": pyarrow.array(range(20), pyarrow.int16()),
+        "petal": pyarrow.array([i // 2 for i in range(20)], pyarrow.int16()),
         "kind": [["rose", "lily"][i % 2] for i in range(20)],
         "price": pyarrow.array([i / 4 for i in range(20)], pyarrow.float32()),
     }
@@ -286,7 +328,7 @@ def test_parquet_is_read_as_csv_is(tmp_path: Path) -> None:
         ({"kind": ["a", None, "b"]}, "row 1: kind is empty, not a name or a whole number"),
         ({"petal": pyarrow.array([1, 2, 3], pyarrow.timestamp("s"))}, "petal holds datetime64["),
     ):
-        table = {"petal": [1, 2, 3], "kind": ["a", "b", "a"]} | broken
+        table = {"petal": [1, 2, 2], "kind": ["a", "b", "a"]} | broken
         parquet.write_table(pyarrow.table(table), tmp_path / "broken.parquet")
         with pytest.raises(ConfigError) as error:
             ready(str(tmp_path / "broken.parquet"), "kind")

@@ -129,6 +129,22 @@ def test_shared_sets_have_a_batch_size_of_their_own():
     assert Numbered(test_batch_size=10).shared_batch_size == 10
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("fractions", [(0.0, 0.0), (0.4, 0.0), (0.2, 0.3)])
+def test_clients_that_are_tested_on_what_they_never_train_on_are_counted(seed, fractions):
+    skewed = Numbered(80, num_clients=8, partition=Dirichlet(0.2, min_samples=2), seed=seed, val_fraction=fractions[0])
+    data = ready(skewed, 8, fractions[1])
+    unseen = 0
+    for client_id in range(8):
+        tested = {int(label) for _, labels in data.test_loader(client_id) for label in labels}
+        trained = {int(label) for _, labels in data.train_loader(client_id, torch.Generator()) for label in labels}
+        unseen += not tested <= trained
+    assert bool(unseen) == (fractions != (0, 0))
+    line = data.untaught()
+    assert unseen == (0 if line is None else int(line.split()[0]))
+    assert line is None or "of 8 are tested on a class whose samples were all held out for validation" in line
+
+
 def test_everything_is_a_function_of_the_seed():
     settings_ = {"num_clients": 8, "val_fraction": 0.2, "partition": Dirichlet(0.5, min_samples=1)}
     records = [ready(Numbered(seed=seed, **settings_), public_size=40).partition_record() for seed in (0, 0, 1)]

@@ -77,11 +77,12 @@ FLAT = X.reshape(24, 64)
         ({"x_train": UNIT[..., None], "x_test": X[:8, ..., None] * 1.0}, {}, "x_test holds float64 from 0 to 255"),
         ({"x_train": X[..., None] * 1.0, "x_test": UNIT[:8, ..., None]}, {}, "x_train holds float64 from 0 to 255"),
         ({"x_test": X[:8].astype(np.int64)}, {}, "x_test holds int64 from 0 to 255; set data.max_value"),
-        ({"x_test": UNIT[:8] - 0.5}, {}, "x_test holds numbers outside 0 to 1, and .*x_train holds bytes"),
-        ({"x_test": (X[:8] > 99).astype(np.int64)}, {}, "x_test holds numbers outside 0 to 1"),
-        ({"x_test": X[:8] * 1.0}, {"mean": [0.5], "std": [0.5]}, "x_test holds numbers outside 0 to 1"),
+        ({"x_test": UNIT[:8] - 0.5}, {}, r"x_test .-0\.5 to 0\.5. holds numbers outside 0 to 1, and .*x_train holds"),
+        ({"x_train": UNIT[..., None] * 2 - 1, "x_test": UNIT[:8, ..., None]}, {}, "x_train .-1 to 1. holds .* below 0"),
+        ({"x_test": (X[:8] > 99).astype(np.int64)}, {}, "x_test .0 to 1. holds numbers outside 0 to 1"),
+        ({"x_test": X[:8] * 1.0}, {"mean": [0.5], "std": [0.5]}, "x_test .* holds numbers outside 0 to 1"),
         ({"x_test": UNIT[:8]}, {"max_value": 255}, "x_test holds float32 from 0 to 1, which data.max_value 255 makes"),
-        ({"x_train": FLAT, "x_test": FLAT[:8] * 1.0}, {}, "x_test holds numbers outside .* bytes; store both alike"),
+        ({"x_train": FLAT, "x_test": FLAT[:8] * 1.0}, {}, "x_test .* holds numbers outside .* bytes; store both alike"),
         ({"x_train": X[:, None, ..., None].repeat(3, 1)[..., 0], "x_test": X[:8, None].repeat(3, 1)}, {}, "store N×H"),
     ],
 )  # fmt: skip
@@ -115,7 +116,11 @@ def test_a_scale_is_that_of_all_parts_in_any_order() -> None:
     assert common_scale({"a": "unit", "b": "other"}) == "other"
     with pytest.raises(ConfigError, match=r"^b holds numbers outside 0 to 1, and a holds bytes; store both alike"):
         common_scale({"a": "bytes", "c": "bytes", "b": "other"})
-    assert scale_of(X[:0], "x", True, None, False) is None
+    assert common_scale({"a": "signed", "b": "other"}) == "other"
+    with pytest.raises(ConfigError, match=r"^c holds numbers below 0, and a holds numbers in 0 to 1 alone; store all"):
+        common_scale({"a": "unit", "b": "unit", "c": "signed"})
+    assert scale_of(X[:0], "x", True, None, False) == {}
+    assert scale_of(UNIT - 1, "x", True, None, False) == {"x (-1 to 0)": "signed"}
     # 51/255 = 1/5
     assert on_scale(np.array([0, 51, 255], np.uint8), "unit").tolist() == [0, np.float32(0.2), 1]
     assert on_scale(np.array([51], np.uint8), "bytes").dtype == np.uint8
@@ -151,7 +156,10 @@ def test_every_file_is_read_by_its_own_type(order: Any, tmp_path: Path) -> None:
     ("x", "message"),
     [
         (X * 1.0, r"client_1/data\.npz: x_train holds float64 from 0 to 255; set data\.max_value"),
-        (UNIT - 0.5, r"client_1/data\.npz: x_train holds numbers outside .*client_0/data\.npz: x_train holds bytes"),
+        (
+            UNIT - 0.5,
+            r"client_1/data\.npz: x_train \(-0\.5 to 0\.5\) holds numbers outside .*client_0/data\.npz: x_train holds",
+        ),
     ],
 )
 def test_a_file_on_another_scale_is_refused_by_its_name(x: Any, message: str, tmp_path: Path) -> None:
@@ -159,6 +167,28 @@ def test_a_file_on_another_scale_is_refused_by_its_name(x: Any, message: str, tm
     client(tmp_path, "client_1", x)
     with pytest.raises(ConfigError, match=message):
         ready(population(tmp_path))
+
+
+def test_a_client_with_images_below_0_beside_others_from_0_to_1_is_refused_unless_a_setting_says_so(
+    tmp_path: Path,
+) -> None:
+    client(tmp_path, "client_0", UNIT)
+    client(tmp_path, "client_1", 2 * UNIT - 1)
+    with pytest.raises(
+        ConfigError,
+        match=r"client_1/data\.npz: x_train \(-1 to 1\) holds numbers below 0, and .*client_0/data\.npz: x_train "
+        r"\(0 to 1\) holds numbers in 0 to 1 alone; store all images on one scale, or set data\.max_value to 1 if",
+    ):
+        ready(population(tmp_path))
+    assert seen(ready(population(tmp_path, max_value=1)), 1).min() == -1
+    client(tmp_path, "client_0", 2 * UNIT - 1)
+    assert ready(population(tmp_path)).max_value == 1  # all clients alike
+
+
+def test_features_of_any_range_stand_beside_each_other(tmp_path: Path) -> None:
+    client(tmp_path, "client_0", UNIT.reshape(24, 64))
+    client(tmp_path, "client_1", UNIT.reshape(24, 64) - 0.5)
+    assert seen(ready(population(tmp_path, stored_shape=[64])), 1).min() == -0.5
 
 
 def test_images_lie_in_any_of_three_layouts(tmp_path: Path) -> None:
@@ -217,6 +247,10 @@ def test_a_server_prepares_inputs_as_its_nodes_do(tmp_path: Path) -> None:
 def test_a_server_refuses_nodes_on_scales_that_cannot_agree(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^client 1 holds numbers outside 0 to 1, and client 0 holds bytes"):
         federated(tmp_path, (X, UNIT - 0.5))
+    with pytest.raises(
+        ConfigError, match=r"^client 1 holds numbers below 0, and client 0 holds numbers in 0 to 1 alone"
+    ):
+        federated(tmp_path / "floats", (UNIT, UNIT - 0.5))
 
 
 def test_a_report_says_nothing_where_the_setting_does(tmp_path: Path) -> None:

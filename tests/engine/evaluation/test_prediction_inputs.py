@@ -84,7 +84,7 @@ def test_a_regression_on_a_table(tmp_path: Path) -> None:
     path.write_text("area,price\n" + "\n".join(f"{i},{2.5 * i}" for i in range(60)), encoding="utf-8")
     torch.manual_seed(0)
     module = Regressor("logistic", lambda p: torch.optim.SGD(p, lr=0.1), num_outputs=1, input_shape=(1,))
-    made, parts = trained(tmp_path, module, Table(str(path), "price", num_clients=2))
+    made, parts = trained(tmp_path, module, Table(str(path), "price", ["area"], num_clients=2))
     (tmp_path / "new.csv").write_text("area\n10\n50\n", encoding="utf-8")
     table = rows(made.predict(*parts, output=str(tmp_path / "p.csv"), inputs=str(tmp_path / "new.csv")))
     assert list(table[0]) == ["index", "prediction"]

@@ -40,6 +40,25 @@ def test_as_many_as_were_started_are_taken(devices: object) -> None:
     assert Devices("cpu", devices).fabric().strategy.num_processes == 2  # type: ignore[arg-type,attr-defined]
 
 
+def test_a_seed_a_task_of_one_srun_is_told_where_the_right_form_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    # `srun -n 4 lit-fed fit … --trainer.seed $SLURM_PROCID`, seen by its second task
+    for name, value in {
+        "SLURM_NTASKS": "4", "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NAME": "lit-fed", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "1",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    advice = r"; for a run per seed start each by itself, see docs/devices\.md$"
+    with pytest.raises(ConfigError, match=r"^SLURM_NTASKS is 4; start one run of 4 .* --ntasks-per-node" + advice):
+        Devices("cpu", 1).fabric()
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "4")
+    with pytest.raises(ConfigError, match=r"^SLURM started 4 processes, but trainer\.devices 1 .*" + advice):
+        Devices("cpu", 1).fabric()
+    # a step of one task, as docs/devices.md has it
+    for name, value in {"SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert getattr(Devices("cpu", 1).fabric().strategy, "num_processes", 1) == 1
+
+
 def test_several_machines_need_somebody_who_starts_them(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NODE_RANK", *TORCHRUN):
         monkeypatch.delenv(name, raising=False)

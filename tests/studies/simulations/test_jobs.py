@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_fed.errors import CheckpointError
 from lit_fed.papers.fedfrozen import Figure2, Figure3, Proposition1
 from lit_fed.papers.fedfrozen.linear_attention import TeacherTask
 from lit_fed.papers.uwa import Proposition42
 from lit_fed.studies.simulations.jobs import Jobs
 from lit_fed.studies.simulations.simulation import Simulation
+from tests.support import flip_tensor_bit
 
 
 class Part(NamedTuple):
@@ -62,6 +64,20 @@ def test_another_commit_begins_anew(tmp_path: Path) -> None:
     Jobs(folder=tmp_path, made_with="one").run(first.work, [1], (Whole, Part))
     Jobs(folder=tmp_path, made_with="two").run(second.work, [1], (Whole, Part))
     assert second.done == [1]
+
+
+def test_a_flipped_bit_in_a_kept_outcome_is_refused_by_the_file(tmp_path: Path) -> None:
+    jobs = Jobs(folder=tmp_path)
+    jobs.run(Doing().work, [7], (Whole, Part))
+    (kept,) = (tmp_path / "jobs").iterdir()
+    flip_tensor_bit(kept, torch.arange(7))
+    with pytest.raises(CheckpointError, match=rf"^{kept} is damaged; remove it, and its job runs again$"):
+        jobs.run(Doing().work, [7], (Whole, Part))
+    kept.write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"is damaged"):
+        jobs.run(Doing().work, [7], (Whole, Part))
+    kept.unlink()
+    assert same(jobs.run(Doing().work, [7], (Whole, Part))[0], Doing().work(7))
 
 
 def _square(job: int) -> int:
