@@ -42,8 +42,8 @@ HOW_DECIDED = (
     "why it cannot be asked at this scale, and is undecided else."
 )
 HOW_SHOWN = (
-    "The difference is the mean over seeds of what a claim says is greater minus what it says is smaller, or the change of "
-    "a curve; beside it is the number that it must exceed, if this is not zero. "
+    "The difference is the mean over seeds of what a claim says is greater minus what it says is smaller, or the "
+    "change of a curve; beside it is the number that it must exceed, if this is not zero. "
 ) + HOW_DECIDED
 _LEVEL = 0.05  # of tests
 _TEXTS = ("claim", "says", "metric", "report", "cause", "not_applicable")

@@ -23,21 +23,8 @@ _MEASURE = ("metric", "report", "better", "scale", "decimals")
 _LOG = "log10"
 _VARIANT = ("label", "x", "configs", "set", "grid", *_MEASURE)
 _STUDY = (
-    *(
-        "title",
-        "source",
-        "about",
-        "configs",
-        "set",
-        "grid",
-        *_MEASURE,
-        "seeds",
-        "partition_seed",
-        "rows",
-        "columns",
-        "skip",
-    ),
-    *("published", "claims", "x_label", "pictures", "profiles"),
+    *("title", "source", "about", "configs", "set", "grid", *_MEASURE, "seeds", "partition_seed", "rows", "columns"),
+    *("skip", "published", "claims", "x_label", "pictures", "profiles"),
 )
 _PROFILE = (*(key for key in _STUDY if key != "profiles"), "again")
 _AGAIN = ("again", "about", "seeds", "rows", "columns", "skip", "claims")

@@ -27,6 +27,9 @@ class Anonymous(Classifier):
     metrics = None
 
 
+SHARED = "All seeds share one partition (data.seed)."
+
+
 def error(function, *args, **kwargs):
     with pytest.raises(ConfigError) as caught:
         function(*args, **kwargs)
@@ -65,12 +68,12 @@ def test_a_cell_draws_pictures_only_for_a_study_that_asks_for_them(asks, draws, 
     ("changes", "of_data", "told"),
     [
         ({}, [3, 4], "Every seed also seeds the partition (data.seed)."),
-        ({"partition_seed": "fixed"}, [0, 0], "All seeds share one partition (data.seed)."),
-        ({"set": TINY["set"] | {"data.seed": 7}}, [7, 7], "All seeds share one partition (data.seed)."),
+        ({"partition_seed": "fixed"}, [0, 0], SHARED),
+        ({"set": TINY["set"] | {"data.seed": 7}}, [7, 7], SHARED),
         (
             {"set": TINY["set"] | {"data": {"init_args": {"seed": 7}}}},
             [7, 7],
-            "All seeds share one partition (data.seed).",
+            SHARED,
         ),
     ],
     ids=["by default", "fixed", "a setting", "a nested setting"],
@@ -105,7 +108,7 @@ def test_data_without_a_seed_share_their_partition(tmp_path):
     data = {"data": {"class_path": "tests.studies.test_cells.Unseeded"}}
     parts = {**data, "model": "Classifier", "algorithm": "FedAvg"}
     grid = grid_of(tmp_path, seeds=[3, 4], configs=[], set=parts, rows={"a": {}}, columns={"x": {}})
-    assert grid.partitions == "All seeds share one partition (data.seed)."
+    assert grid.partitions == SHARED
     assert "data.init_args.seed" not in grid.cells[0].shell
 
 
