@@ -18,6 +18,7 @@ from lit_fed.algorithm import Client, Regularizer, Terms
 from lit_fed.checks import check_choice, check_range
 from lit_fed.errors import ConfigError
 from lit_fed.losses import resolution_distillation
+from lit_fed.losses.resolutions import Upsampling
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.regularizers import logits
 from lit_fed.protocols import EvalSubset, Evaluation, Federation, Protocol, global_loops
@@ -34,7 +35,7 @@ class RAF(Regularizer):
     :math:`\mathcal{L}_{\mathrm{task}}(y^{(0)}) + \alpha \sum_{i \ge 1} \mathrm{mean}\bigl(\mathrm{sg}(y^{(i-1)}) -
     U\,y^{(i)}\bigr)^2 + \tfrac{\gamma}{2 K h w}\|w\|^2`, where :math:`y^{(0)}` are the task's K×h×w outputs at the
     client's own resolution, :math:`y^{(i)}` the outputs at its lower resolutions (``levels`` of the task), and U
-    enlarges by nearest neighbours. A client of the lowest resolution has the method's own objective. The term does not
+    enlarges by `upsampling`. A client of the lowest resolution has the method's own objective. The term does not
     need a federation: under a plain ``lightning.Trainer`` it is the paper's "CL + KD".
 
     Logs ``train/raf`` and, with `gamma`, ``train/l2``, both with their weights.
@@ -45,9 +46,10 @@ class RAF(Regularizer):
         truth: Resolutions of the objective below: ``top``, as in the paper's Eq. 4, or ``every``, with all terms
             divided by their number, as in its public code.
         objective_weight: The weight of the objective below.
+        upsampling: U, ``nearest`` as in its public code, or ``bilinear``; see `resolution_distillation`.
 
     Raises:
-        ConfigError: If a weight is negative, or for another `truth`.
+        ConfigError: If a weight is negative, or for another `truth` or `upsampling`.
 
     Note:
         The public code has an optimizer with weight decay 0.1 in place of γ. It takes each distance's mean over the
@@ -64,12 +66,18 @@ class RAF(Regularizer):
     needs = frozenset({"loss", "outputs", "levels"})
 
     def __init__(
-        self, weight: float = 1.0, gamma: float = 0.0, truth: Truth = "top", objective_weight: float = 1.0
+        self,
+        weight: float = 1.0,
+        gamma: float = 0.0,
+        truth: Truth = "top",
+        objective_weight: float = 1.0,
+        upsampling: Upsampling = "nearest",
     ) -> None:
         super().__init__(weight, objective_weight)
         check_range("RAF.gamma", gamma, least=0)
         check_choice("RAF.truth", truth, ("top", "every"))
-        self.gamma, self.truth = gamma, truth
+        check_choice("RAF.upsampling", upsampling, ("nearest", "bilinear"))
+        self.gamma, self.truth, self.upsampling = gamma, truth, upsampling
         if gamma:
             self.needs = self.needs | {"no_decay"}
 
@@ -104,7 +112,7 @@ class RAF(Regularizer):
             for level in client.levels(batch):
                 student = logits(client, level)
                 counts = 1.0 if weigh is None else weigh(level)[..., None, None]
-                distances.append(resolution_distillation(counts * student, counts * teacher))
+                distances.append(resolution_distillation(counts * student, counts * teacher, self.upsampling))
                 teacher = student
         return torch.stack(distances).sum()
 
@@ -120,10 +128,11 @@ class FedRAF(FedAvg):
             decay.
         truth: ``top`` or ``every``, see `RAF`.
         weighting: ``uniform`` as in the paper, or ``samples``.
+        upsampling: ``nearest`` or ``bilinear``, see `RAF`.
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
-        ConfigError: If α or γ is negative, or for another `truth`.
+        ConfigError: If α or γ is negative, or for another `truth` or `upsampling`.
     """
 
     def __init__(
@@ -132,11 +141,12 @@ class FedRAF(FedAvg):
         gamma: float = 0.0,
         truth: Truth = "top",
         weighting: Literal["samples", "uniform"] = "uniform",
+        upsampling: Upsampling = "nearest",
         **kwargs: Any,
     ) -> None:
         super().__init__(weighting, **kwargs)
         check_range("algorithm.alpha", alpha, least=0)
-        self.raf = RAF(alpha, gamma, truth)
+        self.raf = RAF(alpha, gamma, truth, upsampling=upsampling)
         self.needs = self.raf.needs
 
     def objective(self, client: Client, batch: Any) -> Terms:

@@ -217,6 +217,19 @@ class CellGrid:
                 names.see({name: 0.0 for row in cell.rows() for name, value in row.items() if value})
         return self.study.measure_of(Place(*place), names, metric, report)
 
+    @property
+    def partitions(self) -> str:
+        """Which seeds the partitions of the runs have, as a sentence; empty for one seed."""
+        study = self.study
+        data = [[self.at[place, seed].config["data"] for seed in study.seeds] for place in study.places]
+        seeds = [[one.get("init_args", {}).get("seed") for one in each] for each in data]
+        shared = [str(place) for place, one in zip(study.places, seeds, strict=True) if len(set(one)) < len(one)]
+        if len(study.seeds) == 1:
+            return ""
+        if len(shared) == len(seeds):
+            return "All seeds share one partition (data.seed)."
+        return f"Every seed also seeds the partition (data.seed){', except at ' if shared else ''}{', '.join(shared)}."
+
     def value(
         self, place: tuple[str, str], seed: int, metric: str | None = None, report: str | None = None
     ) -> float | None:
@@ -264,14 +277,26 @@ def lay_out(study: Study, output: Path) -> CellGrid:
         }
         if any(commands[seed] not in cells for seed in study.seeds):
             resolved = reader.read(commands, f"{study.path}: {place.row}/{place.column}")
+            each = study.partition_seed == "each" and "data.seed" not in _given(settings)
             for seed, config in resolved.items():
                 if commands[seed] in cells:
                     continue
+                args, own = commands[seed], config["data"].get("init_args", {})
+                if each and "seed" in own:
+                    args, own["seed"] = (*args, f"--data.init_args.seed={seed}"), seed
                 where = folder / place.row / place.column / f"seed_{seed}"
                 draws = bool(study.pictures)
-                cells[commands[seed]] = Cell(place.row, place.column, seed, commands[seed], config, where, draws)
+                cells[commands[seed]] = Cell(place.row, place.column, seed, args, config, where, draws)
         at |= {(place, seed): cells[commands[seed]] for seed in study.seeds}
     return CellGrid(study, folder, tuple(cells.values()), at)
+
+
+def _given(value: Any, key: str = "") -> set[str]:
+    """Return the dotted keys of all settings, however they are nested, without ``init_args``."""
+    if not isinstance(value, Mapping):
+        return {key}
+    names = ((f"{key}.{name}".replace(".init_args", "").lstrip("."), item) for name, item in value.items())
+    return {found for name, item in names for found in _given(item, name)}
 
 
 def _what_is_on(value: Any) -> Any:

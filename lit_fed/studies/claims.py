@@ -41,6 +41,10 @@ HOW_DECIDED = (
     "equality is fixed beside it and neither end lies as far from zero, is not applicable where the study file says "
     "why it cannot be asked at this scale, and is undecided else."
 )
+HOW_SHOWN = (
+    "The difference is the mean over seeds of what a claim says is greater minus what it says is smaller, or the "
+    "change of a curve; beside it is the number that it must exceed, if this is not zero. "
+) + HOW_DECIDED
 _LEVEL = 0.05  # of tests
 _TEXTS = ("claim", "says", "metric", "report", "cause", "not_applicable")
 _NUMBERS = ("equal", "published")
@@ -119,6 +123,7 @@ class Verdict:
         seeds: The number of seeds with all values that the claim needs.
         note: Why the claim is undecided, and which link is the worst.
         link: The worst link, to which the numbers belong.
+        difference: Mean over seeds without subtracting the limit.
     """
 
     outcome: str
@@ -127,6 +132,7 @@ class Verdict:
     seeds: int = 0
     note: str = ""
     link: Link | None = field(default=None, compare=False)
+    difference: float | None = None
 
 
 # ---------------------------------------------------------------------- checking
@@ -194,8 +200,10 @@ def check(claim: Claim, seeds: Sequence[int], value: ValueOf, curve: CurveOf) ->
             known = [part for part in parts if part is not None]
             if len(known) == len(parts):
                 sums = sum(weight * part for (weight, _), part in zip(link.terms, known, strict=True))
-                found.append(sums - link.limit)
-        verdict = replace(decide(found, claim.equal), link=link)
+                found.append(sums)
+        verdict = decide([sums - link.limit for sums in found], claim.equal)
+        with np.errstate(invalid="ignore"):  # of ∞ and −∞
+            verdict = replace(verdict, link=link, difference=float(np.mean(found)) if found else None)
         if 0 < len(found) < len(seeds) and not verdict.note:
             verdict = replace(verdict, note="some seeds are missing")
         if len(claim.links) > 1:

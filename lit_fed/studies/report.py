@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_fed.command.reading.shipped import located
 from lit_fed.studies.cells import Cell, CellGrid
-from lit_fed.studies.claims import HOW_DECIDED, OUTCOMES
+from lit_fed.studies.claims import HOW_SHOWN, OUTCOMES
 from lit_fed.studies.results import Results, caption
 from lit_fed.studies.run_pictures import pictures_of
 from lit_fed.studies.study import PLAIN, Place
@@ -46,7 +46,7 @@ def _templates() -> Environment:
 
 
 def _page(template: str, **content: Any) -> str:
-    return _templates().get_template(template).render(note=HOW_DECIDED, **content)
+    return _templates().get_template(template).render(note=HOW_SHOWN, **content)
 
 
 def report_html(results: Results, pictures: Iterable[Path]) -> str:

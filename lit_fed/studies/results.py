@@ -163,6 +163,7 @@ def caption(results: Results) -> list[str]:
         if count > 1
         else f"One seed ({study.seeds[0]}), so there is no spread."
     )
+    lines += [results.grid.partitions] if count > 1 else []
     if any(entry.published for entry in entries):
         line = '"paper" is the published value, and how far ours is from it'
         lines.append(
@@ -231,10 +232,11 @@ def table_csv(results: Results) -> str:
 
 
 def verdict_text(verdict: Verdict) -> str:
-    """Return a verdict's margin, spread and note."""
-    if verdict.margin is None:
+    """Return a verdict's difference, spread, number to exceed unless it is zero, and note."""
+    if verdict.difference is None:
         return verdict.note
-    text = f"{verdict.margin:+.4g}" + (f" ± {verdict.spread:.2g}" if verdict.spread is not None else "")
+    text = f"{verdict.difference + 0.0:+.4g}" + (f" ± {verdict.spread:.2g}" if verdict.spread is not None else "")
+    text += f" (to exceed {verdict.link.limit:.4g})" if verdict.link and verdict.link.limit else ""
     return text.replace("-", "−") + (f", {verdict.note}" if verdict.note else "")
 
 

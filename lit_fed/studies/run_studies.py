@@ -291,6 +291,8 @@ def _show(results: Results, console: Console) -> None:
         ]
         table.add_row(Text(variant.label), *texts)
     console.print(table)
+    if results.grid.partitions:
+        say(console, results.grid.partitions)
     for name in ("table.md", "report.html"):
         say(console, f"{name:<12}{results.grid.folder / name}")
 
@@ -299,7 +301,7 @@ def _summarise(results: Sequence[Results], output: Path, console: Console) -> No
     """Show the claims of these studies on the terminal, and write all claims of the folder to files and a page."""
     if any(result.verdicts for result in results):
         table = Table(title="claims", title_justify="left")
-        for heading in ("study", "claim", "verdict", "margin", "seeds"):
+        for heading in ("study", "claim", "verdict", "difference", "seeds"):
             table.add_column(heading, overflow="fold", justify="right" if heading == "seeds" else "left")
         for result in results:
             for claim, verdict in result.verdicts:

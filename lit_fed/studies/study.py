@@ -23,8 +23,8 @@ _MEASURE = ("metric", "report", "better", "scale", "decimals")
 _LOG = "log10"
 _VARIANT = ("label", "x", "configs", "set", "grid", *_MEASURE)
 _STUDY = (
-    *("title", "source", "about", "configs", "set", "grid", *_MEASURE, "seeds", "rows", "columns", "skip"),
-    *("published", "claims", "x_label", "pictures", "profiles"),
+    *("title", "source", "about", "configs", "set", "grid", *_MEASURE, "seeds", "partition_seed", "rows", "columns"),
+    *("skip", "published", "claims", "x_label", "pictures", "profiles"),
 )
 _PROFILE = (*(key for key in _STUDY if key != "profiles"), "again")
 _AGAIN = ("again", "about", "seeds", "rows", "columns", "skip", "claims")
@@ -118,6 +118,8 @@ class Study:
         configs: Configuration files of every cell.
         set: Single settings of every cell.
         seeds: Seeds; each is a separate run.
+        partition_seed: ``each`` to seed the partition with every seed too, unless a setting gives ``data.seed``;
+            ``fixed`` to leave the data's own seed.
         rows: Rows of the table by name, usually methods.
         columns: Columns of the table by name, usually settings or metrics.
         skip: Places without runs.
@@ -145,6 +147,7 @@ class Study:
     claims: tuple[Claim, ...]
     measure: Mapping[str, Any]
     again: str = ""
+    partition_seed: str = "each"
     x_label: str = ""
     pictures: tuple[str, ...] = ()
 
@@ -303,6 +306,7 @@ def _build(path: Path, profile: str, content: dict[str, Any], where: Where) -> S
     if both := [name for name in rows if name in columns]:
         raise where.error(f"{both[0]!r} is a row and a column, which claims cannot distinguish; rename one")
     skip = frozenset(_place(where.at("skip"), word, rows, columns) for word in where.texts(content, "skip"))
+    where.choice(content, "partition_seed", ("each", "fixed"))
     claims = [] if content.get("claims") is None else content["claims"]
     if not isinstance(claims, list):
         raise where.at("claims").refusal(claims, "a list")
@@ -326,6 +330,7 @@ def _build(path: Path, profile: str, content: dict[str, Any], where: Where) -> S
         ),
         measure=measure,
         again=where.text(content, "again"),
+        partition_seed=content.get("partition_seed", "each"),
         x_label=where.text(content, "x_label"),
         pictures=where.texts(content, "pictures"),
     )

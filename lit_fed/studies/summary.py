@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fed.printing import counted
-from lit_fed.studies.claims import HOW_DECIDED, OUTCOMES
+from lit_fed.studies.claims import HOW_SHOWN, OUTCOMES
 from lit_fed.studies.markdown import head, line
 from lit_fed.studies.results import Results, verdict_text
 
@@ -24,14 +24,14 @@ class Decided:
         says: The paper's wording.
         text: The claim in the study file's grammar.
         outcome: ``holds``, ``equal``, ``undecided`` or ``fails``.
-        margin: The margin beyond the claimed one, and its spread.
+        difference: The difference, its spread, and the number that it must exceed.
         seeds: The number of seeds with all values that the claim needs.
     """
 
     says: str
     text: str
     outcome: str
-    margin: str
+    difference: str
     seeds: int
 
 
@@ -108,11 +108,11 @@ def tally_text(several: Sequence[Summary]) -> str:
 
 def claims_markdown(several: Sequence[Summary]) -> str:
     """Return the claims of studies as one Markdown table."""
-    lines = head(("study", "claim", "verdict", "margin", "seeds"))
+    lines = head(("study", "claim", "verdict", "difference", "seeds"))
     for summary in several:
         for claim in summary.claims:
             said = f"{claim.says} (`{claim.text}`)" if claim.says else f"`{claim.text}`"
-            lines.append(line((summary.name, said, claim.outcome, claim.margin, claim.seeds)))
+            lines.append(line((summary.name, said, claim.outcome, claim.difference, claim.seeds)))
     if len(lines) == 2:
         return "No claims.\n"
-    return "\n".join([*lines, "", HOW_DECIDED]) + "\n"
+    return "\n".join([*lines, "", HOW_SHOWN]) + "\n"

@@ -10,6 +10,7 @@ import lightning
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from lit_fed import KeypointEstimator, objective_of
@@ -49,6 +50,34 @@ def test_the_distance_by_hand() -> None:
     # 4 pixels of 24 follow a student's: 2·4/24·(1 − 2) = −⅓
     assert student.grad is not None
     torch.testing.assert_close(student.grad[0, 0, 0], torch.tensor([-1 / 3, 1 / 3]))
+
+
+def test_the_distance_with_bilinear_upsampling_by_hand() -> None:
+    # A row of 0 and 4 to four columns: centres at −¼, ¼, ¾, 1¼ of the student's pixels, so 0 1 3 4; nearest: 0 0 4 4.
+    student = torch.tensor([0.0, 4.0]).expand(1, 1, 1, 2).clone().requires_grad_()
+    enlarged = torch.tensor([0.0, 1.0, 3.0, 4.0]).expand(1, 1, 2, 4)
+    assert torch.equal(F.interpolate(student, size=(2, 4), mode="bilinear", align_corners=False), enlarged)
+    assert resolution_distillation(student, enlarged, "bilinear").item() == 0
+    assert resolution_distillation(student, enlarged).item() == (0 + 1 + 1 + 0) / 4
+    loss = resolution_distillation(student, torch.zeros(1, 1, 2, 4), "bilinear")
+    assert loss.item() == (0 + 1 + 9 + 16) / 4
+    loss.backward()
+    # 2·2/8·Σ weight·value: ¼·… of column 1 is ¾ and ¼ of the two pixels, column 2 ¼ and ¾.
+    assert student.grad is not None
+    assert student.grad.flatten().tolist() == [0.5 * (0.75 * 1 + 0.25 * 3), 0.5 * (0.25 * 1 + 0.75 * 3 + 4)]
+
+
+@pytest.mark.parametrize("algorithm", [FedRAF(upsampling="bilinear"), FedAvg(regularizer=RAF(upsampling="bilinear"))])
+def test_the_upsampling_reaches_the_term(algorithm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def told(student: torch.Tensor, teacher: torch.Tensor, upsampling: Any) -> torch.Tensor:
+        asked.append(upsampling)
+        return resolution_distillation(student, teacher, upsampling)
+
+    monkeypatch.setattr("lit_fed.methods.raf.resolution_distillation", told)
+    one_round(tmp_path, algorithm)
+    assert set(asked) == {"bilinear"}
 
 
 @pytest.mark.parametrize(
@@ -336,6 +365,8 @@ def test_settings_that_cannot_be() -> None:
         FedRAF(gamma=-1)
     with pytest.raises(ConfigError, match=r"RAF\.truth is 'all'; it must be 'top' or 'every'"):
         FedAvg(regularizer=RAF(truth="all"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"RAF\.upsampling is 'area'; it must be 'nearest' or 'bilinear'"):
+        FedRAF(upsampling="area")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="weight of regularizer RAF is -1"):
         RAF(weight=-1)
 

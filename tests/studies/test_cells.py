@@ -10,11 +10,13 @@ import pytest
 import yaml
 
 from lit_fed import Classifier
+from lit_fed.data import IID, Digits
 from lit_fed.errors import ConfigError
 from lit_fed.studies.cells import _ANY, Cell, _reader, chosen, lay_out
 from lit_fed.studies.jobs import share_machine
 from lit_fed.studies.metric_check import check_metrics
 from lit_fed.studies.parts import check_parts
+from lit_fed.studies.results import caption, collect
 from lit_fed.studies.study import Place, read_study
 from tests.studies.support import CONFIGS, TINY, finish, grid_of
 
@@ -23,6 +25,9 @@ class Anonymous(Classifier):
     """Says nothing of what it logs."""
 
     metrics = None
+
+
+SHARED = "All seeds share one partition (data.seed)."
 
 
 def error(function, *args, **kwargs):
@@ -59,9 +64,57 @@ def test_a_cell_draws_pictures_only_for_a_study_that_asks_for_them(asks, draws, 
     assert cell.fingerprint == plain.fingerprint, "pictures change no result"
 
 
-def test_the_data_keep_their_seed_unless_the_study_says_otherwise(tmp_path):
-    cells = grid_of(tmp_path, seeds=[3, 4]).cells
-    assert [(c.config["trainer"]["seed"], c.config["data"]["init_args"]["seed"]) for c in cells[:2]] == [(3, 0), (4, 0)]
+@pytest.mark.parametrize(
+    ("changes", "of_data", "told"),
+    [
+        ({}, [3, 4], "Every seed also seeds the partition (data.seed)."),
+        ({"partition_seed": "fixed"}, [0, 0], SHARED),
+        ({"set": TINY["set"] | {"data.seed": 7}}, [7, 7], SHARED),
+        (
+            {"set": TINY["set"] | {"data": {"init_args": {"seed": 7}}}},
+            [7, 7],
+            SHARED,
+        ),
+    ],
+    ids=["by default", "fixed", "a setting", "a nested setting"],
+)
+def test_a_seed_seeds_the_partition_unless_the_study_says_otherwise_and_the_table_says_which(
+    changes, of_data, told, tmp_path
+):
+    grid = grid_of(tmp_path, seeds=[3, 4], **changes)
+    seeds = [(c.config["trainer"]["seed"], c.config["data"]["init_args"]["seed"]) for c in grid.cells[:2]]
+    assert seeds == list(zip([3, 4], of_data, strict=True))
+    assert caption(collect(grid))[-1] == told
+    assert _reader().read({0: grid.cells[1].args}, "here")[0] == grid.cells[1].config, (
+        "the printed command gives the same"
+    )
+
+
+def test_a_table_names_the_places_that_share_a_partition(tmp_path):
+    rows = {"a": {}, "b": {"set": {"data.init_args.seed": 0}}}
+    told = grid_of(tmp_path, seeds=[3, 4], rows=rows).partitions
+    assert told == "Every seed also seeds the partition (data.seed), except at b/iid."
+    assert grid_of(tmp_path, "one", seeds=[3]).partitions == "", "one seed has one partition"
+
+
+class Unseeded(Digits):
+    """Has no seed to set."""
+
+    def __init__(self, num_clients: int = 10) -> None:
+        super().__init__(num_clients, partition=IID())
+
+
+def test_data_without_a_seed_share_their_partition(tmp_path):
+    data = {"data": {"class_path": "tests.studies.test_cells.Unseeded"}}
+    parts = {**data, "model": "Classifier", "algorithm": "FedAvg"}
+    grid = grid_of(tmp_path, seeds=[3, 4], configs=[], set=parts, rows={"a": {}}, columns={"x": {}})
+    assert grid.partitions == SHARED
+    assert "data.init_args.seed" not in grid.cells[0].shell
+
+
+def test_a_partitions_seed_is_each_or_fixed(tmp_path):
+    message = error(grid_of, tmp_path, partition_seed="own")
+    assert message.endswith("partition_seed is 'own'; it must be each or fixed")
 
 
 def test_seeds_arrive_wherever_they_are_asked_for_and_in_what_form(tmp_path):

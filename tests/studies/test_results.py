@@ -75,7 +75,20 @@ def test_the_claims_by_hand(grid):
     assert verdicts == [("holds", 2), ("undecided", 2), ("undecided", 1)]
     text = claims_markdown([summary_of(collect(grid))])
     assert "| tiny | It helps (`prox > fedavg at iid`) | holds | +21 ± 6.3 | 2 |" in text
-    assert "| `fedavg > 50 at iid` | undecided | +5 ± 32, within the spread | 2 |" in text
+    assert "| `fedavg > 50 at iid` | undecided | +55 ± 32 (to exceed 50), within the spread | 2 |" in text
+
+
+def test_a_difference_of_zero_is_printed_as_zero_beside_the_number_that_it_must_exceed(tmp_path):
+    grid = grid_of(
+        tmp_path, seeds=[0, 1], scale=100, claims=["-2 < prox - fedavg < 2 at iid", "prox > fedavg + 0.5 at iid"]
+    )
+    for row in ("fedavg", "prox"):
+        for seed, value in ((0, 0.53), (1, 0.61)):
+            finish(grid, row, "iid", seed, f"round,global/acc\n0,{value}\n")
+    text = claims_markdown([summary_of(collect(grid))])
+    # Both of two equal differences exceed −2 by 2, without a spread; 0 falls short of 0.5 by 0.5.
+    assert "| holds | +0 ± 0 (to exceed −2), at worst " in text
+    assert "| fails | +0 ± 0 (to exceed 0.5) | 2 |" in text
 
 
 def test_lower_is_better_for_a_loss(tmp_path):

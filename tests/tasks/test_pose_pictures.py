@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
-from PIL import Image
-from torch import nn
 
-from examples.pose_or_class import Facing, draw
 from lit_fed.tasks.pose_pictures import Shown, features_figure, joints_figure, poses_figure, readable
 from tests.tasks.test_keypoint_estimator import JOINTS, drawn, oracle
 
@@ -122,23 +116,3 @@ def test_a_task_draws_what_it_finds() -> None:
     true, found = (np.asarray(line.get_xydata()) for line in axes[0].lines)
     np.testing.assert_allclose(true, JOINTS[0].numpy())
     np.testing.assert_allclose(found, true, atol=0.01)
-
-
-def test_classification_beside_regression(tmp_path: Path) -> None:
-    paths = draw(tmp_path, epochs=1, samples=16, shown=8)
-    assert [path.name for path in paths] == ["regression.png", "classification.png"]
-    assert all(Image.open(path).size == (750, 570) for path in paths)
-
-
-def test_who_is_seen_from_the_front_has_the_right_shoulder_on_the_left() -> None:
-    network = nn.Module()
-    network.forward_features = lambda image: image  # type: ignore[assignment]  # the picture is the map
-    task = Facing(network, channels=1)
-    nn.init.ones_(task.head.weight)
-    nn.init.zeros_(task.head.bias)
-    joints = torch.zeros(2, 14, 2)
-    joints[0, 8, 0], joints[1, 9, 0] = -1, -1  # from the front, from behind
-    # Logits 2 and −3: ln(1 + e^−2) and ln(1 + e^−3), their mean.
-    batch = {"image": torch.tensor([2.0, -3.0]).reshape(2, 1, 1, 1).expand(2, 1, 4, 4), "keypoints": joints}
-    expected = (math.log(1 + math.exp(-2)) + math.log(1 + math.exp(-3))) / 2
-    assert task.training_step(batch, 0).item() == pytest.approx(expected)

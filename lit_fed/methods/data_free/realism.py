@@ -9,7 +9,9 @@ from torch import Tensor
 
 from lit_fed.algorithm import Payload
 from lit_fed.callbacks import Callback, Run, in_place_of
+from lit_fed.callbacks.boards import show_picture
 from lit_fed.checks import check_range
+from lit_fed.data.population.pictures import render
 from lit_fed.errors import ConfigError
 from lit_fed.methods.data_free.base import DataFree
 from lit_fed.methods.data_free.display import map_picture
@@ -70,7 +72,7 @@ class PseudoTest(Protocol):
 
 
 class PseudoMap(Callback):
-    """Draws ``pseudo_map.png`` into the run's folder at the end: a t-SNE of real and pseudo-samples' features.
+    """Draws ``pseudo_map.png`` at the end, in the run's folder and as a picture: a t-SNE of samples and pseudo-samples.
 
     The first kind's global model computes the features, for the shared test set and the same number of pseudo-samples,
     at most ten classes.
@@ -93,8 +95,10 @@ class PseudoMap(Callback):
     def on_fit_end(self, run: Run) -> None:
         """Draw, on the first process."""
         if run.next_round and run.fabric.is_global_zero and run.federation.server["learnt"]:
+            figure = self.draw(run.federation, run.next_round - 1)
             with in_place_of(run.log_dir / "pseudo_map.png") as temporary:
-                self.draw(run.federation, run.next_round - 1).savefig(temporary, format="png")
+                figure.savefig(temporary, format="png")
+            show_picture(run, "pictures/pseudo_map", render(figure), run.next_round - 1)
 
     def draw(self, federation: Federation, round_idx: int) -> Figure:
         """The picture after a round."""

@@ -174,7 +174,7 @@ def medians(points: Sequence[Point]) -> dict[tuple[str, str], list[str]]:
 
 def claims(simulation: Simulation, points: Sequence[Point]) -> str:
     """Return the paper's claims and their verdicts as a Markdown table."""
-    lines = head(("claim", "verdict", "margin, natural logarithm", "so for seeds"))
+    lines = head(("claim", "verdict", "difference, natural logarithm", "so for seeds"))
     for claim, verdict, seeds in verdicts(simulation, points):
         said = f"{claim.says} (`{claim.text}`)" if claim.says else f"`{claim.text}`"
         lines.append(line((said, verdict.outcome, verdict_text(verdict), f"{seeds} of {verdict.seeds}")))

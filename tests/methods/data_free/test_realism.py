@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAvg, FedGen, HFedCKD, PseudoMap, PseudoTest
@@ -56,11 +57,14 @@ def test_features_of_images_are_what_the_classifier_sees(tmp_path: Path) -> None
     task = Classifier("small_cnn", lambda p: torch.optim.SGD(p, lr=0.1), num_classes=10, input_shape=(1, 8, 8))
     method = HFedCKD(generator_steps=1, distillation_steps=1, pseudo_size=8, width=4)
     data = Digits(num_clients=2, max_train_samples=100)
-    made = fit(tmp_path, task, data, method, max_rounds=1, protocols=[PseudoTest(4)], callbacks=[PseudoMap(5)])
+    extras: dict[str, Any] = {"protocols": [PseudoTest(4)], "callbacks": [PseudoMap(5)], "logger": True}
+    made = fit(tmp_path, task, data, method, max_rounds=1, **extras)
     assert made.metrics["pseudo/divergence"] > 0
     assert 0 <= made.metrics["pseudo/acc"] <= 1
-    with Image.open(tmp_path / "lightning_logs" / "version_0" / "pseudo_map.png") as picture:
+    folder = tmp_path / "lightning_logs" / "version_0"
+    with Image.open(folder / "pseudo_map.png") as picture:
         assert min(picture.size) > 100
+    assert "pictures/pseudo_map" in EventAccumulator(str(folder)).Reload().Tags()["images"], "a study shows it"
 
 
 def test_a_map_has_dots_and_crosses() -> None:
