@@ -118,6 +118,8 @@ def test_clients_tests_in_groups_are_the_same_where_their_validation_cannot_be_g
     chosen, plain = alone("chosen"), alone("plain", enable_checkpointing=False)
     assert chosen.run.names.choice == "val/clients/loss_mean", "there is no global model"
     assert rows_of_tests(chosen) == rows_of_tests(plain)
+    (own,) = chosen.run.federation.executor.own.values()
+    assert own._impossible == {("clients", "val")}
 
 
 def test_groups_choose_what_clients_one_by_one_choose(tmp_path: Path) -> None:
