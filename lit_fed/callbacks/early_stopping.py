@@ -77,6 +77,8 @@ class EarlyStopping(Callback):
         ConfigError: For invalid settings, and at the first evaluation that does not report the metric.
     """
 
+    monitor: str  # never None, unlike that of a callback that does not choose
+
     def __init__(self, monitor: str = "auto", mode: Mode = "auto", patience: int = 10, min_delta: float = 0.0) -> None:
         check_range("EarlyStopping.patience", patience, least=1)
         check_range("EarlyStopping.min_delta", min_delta, least=0)

@@ -113,7 +113,9 @@ def test_clients_tests_in_groups_are_the_same_where_their_validation_cannot_be_g
             self.log("val_loss", float(self.loss(batch)))
 
     def alone(folder: str, **kwargs: Any) -> Any:
-        return fit(tmp_path / folder, ReadsAValue(), halves(num_clients=16), LocalOnly(), executor="vectorized", **kwargs)
+        return fit(
+            tmp_path / folder, ReadsAValue(), halves(num_clients=16), LocalOnly(), executor="vectorized", **kwargs
+        )
 
     chosen, plain = alone("chosen"), alone("plain", enable_checkpointing=False)
     assert chosen.run.names.choice == "val/clients/loss_mean", "there is no global model"
@@ -195,9 +197,7 @@ def test_without_validation_data_a_line_says_that_the_test_set_chose(tmp_path: P
 def test_a_monitor_on_the_test_set_is_kept_and_said(tmp_path: Path, capsys: Any) -> None:
     made = run(tmp_path, callbacks=[Checkpoint(monitor="global/loss")])
     assert best_round(made) == 4
-    assert said(capsys) == [
-        f"{TEST_CHOSE}global/loss: a monitor names it, and val/global/loss is on validation data"
-    ]
+    assert said(capsys) == [f"{TEST_CHOSE}global/loss: a monitor names it, and val/global/loss is on validation data"]
     made = run(tmp_path / "train", callbacks=[Checkpoint(monitor="train/loss")])
     assert said(capsys) == []
     assert "val/global/loss" not in made.metrics, "nothing chooses by it"
