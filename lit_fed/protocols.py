@@ -59,6 +59,9 @@ class GlobalTest(Protocol):
     @override
     def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
         data, found = federation.data, Evaluation()
+        if subset == "val" and not data.has_shared_val:
+            found.absent[self.name] = "the server of a federation has no validation data"
+            return found
         for name, loop in global_loops(self.name, federation, round_idx, found):
             for view in (None, *data.views()):  # processes share the batches
                 loader = data.test_loader(view=view) if subset == "test" else data.val_loader(view=view)

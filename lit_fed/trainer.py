@@ -78,7 +78,8 @@ class FederatedTrainer:
         logger: True for TensorBoard, False for none, or Lightning loggers.
         default_root_dir: Parent folder of ``lightning_logs``; the working directory by default.
         evaluate_every: Rounds between evaluations, which also follow the last round; 0 for never.
-        evaluate_on: ``test``, or ``val`` to choose rounds and stop early on held-out training data.
+        evaluate_on: ``test``, or ``val`` for held-out training data alone. With ``test``, held-out data choose the
+            best round and stop early where there are any, by ``val/…``.
         protocols: Evaluations; `GlobalTest` and `ClientTest` by default.
         buffers: Policy for buffers such as batch-norm statistics: ``average``, ``local`` or ``server``.
         on_client_failure: ``raise`` stops the run with the client's id; ``skip`` continues without the update, prints

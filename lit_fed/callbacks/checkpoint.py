@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from lit_fed.callbacks.early_stopping import Mode, check_reported, direction_of, improves
+from lit_fed.callbacks.early_stopping import Mode, check_reported, direction_of, improves, is_of_another
 from lit_fed.checks import check_choice, check_range
 from lit_fed.engine.lightning.metric_names import Direction
 from lit_fed.engine.loop.checkpoint import apart_file, apart_of, read_checkpoint, save_checkpoint
@@ -34,7 +34,8 @@ class Checkpoint(Callback):
 
     Args:
         monitor: The metric that selects the best round; ``auto`` takes the first metric that the task declares (its
-            ``metrics``), else the first that it logs in an evaluation; null writes no ``best.ckpt``.
+            ``metrics``), else the first that it logs in an evaluation, on validation data where there are any
+            (``val/global/acc``); null writes no ``best.ckpt``.
         mode: ``max``, ``min``, or ``auto``: the direction that the task or the logged torchmetrics object declares,
             else ``min`` if the name contains loss or error, and ``max`` for any other name.
         keep_last: Also keep this many rounds as ``round=<r>.ckpt``.
@@ -62,6 +63,7 @@ class Checkpoint(Callback):
         self.every_n_rounds = every_n_rounds
         self.best: float | None = None
         self.best_round = -1
+        self.by: str | None = None  # the metric of `best`
         self._announced = False
         self._kept: dict[str, dict[str, Version]] = {}  # file name -> the client states that it needs
         self._apart: dict[str, str | None] = {}  # file name -> what a private run keeps apart from it
@@ -77,7 +79,8 @@ class Checkpoint(Callback):
         last = folder / "last.ckpt"
         self._unread = False
         if not start:
-            self.best, self.best_round, self._kept, self._apart, self._announced = None, -1, {}, {}, False
+            self.best, self.best_round, self.by = None, -1, None
+            self._kept, self._apart, self._announced = {}, {}, False
         if first:
             remove_half_written(folder)
         if on_first_process(run.fabric, lambda: not last.is_file()):
@@ -122,17 +125,19 @@ class Checkpoint(Callback):
         """Print why ``best.ckpt`` is missing."""
         if self.monitor is None or self.best is not None or not run.next_round:
             return
-        name = run.names.monitor if self.monitor == "auto" else self.monitor
+        name = run.names.choice if self.monitor == "auto" else self.monitor
         why = "no metric was evaluated" if name is None else f"{name} was never a number"
         run.fabric.print(f"there is no best.ckpt: {why}")
 
     def _is_best(self, run: Run, record: RoundRecord) -> bool:
-        monitor = run.names.monitor if self.monitor == "auto" else self.monitor
+        monitor = run.names.choice if self.monitor == "auto" else self.monitor
         if monitor is not None and self.monitor != "auto" and self.best is None:
             check_reported("Checkpoint.monitor", monitor, run, record)
         if monitor is None or monitor not in record.metrics:
             return False
-        direction = direction_of(run, monitor, self.mode)
+        if is_of_another(run, "best.ckpt", self.best, self.by, monitor):
+            self.best, self.best_round = None, -1
+        self.by, direction = monitor, direction_of(run, monitor, self.mode)
         if not (self._announced or (record.round_idx and self.best is not None)):
             self._announce(run, monitor, direction)
         improved = improves(record.metrics[monitor], self.best, direction)
@@ -161,12 +166,12 @@ class Checkpoint(Callback):
         return run.log_dir / "checkpoints"
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value and its round."""
-        return {"best": self.best, "best_round": self.best_round}
+        """The best value, its round and its metric."""
+        return {"best": self.best, "best_round": self.best_round, "by": self.by}
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.best_round = state["best"], state["best_round"]
+        self.best, self.best_round, self.by = state["best"], state["best_round"], state.get("by")
 
 
 def _link(source: Path, target: Path) -> None:

@@ -33,6 +33,14 @@ def direction_of(run: Run, monitor: str, mode: Mode) -> Direction:
     return run.names.direction(monitor) if mode == "auto" else mode
 
 
+def is_of_another(run: Run, what: str, best: float | None, by: str | None, monitor: str) -> bool:
+    """Whether the best value is of another metric, as after a resume with another monitor; say so."""
+    if best is None or by == monitor:
+        return False
+    run.tell(f"{what} was chosen by {by or 'a metric that the checkpoint does not name'} so far; {monitor} begins anew")
+    return True
+
+
 def check_reported(key: str, monitor: str, run: Run, record: RoundRecord) -> None:
     """Refuse a metric that the round was due to report and did not.
 
@@ -58,7 +66,8 @@ class EarlyStopping(Callback):
 
     Args:
         monitor: Name of the metric, such as ``global/acc``; ``auto`` takes the first metric that the task declares (its
-            ``metrics``), else the first that it logs in an evaluation.
+            ``metrics``), else the first that it logs in an evaluation, on validation data where there are any
+            (``val/global/acc``).
         mode: ``max``, ``min``, or ``auto``: the direction that the task or the logged torchmetrics object declares,
             else ``min`` if the name contains loss or error, and ``max`` for any other name.
         patience: Evaluations without an improvement that are tolerated.
@@ -67,6 +76,8 @@ class EarlyStopping(Callback):
     Raises:
         ConfigError: For invalid settings, and at the first evaluation that does not report the metric.
     """
+
+    monitor: str  # never None, unlike that of a callback that does not choose
 
     def __init__(self, monitor: str = "auto", mode: Mode = "auto", patience: int = 10, min_delta: float = 0.0) -> None:
         check_range("EarlyStopping.patience", patience, least=1)
@@ -79,11 +90,12 @@ class EarlyStopping(Callback):
         self.best: float | None = None
         self.best_round = -1
         self.waited = 0
+        self.by: str | None = None  # the metric of `best`
 
     def on_fit_start(self, run: Run) -> None:
         """Keep a stopped run stopped when it is resumed."""
         if not run.start_round:
-            self.best, self.best_round, self.waited = None, -1, 0
+            self.best, self.best_round, self.waited, self.by = None, -1, 0, None
         elif self.waited >= self.patience and run.start_round < run.max_rounds:
             run.fabric.print(
                 f"the run had stopped early after {self.waited} evaluations without an improvement; raise "
@@ -97,6 +109,9 @@ class EarlyStopping(Callback):
         value = None if monitor is None else record.metrics.get(monitor)
         if monitor is None or value is None:
             return
+        if is_of_another(run, "the best round of EarlyStopping", self.best, self.by, monitor):
+            self.best, self.best_round, self.waited = None, -1, 0
+        self.by = monitor
         if improves(value, self.best, direction_of(run, monitor, self.mode), self.min_delta):
             self.best, self.best_round, self.waited = value, record.round_idx, 0
         else:
@@ -112,12 +127,12 @@ class EarlyStopping(Callback):
             if self.best is None and not self.waited:
                 check_reported("EarlyStopping.monitor", self.monitor, run, record)
             return self.monitor
-        if run.names.monitor is None and ("time/eval_s" in record.metrics or not run.settings.evaluate_every):
+        if run.names.choice is None and ("time/eval_s" in record.metrics or not run.settings.evaluate_every):
             raise ConfigError(
                 "EarlyStopping.monitor is 'auto', and no evaluation of this run reports a metric; name one, such as "
                 "train/loss"
             )
-        return run.names.monitor
+        return run.names.choice
 
     def _reason(self, run: Run, monitor: str, round_idx: int) -> str:
         moved = "risen" if direction_of(run, monitor, self.mode) == "max" else "fallen"
@@ -129,9 +144,10 @@ class EarlyStopping(Callback):
         return f"stopped early after round {round_idx}: {monitor} has not {moved}{least} in {times}; {best}"
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value, its round, and the evaluations since."""
-        return {"best": self.best, "best_round": self.best_round, "waited": self.waited}
+        """The best value, its round and metric, and the evaluations since."""
+        return {"best": self.best, "best_round": self.best_round, "waited": self.waited, "by": self.by}
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.best, self.best_round, self.waited = state["best"], state["best_round"], state["waited"]
+        self.by = state.get("by")

@@ -7,7 +7,7 @@ import math
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from rich.text import Text
 from typing_extensions import override
 
 from lit_fed.callbacks.early_stopping import check_reported
-from lit_fed.engine.lightning.metric_names import base_name
+from lit_fed.engine.lightning.metric_names import ON_VALIDATION, base_name
 from lit_fed.engine.loop.run import Callback, RoundRecord
 from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.file_names import shown
@@ -86,17 +86,21 @@ def format_bytes(count: float) -> str:
 
 @dataclass(slots=True)
 class _Best:
-    """The newest and the best value of one metric."""
+    """The newest value of one metric, and its value in the best round, by itself or by another metric."""
 
     last: float
-    best: float
-    best_round: int
+    best: float = math.nan
+    best_round: int = -1
+    by: str = ""
+    guide: float = math.nan  # the best value of ``by``
 
-    def add(self, value: float, round_idx: int, lower: bool) -> None:
+    def add(self, value: float, round_idx: int, by: str, guide: float, lower: bool) -> None:
+        if by != self.by:
+            self.by, self.guide = by, math.nan
         self.last = value
-        improves = value < self.best if lower else value > self.best
-        if math.isfinite(value) and (improves or not math.isfinite(self.best)):
-            self.best, self.best_round = value, round_idx
+        improves = guide < self.guide if lower else guide > self.guide
+        if math.isfinite(guide) and (improves or not math.isfinite(self.guide)):
+            self.best, self.best_round, self.guide = value, round_idx, guide
 
 
 class Progress(Callback):
@@ -104,7 +108,8 @@ class Progress(Callback):
 
     On a terminal: one live display with a bar over rounds and one over this process's clients. Elsewhere: one line a
     round. At the end: a table of metrics with their last and best values, over the rounds before a resume too, and the
-    paths of the written files.
+    paths of the written files. Where validation data choose, the best value of a test metric is its value in the round
+    of the best ``val/…``.
 
     Args:
         metrics: The rows of the closing table: names or patterns such as ``clients/*_min``; null takes the global
@@ -113,6 +118,8 @@ class Progress(Callback):
     Raises:
         ConfigError: At the first evaluation, if a name or pattern fits none of the round's metrics.
     """
+
+    monitor = "auto"
 
     def __init__(self, metrics: list[str] | None = None) -> None:
         self.metrics = metrics
@@ -161,26 +168,27 @@ class Progress(Callback):
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """Update the best values, and print a line where there is no live display."""
         metrics, round_idx = record.metrics, record.round_idx
+        self._monitor, choice = run.names.monitor, run.names.choice
         for pattern in self.metrics or ():
             if not fnmatch.filter(self._bests, pattern) and not fnmatch.filter(metrics, pattern):
                 check_reported("Progress.metrics", pattern, run, record)
         for name, value in metrics.items():
-            if not self._has_row(name):
+            if not self._has_row(name, choice):
                 continue
-            if name in self._bests:
-                self._bests[name].add(value, round_idx, run.names.direction(name) == "min")
-            else:
-                self._bests[name] = _Best(value, value, round_idx)
+            entry = self._bests.setdefault(name, _Best(value))
+            by = (entry.by or name) if choice is None else name  # not known yet: as before a resume
+            if choice is not None and choice.startswith(ON_VALIDATION) and not name.startswith("train/"):
+                by = choice
+            entry.add(value, round_idx, by, metrics.get(by, math.nan), run.names.direction(by) == "min")
         self._total_bytes += metrics.get("comm/total_bytes", 0.0)
         self._latest |= metrics
-        self._monitor = run.names.monitor
         self._rounds_done = round_idx + 1
         if run.fabric.is_global_zero and self._live is None:
             self._print(_round_line(round_idx, metrics, self._monitor))
 
-    def _has_row(self, name: str) -> bool:
+    def _has_row(self, name: str, choice: str | None) -> bool:
         if self.metrics is None:
-            return is_evaluated(name) or name == _EPSILON
+            return is_evaluated(name) or name in (_EPSILON, choice)
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.metrics)
 
     def on_fit_end(self, run: Run) -> None:
@@ -221,7 +229,7 @@ class Progress(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The last and best values, and the bytes sent."""
-        bests = {name: [entry.last, entry.best, entry.best_round] for name, entry in self._bests.items()}
+        bests = {name: list(astuple(entry)) for name, entry in self._bests.items()}
         return {"bests": bests, "total_bytes": self._total_bytes}
 
     @override
@@ -265,7 +273,9 @@ class Progress(Callback):
         return Group(grid, latest) if latest else grid
 
     def _closing_table(self) -> Table:
-        table = Table(title=f"after {counted(self._rounds_done, 'round')}", title_justify="left")
+        by = next((entry.by for entry in self._bests.values() if entry.by.startswith(ON_VALIDATION)), None)
+        chosen = "" if by is None else f"; best: the round of the best {by}"
+        table = Table(title=f"after {counted(self._rounds_done, 'round')}{chosen}", title_justify="left")
         table.add_column("metric", overflow="fold")
         for heading in ("last", "best", "best in round"):
             table.add_column(heading, justify="right", overflow="fold")

@@ -27,7 +27,7 @@ from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, check_payload
 from lit_fed.deployment.withheld import Report, Withheld
 from lit_fed.engine.clients.executor import failure
 from lit_fed.engine.clients.local import TaskStage
-from lit_fed.engine.evaluation.protocols import Protocol
+from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol
 from lit_fed.engine.loop.run import Run
 from lit_fed.engine.method.client import Stage
 from lit_fed.engine.storage.packs import Version, VersionedFiles
@@ -246,8 +246,8 @@ class Node:
             raise WireError(f"the list of states to drop is malformed or has more than {_MOST_DROPPED:,} entries")
         if version is not None and version[0] in dropped:
             raise WireError(f"the server drops the state with which client {client_id} is to continue")
-        protocol = message.fields.get("protocol") if message.word == "ask" else None
-        self._count(message.word, protocol if isinstance(protocol, str) else "", client_id, round_idx)
+        asked = [message.fields.get(key) for key in ("protocol", "subset")] if message.word == "ask" else []
+        self._count(message.word, *(one if isinstance(one, str) else "" for one in asked), client_id, round_idx)
         self._say_where(f"round {round_idx + 1} of {self.run.max_rounds}")
         if version is not None:
             self._continued[self._run_id, client_id] = version[0]
@@ -300,12 +300,14 @@ class Node:
             raise WireError(
                 f"trainer.protocols on the node has no {shown(name, 40)!r} that asks clients; use the same on both ends"
             )
-        if subset != settings.evaluate_on:
+        chooses = subset == "val" and self.federation.data.has_val and not self.federation.wrappers.private
+        if subset != settings.evaluate_on and not chooses:
             raise WireError(
                 f"trainer.evaluate_on is {settings.evaluate_on!r} on the node and {shown(subset, 40)!r} on the server; "
                 "use the same on both ends"
             )
-        return protocol.answer(self.federation, message.get("client", int), broadcast, settings.evaluate_on)
+        on: EvalSubset = "val" if subset == "val" else "test"
+        return protocol.answer(self.federation, message.get("client", int), broadcast, on)
 
     def _answer(self, client_id: int, round_idx: int, update: ClientUpdate | None, sums: Mapping[str, Any]) -> Message:
         fields: dict[str, Any] = {"client": client_id, "round": round_idx, "silent": update is None, "sums": sums}

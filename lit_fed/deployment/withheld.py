@@ -50,7 +50,8 @@ class Withheld:
         client_id, together = message.get("client", int), message.get("together", list)
         if not _are_among(together, self.samples) or client_id not in together:
             raise WireError(f"client {client_id} is not among the clients whose sums are requested")
-        work = (message.get("run", str), message.word, message.fields.get("protocol"), message.get("round", int))
+        asked = (message.fields.get("protocol"), message.fields.get("subset"))
+        work = (message.get("run", str), message.word, *asked, message.get("round", int))
         if (*work, *together) != self._work:
             self._work, self._done = (*work, *together), {}
         self._done[client_id] = {}

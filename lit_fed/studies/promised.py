@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lit_fed.data import FederatedDataModule
-from lit_fed.engine.lightning.metric_names import MetricNames
+from lit_fed.engine.lightning.metric_names import ON_VALIDATION, MetricNames
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.methods import FedAvg
 from lit_fed.protocols import ClientTest, GlobalTest, PersonalTest, UnseenTest
@@ -51,6 +51,10 @@ def names_with(config: Mapping[str, Any], prefix: str) -> tuple[list[str], bool]
         return ["train/loss"], False  # plus a name per term of the loss
     if prefix == "server":
         return [], False
+    if prefix == "val":  # of the protocol by which a run chooses
+        held_out = (config["data"].get("init_args") or {}).get("val_fraction")
+        chooses = held_out and trainer["evaluate_on"] == "test" and not trainer["privacy"]
+        return [f"{ON_VALIDATION}{name}" for name in names_with(config, "global")[0] if chooses], False
     protocols = _protocols(config)
     if prefix not in protocols:
         return [], None not in protocols and not trainer["callbacks"]  # a callback may add metrics

@@ -14,7 +14,8 @@ import numpy as np
 from lit_fed.studies.cells import Cell, CellGrid
 from lit_fed.studies.claims import NOT_APPLICABLE, Claim, Verdict
 from lit_fed.studies.quantiles import quantile
-from lit_fed.studies.results import Results
+from lit_fed.studies.results import Results, evaluated_on
+from lit_fed.studies.rounds import chosen_on_test
 from lit_fed.studies.study import Place, Study, profiles_of, read_study
 
 _JOIN = " + "  # of several commits, networks or data sets
@@ -192,7 +193,8 @@ def finished_study(results: Results) -> Finished:
         values = [(seed, grid.value(place, seed)) for seed in study.seeds if (place, seed) in grid.at]
         known = {seed: value for seed, value in values if value is not None}
         if known:
-            metric = f"{found.measure.words}, {found.measure.report}"
+            chosen = chosen_on_test(found.measure.report, found.measure.metric, evaluated_on(grid))
+            metric = f"{found.measure.words}, {found.measure.report}{chosen}"
             numbers.append(number_of(entry, place.row, place.column, metric, list(known.values()), list(known)))
     return Finished(entry, claims, numbers)
 

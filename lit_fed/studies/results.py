@@ -15,7 +15,7 @@ import numpy as np
 
 from lit_fed.studies.cells import CellGrid
 from lit_fed.studies.claims import Claim, Verdict, check, decide
-from lit_fed.studies.rounds import report_words
+from lit_fed.studies.rounds import chosen_on_test, report_words
 from lit_fed.studies.study import PLAIN, Measure, Place
 
 _MISSING = "–"
@@ -145,13 +145,19 @@ def _best(column: Sequence[Entry]) -> list[Place]:
 # ---------------------------------------------------------------------- as text
 
 
+def evaluated_on(grid: CellGrid) -> str:
+    """Return ``test`` if any cell evaluates on test data, else ``val``."""
+    return "test" if any(cell.config["trainer"]["evaluate_on"] == "test" for cell in grid.cells) else "val"
+
+
 def caption(results: Results) -> list[str]:
     """Return the sentences below the table, which explain its numbers."""
     study, entries = results.grid.study, list(results.entries.values())
+    subset = evaluated_on(results.grid)
     measures = list(dict.fromkeys(entry.measure for entry in entries if entry.seeds))
     kinds = dict.fromkeys(
         ("log10 of " if m.log else "")
-        + f"{m.metric}, {report_words(m.report)}"
+        + f"{m.metric}, {report_words(m.report)}{chosen_on_test(m.report, m.metric, subset)}"
         + ("" if m.scale == 1 else f", times {m.scale:g}")
         for m in measures
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from lit_fed.engine.lightning.metric_names import ON_VALIDATION
+
 REPORTS = ("last", "best", "mean")
 WANTED_REPORT = f"{', '.join(REPORTS)}, or 'best of' and a metric"
 _GUIDE = "best of "
@@ -28,12 +30,26 @@ def report_words(report: str) -> str:
     return _WORDS.get(report) or f"in the best evaluated round of {guide_of(report)}"
 
 
+def chosen_on_test(report: str, metric: str, evaluated_on: str) -> str:
+    """Return words that follow a ``report`` whose round the test set chose; else empty.
+
+    Args:
+        report: The report.
+        metric: The reported metric.
+        evaluated_on: ``test`` or ``val``: the data of the protocols.
+    """
+    by = metric if report == "best" else guide_of(report)
+    chose = by and evaluated_on == "test" and not by.startswith((ON_VALIDATION, "train/"))
+    return " on the test set" if chose else ""
+
+
 def reported(report: str, curve: Curve, guide: Curve, lower: bool) -> float | None:
     """Return the number of a run.
 
     Args:
         report: The ``last`` evaluated round, the ``best`` one, the ``mean`` over all of them, or ``best of METRIC``,
-            the round in which METRIC was best, the first of several, as for ``best.ckpt``.
+            the round in which METRIC was best, the first of several, as for ``best.ckpt``, which goes by
+            ``val/global/…`` where there are validation data.
         curve: The reported metric.
         guide: The metric that selects the best round; by default the reported one.
         lower: Whether smaller values of the guide are better.

@@ -251,7 +251,10 @@ def test_best_covers_the_rounds_before_a_resume_and_ignores_nan() -> None:
     run_round(second, resumed, 1, global__acc=0.5, global__loss=2.0, comm__total_bytes=5.0)
     second.on_fit_end(resumed)
     assert second.state_dict() == {
-        "bests": {"global/acc": [0.5, 0.9, 0], "global/loss": [2.0, 2.0, 1]},
+        "bests": {
+            "global/acc": [0.5, 0.9, 0, "global/acc", 0.9],
+            "global/loss": [2.0, 2.0, 1, "global/loss", 2.0],
+        },
         "total_bytes": 10.0,
     }
     assert re.search(r"global/acc +│ +0.5 │ +0.9 │ +0 │", file.getvalue())

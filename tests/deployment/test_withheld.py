@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from lit_fed.callbacks import Checkpoint
 from lit_fed.data import Digits
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.wire import Message, check_sums, decode, encode
@@ -38,6 +39,7 @@ def digits(algorithm: Any = FedAvg, **kwargs: Any) -> Make:
         model = Classifier("mlp", num_classes=10, in_channels=1, input_shape=data.input_shape)
         protocols = [GlobalTest(), ClientTest(), PersonalTest(epochs=1)]
         settings = {"max_rounds": 2, "participation": UniformParticipation(count=5), "protocols": protocols}
+        settings["callbacks"] = [Checkpoint("val/clients/loss_mean")]  # `auto` takes the global model's in a simulation
         return Parts(trainer(folder, **settings | kwargs), model, data, algorithm())
 
     return make
@@ -71,15 +73,16 @@ def test_means_are_the_simulations_to_the_bit_and_no_clients_metric_leaves(
         kept = {name: value for name, value in simulated.items() if not name.endswith(("_std", "_p10", "_min"))}
         timed = {name for name in kept if name.startswith(("time/", "drift/"))}
         assert federated.keys() == kept.keys()
-        assert {"clients/acc_mean", "personal/loss_mean", "train/loss"} <= kept.keys() - timed
+        assert {"clients/acc_mean", "val/clients/acc_mean", "personal/loss_mean", "train/loss"} <= kept.keys() - timed
         assert {name: federated[name] for name in kept.keys() - timed} == {
             name: kept[name] for name in kept.keys() - timed
         }
     left = {row["metric"] for row in rows(other.log_dir / "clients.csv")}
     assert left == {"uplink_bytes", "downlink_bytes"}
     assert all(answer.fields.get("metrics", {}).keys() <= {"lr"} for answer in answers)
-    # A sum a node, round and question: training, two protocols; in each round somebody of every node is tested.
-    assert sum(bool(answer.fields.get("sums")) for answer in answers if "client" in answer.fields) <= 2 * 3 * 3
+    # A sum a node, round and question: training, two protocols, and one of them on validation data too; in each round
+    # somebody of every node is tested.
+    assert sum(bool(answer.fields.get("sums")) for answer in answers if "client" in answer.fields) <= 2 * 3 * 4
     said = capsys.readouterr().out
     assert said.count("report metrics in sums only") == 1
     assert "the nodes of clients 0, 1, 2, 3, 4, 5, 6, 7, … report metrics in sums only" in said

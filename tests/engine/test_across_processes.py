@@ -49,6 +49,10 @@ def test_two_processes_on_one_machine(single: Path, tmp_path: Path) -> None:
     done = run_cli(*QUICK, "--trainer.devices", "2", "--trainer.accelerator", "cpu", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     same_run(single, tmp_path / "lightning_logs/version_0")
+    best = [run / "checkpoints/best.ckpt" for run in (single, tmp_path / "lightning_logs/version_0")]
+    (one, two) = [torch.load(path, weights_only=True) for path in best]
+    assert one["callbacks"]["Checkpoint"] == two["callbacks"]["Checkpoint"]
+    assert one["callbacks"]["Checkpoint"]["by"] == "val/global/acc"
 
 
 @pytest.mark.parametrize("algorithm", ["FedAvg", "FedPer"])

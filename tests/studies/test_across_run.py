@@ -241,6 +241,7 @@ def test_a_sweep_without_profiles_ends_in_a_latex_table(tmp_path):
             {
                 "configs": ["quickstart.yaml", "method/fedprox.yaml"],
                 "metric": "global/acc",
+                "report": "best of val/global/acc",
                 "grid": {"algorithm.init_args.mu": [0.01, 1]},
                 "set": settings | {"trainer.max_rounds": 1},
             }

@@ -288,11 +288,19 @@ def test_an_unknown_metric_that_the_configuration_rules_out(changes, expected, t
         {"metric": "personal/acc_mean", "set": {"trainer.protocols": [{"class_path": "PersonalTest"}]}},
         {"metric": "time/eval_s"},
         {"metric": "train/loss"},
+        {"metric": "global/acc", "report": "best of val/global/acc"},
     ],
     ids=str,
 )
 def test_a_metric_that_the_configuration_promises(changes, tmp_path):
     check_metrics(grid_of(tmp_path, **changes))
+
+
+def test_a_round_tells_whether_there_are_metrics_on_validation_data(tmp_path):
+    without = {"set": TINY["set"] | {"data.init_args.val_fraction": 0}, "report": "best of val/global/acc"}
+    grid = grid_of(tmp_path, **without)
+    message = error(check_metrics, grid, grid.cells, lambda cell: ["round", "global/acc"])
+    assert "does not report the metric 'val/global/acc'" in message
 
 
 def test_a_callback_may_add_metrics(tmp_path):

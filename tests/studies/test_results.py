@@ -18,7 +18,7 @@ from lit_fed.studies.display import duration, estimate
 from lit_fed.studies.figures import draw_bars, draw_curves, draw_lines, has_lines
 from lit_fed.studies.jobs import FirstRound
 from lit_fed.studies.report import index_html, report_html
-from lit_fed.studies.results import collect, table_csv, table_markdown
+from lit_fed.studies.results import caption, collect, table_csv, table_markdown
 from lit_fed.studies.study import Place
 from lit_fed.studies.summary import claims_markdown, summary_of, tally_text
 from tests.studies.support import TINY, finish, grid_of
@@ -56,6 +56,23 @@ def test_the_table_by_hand(grid):
     assert "| fedavg | 55.0 ± 7.1 (paper 54, +1.0) |  |" in lines
     assert "| prox | **76.0 ± 8.5** (paper 80 ± 2, −4.0) | 90.0 (1 of 2 seeds) |" in lines
     assert lines[-1].endswith("it is not of the setting of the profile pocket.")
+
+
+def test_the_caption_says_where_the_test_set_chose(tmp_path):
+    def metric(report, **changes):
+        folder = tmp_path / f"{report.replace('/', '_')}_{len(changes)}"
+        folder.mkdir()
+        grid = grid_of(folder, report=report, **changes)
+        finish(grid, "fedavg", "iid", 0, "round,global/acc,val/global/acc\n0,0.5,0.9\n1,0.75,0.8\n")
+        return caption(collect(grid))[0]
+
+    assert metric("best") == "Metric: global/acc, best evaluated round on the test set."
+    of_test = "Metric: global/acc, in the best evaluated round of global/acc on the test set."
+    assert metric("best of global/acc") == of_test
+    assert metric("best of val/global/acc") == "Metric: global/acc, in the best evaluated round of val/global/acc."
+    assert metric("last") == "Metric: global/acc, last round."
+    on = {"set": TINY["set"] | {"trainer.evaluate_on": "val"}}
+    assert metric("best", **on) == "Metric: global/acc, best evaluated round."
 
 
 def test_the_table_as_csv(grid):

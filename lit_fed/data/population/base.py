@@ -453,6 +453,11 @@ class FederatedDataModule(LightningDataModule, ABC):
         )
 
     @property
+    def has_shared_val(self) -> bool:
+        """Whether the shared validation set is here, which holds samples of all clients."""
+        return self.has_val and self._ready.clients is None
+
+    @property
     def has_calibration(self) -> bool:
         """Whether every client holds out samples for calibration."""
         return self.calibration_fraction > 0

@@ -1,4 +1,4 @@
-"""Direction of metrics, and the metric that names the best round: as the task declares, else by their names."""
+"""Direction of metrics, and the metric that chooses the best round: as the task declares, else by their names."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any, Literal
 Direction = Literal["max", "min"]
 _LOWER_IS_BETTER = {"error", "err", "nll", "mse", "rmse", "mae", "perplexity", "ppl", "ece", "brier", "wer", "cer"}
 _OVER_CLIENTS = ("_mean", "_std", "_p10", "_min", "_missing")
+ON_VALIDATION = "val/"
+"""Prefix of a protocol's metric on validation data in a run that reports test metrics: ``val/global/acc``."""
 _STAGE = re.compile(r"^(train|val|test)[/_]")
 
 
@@ -28,7 +30,7 @@ def lower_is_better(name: str) -> bool:
 
 def base_name(name: str) -> str:
     """A metric's name as the task logs it: without the protocol's prefix and the suffix of a statistic over clients."""
-    prefix, _, plain = name.partition("/")
+    prefix, _, plain = name.removeprefix(ON_VALIDATION).partition("/")
     if not plain:
         return prefix
     if prefix not in ("global", "train") and not prefix.startswith("global_"):
@@ -44,14 +46,17 @@ class MetricNames:
     Args:
         directions: ``max`` or ``min`` by the task's own name of the metric, the most important first.
         declared: Whether the task declared its metrics.
-        monitor: The metric that names the best round, once it has been reported.
+        monitor: The most important metric, once an evaluation has reported one.
         promised: Metrics that the task declares, by its own names.
+        choice: The metric that chooses the best round by default, once known: the monitor or, on validation data, a
+            metric such as ``val/global/acc``.
     """
 
     directions: dict[str, Direction] = field(default_factory=dict)
     declared: bool = False
     monitor: str | None = None
     promised: set[str] = field(default_factory=set)
+    choice: str | None = None
 
     def declare(self, task: Any) -> None:
         """Add a task's declaration: a mapping ``metrics`` from names to ``max`` or ``min``."""
@@ -67,9 +72,9 @@ class MetricNames:
             self.directions.setdefault(name, direction)
 
     def see(self, metrics: Mapping[str, float]) -> None:
-        """Choose the metric that names the best round from a round's metrics."""
+        """Take the most important of a round's metrics as the monitor."""
         if self.monitor is None:
-            self.monitor = self._choose(metrics)
+            self.monitor = self.best_of(metrics)
 
     def direction(self, name: str) -> Direction:
         """Whether larger (``max``) or smaller (``min``) values of a metric are better."""
@@ -80,7 +85,8 @@ class MetricNames:
         """Whether the task declared a metric."""
         return self.declared and base_name(name) in self.directions
 
-    def _choose(self, metrics: Mapping[str, float]) -> str | None:
+    def best_of(self, metrics: Mapping[str, float]) -> str | None:
+        """The most important of a round's metrics; None without one of the global model or of clients."""
         on_server = [name for name in metrics if name.startswith("global/")]
         on_clients = [name for name in metrics if name.startswith("clients/") and name.endswith("_mean")]
         of_kinds = [name for name in metrics if name.startswith("global_")]  # models of single kinds

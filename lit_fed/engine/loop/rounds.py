@@ -13,6 +13,7 @@ from typing import Any
 
 from lit_fed.engine.evaluation.protocols import Evaluation, run_protocols
 from lit_fed.engine.evaluation.rows import ClientRow
+from lit_fed.engine.loop.choice import choose
 from lit_fed.engine.loop.ledger import DriftMeter, RoundLedger
 from lit_fed.engine.loop.run import RoundRecord, Run
 from lit_fed.engine.method.algorithm import Cohort
@@ -189,9 +190,10 @@ def _end(run: Run, current: Round, metrics: dict[str, float]) -> None:
         run.call("on_evaluation_start", current.round_idx)
         begun = time.perf_counter()
         evaluation = run_protocols(settings.protocols, federation, current.round_idx, settings.evaluate_on)
-        metrics["time/eval_s"] = time.perf_counter() - begun
-        run.learn_names(evaluation.metrics)
+        on_validation = choose(run, current.round_idx, evaluation.metrics)
         run.tell_absent(evaluation)
+        evaluation.metrics |= on_validation
+        metrics["time/eval_s"] = time.perf_counter() - begun
     if settings.on_client_failure == "skip":
         metrics["participation/failed"] = len(current.ledger.failures)
     metrics["time/round_s"] = time.perf_counter() - current.started

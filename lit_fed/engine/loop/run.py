@@ -39,7 +39,7 @@ class Run:
         resumed_from: Folder of the run that this run continues, if it is a different one.
         origin: Source of the current state, in words.
         loggers: The run's loggers, on the first process.
-        names: Directions of metrics, and the metric that decides the best round.
+        names: Directions of metrics, and the metric that chooses the best round.
         failures: Tolerated failures.
     """
 
@@ -107,17 +107,18 @@ class Run:
     def tell_absent(self, evaluation: Evaluation) -> None:
         """Print once which protocols and declared metrics report nothing."""
         for name, why in evaluation.absent.items():
-            self._tell(f"there are no metrics {name}/…: {why}")
+            self.tell(f"there are no metrics {name}/…: {why}")
         reported = {base_name(name) for name in evaluation.metrics}
         if reported and (lacking := sorted(self.names.promised - reported)):
             one, *more = lacking
-            self._tell(
+            self.tell(
                 f"the model declares {len(lacking)} metrics that no evaluation reports: {', '.join(lacking)}"
                 if more
                 else f"the model declares a metric {one}, and no evaluation reports it"
             )
 
-    def _tell(self, line: str) -> None:
+    def tell(self, line: str) -> None:
+        """Print a line once."""
         if line not in self._told:
             self._told.add(line)
             self.fabric.print(line)
@@ -158,6 +159,9 @@ class Callback:
 
     Hooks run on every process, in the order of ``trainer.callbacks``.
     """
+
+    monitor: str | None = None
+    """The metric by which the callback chooses a round: a name, ``auto`` for the run's choice; None if it does not."""
 
     keeps_checkpoints = False
     """Whether the callback writes checkpoints, and so decides which client states are still needed."""

@@ -45,7 +45,7 @@ class GroupEvaluation:
 
     def __init__(self, session: Session, kind: str, group: GroupLoop) -> None:
         self.session, self.kind, self.group, self.loop = session, kind, group, group.loop
-        self._impossible: set[str] = set()  # protocols that failed
+        self._impossible: set[tuple[str, str]] = set()  # protocols that failed, and on which data
 
     def answers(
         self, question: Question, ids: Sequence[int], broadcast: Broadcast, size: int
@@ -58,7 +58,7 @@ class GroupEvaluation:
             broadcast: Received by them.
             size: Clients at a time.
         """
-        if question.loader is None or question.protocol in self._impossible:
+        if question.loader is None or (question.protocol, question.subset) in self._impossible:
             return
         if not is_only_its_step(self.loop, question.subset):
             return
@@ -83,7 +83,7 @@ class GroupEvaluation:
             try:
                 yield from self._answers(question, chosen, [loaders[one] for one in chosen], broadcast)
             except Exception:  # of any kind: a client asked alone raises its error
-                self._impossible.add(question.protocol)
+                self._impossible.add((question.protocol, question.subset))
                 return
 
     def _answers(
