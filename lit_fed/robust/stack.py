@@ -147,9 +147,9 @@ class Stack:
 def inner_products(blocks: Blocks) -> tuple[Tensor, Blocks, float]:
     """The inner products of all rows, (n, n), the rows to combine, and the unit of these rows, a power of two.
 
-    The unit is 1 and the rows are unchanged, unless squares overflow, as those of 1e155 do. In this case the rows are
-    multiplied by the unit in which the median of the rows' largest numbers is at most 2^450, whatever an attacker
-    sends, and numbers beyond 2^480 become 2^480.
+    The unit is 1 and the rows are unchanged, unless squares overflow, as the square of 1e155 does. In this case the
+    rows are multiplied by the unit in which the median of the rows' largest numbers is at most 2^450, whatever an
+    attacker sends, and numbers beyond 2^480 become 2^480.
     """
     gram = _gram(blocks)
     if bool((gram.abs() <= _LARGEST_PRODUCT).all()):

@@ -54,8 +54,8 @@ class Table(TensorDataModule):
     whole numbers is a class, named as in the file; classes are in numerical or alphabetical order. Other numbers are
     the targets of a regression. Under `trainer.privacy` all of this must be set.
 
-    Without `features` a line names the features found, and whole numbers that identify a row are refused: those that
-    differ in every row, or that count the rows of every file.
+    Without `features` a line names the features found, and a column of whole numbers that differs in every row, or
+    counts the rows of every file, is refused as an identifier.
 
     Args:
         path: A ``.csv``, ``.csv.gz`` or ``.parquet`` file; or a folder of them, one per client, named after the file.
