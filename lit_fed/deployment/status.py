@@ -1,4 +1,4 @@
-"""The state of a running federation for its operator: a JSON page and Prometheus text, on loopback, for reading only."""
+"""The state of a running federation for its operator: JSON and Prometheus text, on loopback, for reading only."""
 
 from __future__ import annotations
 
