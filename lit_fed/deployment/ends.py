@@ -119,7 +119,7 @@ def listen(address: str, option: str) -> socket.socket:
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         advice = (
-            "choose another port" if option == "--bind" else "give an address of this machine with --bind, or free it"
+            "choose another port" if option != "--server" else "give an address of this machine with --bind, or free it"
         )
         raise ConfigError(f"the server cannot listen at {address}: {why}; {advice}") from error
 

@@ -66,6 +66,7 @@ class Peer:
         self.wake = asyncio.Event()
         self.end: asyncio.Future[str] | None = None  # ends the open stream, with the reason
         self.left = 0.0  # when the last stream ended
+        self.answered = 0.0  # when the last answer came, seconds since 1970; 0 before the first
 
 
 class RpcGrid:
@@ -93,6 +94,11 @@ class RpcGrid:
         with self._lock:
             self._sweep()
             return {peer.number: peer.key for peer in self._peers.values()}
+
+    def answered(self) -> list[tuple[int, str, float]]:
+        """Return every connected node with the hash of its key, and the time of its last answer; 0 for none yet."""
+        with self._lock:
+            return [(peer.number, peer.key, peer.answered) for peer in self._peers.values()]
 
     def push(self, node: int, blob: bytes, most: int) -> str:
         """Send a message, and return its id; an answer of more than ``most`` bytes is not read."""
@@ -250,6 +256,7 @@ class RpcGrid:
                     peer.left = -GRACE_S
                     self._drop(peer, "its node disconnected")
                 elif found is not None and peer.pending.pop(found[0], None) is not None:
+                    peer.answered = time.time()
                     self._replies[str(found[0])] = Reply(str(found[0]), found[1])
                     self._send_soon(peer, found[0], b"")
 

@@ -16,11 +16,12 @@ from lit_fed.deployment.roster import Gathering
 from lit_fed.deployment.security import Security
 from lit_fed.deployment.server import federate
 from lit_fed.deployment.serving import rpc_grid
+from lit_fed.deployment.status import status_page
 from lit_fed.deployment.wire import MOST_BYTES
 
 OWN = (
     "server", "bind", "ckpt_path", "patience", "gathering", "most_bytes", "ca", "certificate", "key", "node_keys",
-    "revoked",
+    "revoked", "status_port",
 )  # fmt: skip
 
 
@@ -49,6 +50,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="file of nodes' certificates, each with the clients that the node may serve",
     )
     parser.add_argument("--revoked", type=str | None, default=None, help="list of keys that are refused from now on")
+    parser.add_argument(
+        "--status_port",
+        type=int | None,
+        default=None,
+        help="port on 127.0.0.1 of a page with the run's state, JSON at / and Prometheus text at /metrics",
+    )
 
 
 def run(call: Call) -> int:
@@ -62,6 +69,8 @@ def run(call: Call) -> int:
     with ExitStack() as stack:
         stack.enter_context(ending_told())
         grid = stack.enter_context(rpc_grid(settings.server, security, settings.most_bytes, settings.bind, node_keys))
+        if settings.status_port is not None:
+            trainer.callbacks.append(stack.enter_context(status_page(settings.status_port, grid)))
         federate(
             grid, trainer, *parts, settings.ckpt_path, patience, Gathering(**settings.gathering), settings.most_bytes,
             node_clients=node_keys,
