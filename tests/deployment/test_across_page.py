@@ -87,6 +87,7 @@ def test_the_page_alone_leads_from_nothing_to_a_federation_of_three_sites(tmp_pa
 
     told = {tuple(command) for block in steps[first:last] for command in commands(block)}
     readmes = [*(tmp_path / "federation").rglob("README.md")]
+    assert len(readmes) == 4  # one an end, with the folder of its data in it
     written = {tuple(command) for path in readmes for command in commands(path.read_text()) if command[1] != "split"}
     assert told <= written
 
