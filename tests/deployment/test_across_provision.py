@@ -20,7 +20,7 @@ from lit_fed.command.commands.provision import provision
 from lit_fed.command.reading.federation_file import read_federation
 from lit_fed.deployment import keyring
 from lit_fed.deployment.authority import read_certificate, read_key, read_request
-from lit_fed.deployment.node_keys import NodeKeys
+from lit_fed.deployment.node_keys import Claim, NodeKeys
 from lit_fed.deployment.security import Security, key_of
 from lit_fed.errors import CheckpointError, ConfigError
 from tests.support import ROOT
@@ -91,6 +91,10 @@ def test_the_map_leads_from_each_sites_certificate_to_its_clients(tmp_path: Path
     server = tmp_path / "out" / "server"
     told = yaml.safe_load((server / "node_keys.yaml").read_text())
     assert told == {"keys/north.crt": [0], "keys/south.crt": [1], "keys/west.crt": [2, 3]}
+    sites = {**SITES, "north": SITES["north"] | {"most_samples": 5000}}
+    provisioned(tmp_path, sites=sites)
+    assert bound(tmp_path)[key(tmp_path, "north")] == Claim(frozenset({0}), 5000)
+    assert bound(tmp_path)[key(tmp_path, "south")] == Claim(frozenset({1}))
     for name in SITES:
         site = tmp_path / "out" / "sites" / name
         assert read_key(site / "node.key").public_key() == read_certificate(site / "node.crt").public_key()
@@ -109,7 +113,9 @@ def key(folder: Path, name: str = "north") -> str:
 
 def test_the_server_reads_what_it_was_given(tmp_path: Path) -> None:
     provisioned(tmp_path)
-    assert dict(bound(tmp_path)) == {key(tmp_path, name): frozenset(told["clients"]) for name, told in SITES.items()}
+    assert dict(bound(tmp_path)) == {
+        key(tmp_path, name): Claim(frozenset(told["clients"])) for name, told in SITES.items()
+    }
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "server.example.org"])
@@ -264,7 +270,9 @@ def test_a_certificate_near_its_end_is_renewed_under_the_same_key_and_authority(
     assert changed(tmp_path / "out", before) == (certificates | {"server/server.crt"} if renewed else set())
     for name in ("server", "north"):
         assert ("the old one ends on 2027-03-01" in said[name]) is renewed
-    assert set(bound(tmp_path).values()) == {frozenset(told["clients"]) for told in SITES.values()}  # none is revoked
+    assert set(bound(tmp_path).values()) == {
+        Claim(frozenset(told["clients"])) for told in SITES.values()
+    }  # none is revoked
 
 
 def test_another_name_of_the_server_is_another_certificate(tmp_path: Path) -> None:
@@ -511,6 +519,8 @@ def site(name: Any = "north", **changes: Any) -> dict[str, Any]:
         (site(clients=[-1]), r"site north: clients is \[-1\]"),
         (site(clients=[True]), r"site north: clients is \[True\]"),
         (site(clients=["0"]), r"site north: clients is \['0'\]"),
+        (site(most_samples=0), "site north: most_samples is 0; it must be a whole number from 1"),
+        (site(most_samples="many"), "site north: most_samples is 'many'"),
         (site(clients=[1, 1]), "site north has client 1 twice; remove one"),
         (site(clients=[4]), "site north has client 4; data.num_clients is 4"),
         (site(clients=[0]), "client 1 and 2 others have no site; data.num_clients is 4"),
