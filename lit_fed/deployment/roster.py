@@ -293,8 +293,8 @@ class Roster:
                 return f"the key of node {node} is unknown; enter it in the file of --node_keys"
             if others := clients.keys() - own.clients:
                 return (
-                    f"node {node} claims {named(others)}, and its key is for {named(own.clients)}; correct its --client, or "
-                    "the file of --node_keys"
+                    f"node {node} claims {named(others)}, and its key is for {named(own.clients)}; correct its "
+                    "--client, or the file of --node_keys"
                 )
             for client_id, report in clients.items():
                 if own.most_samples is not None and report.samples > own.most_samples:

@@ -241,11 +241,11 @@ def test_a_lost_key_is_made_anew_on_request_and_no_other(tmp_path: Path) -> None
 def test_a_key_that_was_replaced_or_revoked_opens_nothing(tmp_path: Path) -> None:
     provisioned(tmp_path)
     old = key(tmp_path)
-    assert bound(tmp_path)[old] == {0}
+    assert bound(tmp_path)[old].clients == {0}
     provisioned(tmp_path, "north")
     new = key(tmp_path)
     assert old not in bound(tmp_path)
-    assert bound(tmp_path)[new] == {0}
+    assert bound(tmp_path)[new].clients == {0}
     provisioned(tmp_path, revoke=("north",))
     for _ in range(2):  # it stays so
         assert new not in bound(tmp_path)
@@ -254,7 +254,7 @@ def test_a_key_that_was_replaced_or_revoked_opens_nothing(tmp_path: Path) -> Non
     listed = (tmp_path / "out" / "server" / "revoked.txt").read_text().splitlines()
     assert listed == [listed[0], f"{old}  # north, 2026-03-01", f"{new}  # north, 2026-03-01"]
     provisioned(tmp_path, "north")
-    assert bound(tmp_path)[key(tmp_path)] == {0}
+    assert bound(tmp_path)[key(tmp_path)].clients == {0}
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_a_site_makes_its_key_itself_and_no_private_key_travels(tmp_path: Path) 
         Security(*(str(site / file) for file in ("ca.crt", "node.crt", "node.key"))).try_out()
         seen.append(key(tmp_path))
     assert bound(tmp_path).get(seen[0]) is None
-    assert bound(tmp_path)[seen[1]] == {0}
+    assert bound(tmp_path)[seen[1]].clients == {0}
     with pytest.raises(ConfigError, match=r"--new_key north replaces .*node.csr, and the key is elsewhere"):
         provisioned(tmp_path, "north")
     shutil.copy(tmp_path / "out" / "sites" / "south" / "node.key", north)

@@ -170,6 +170,7 @@ def test_folders_together_are_a_population_like_others(tmp_path: Path) -> None:
         ["fit", "-c", config, "--data.root", str(tmp_path / "all"), "--trainer.default_root_dir", str(tmp_path / "two")]
     )
     assert_same(*(saved_weights(tmp_path / name / "lightning_logs" / "version_0") for name in ("one", "two")))
+    assert not [path for path in (tmp_path / "all").rglob("*") if path.stat().st_mode & 0o077]  # its user's alone
     (told,) = (tmp_path / "all").rglob("README.md")  # none beside the one that provision writes for an end
     assert told.parent == tmp_path / "all"
     assert "and so on to `client_2`" in told.read_text()
