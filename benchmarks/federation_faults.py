@@ -99,7 +99,7 @@ def _work(words: list[str], log: str) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.argv = ["lit-fed", *words]
-    sys.exit(main(words))
+    main(words)
 
 
 class Started:

@@ -102,7 +102,7 @@ def in_memory(run: list[str], folder: Path) -> float:
         finally:
             spent[0] += time.process_time() - begun
 
-    Node.handle = timed  # type: ignore[method-assign]
+    Node.handle = timed  # type: ignore[method-assign, assignment]
     federation.in_memory(run, folder)
     return spent[0]
 
