@@ -30,7 +30,7 @@ import machine  # beside this file
 import torch
 
 ROOT = Path(__file__).parents[1]
-HOMES = ("[0,1,2,3,4,5,6]", "[7,8,9,10,11,12,13]", "[14,15,16,17,18,19]")
+HOMES: tuple[str, ...] = ("[0,1,2,3,4,5,6]", "[7,8,9,10,11,12,13]", "[14,15,16,17,18,19]")
 
 
 def main() -> int:

@@ -2,11 +2,11 @@
 
 One federation of two nodes with two clients each. A process is killed (SIGKILL) or told to end (SIGTERM), or the link
 between a node and the server carries nothing for a while, at a seeded moment of a phase; what has ended is started
-again, the server with ``--ckpt_path last``; every round's weights are compared with the simulation's. A fault takes
-about a minute, most of it to start what has ended again, so what is done is kept in the folder, and a second call goes
-on::
+again, the server with ``--ckpt_path last``; every round's weights are compared with the simulation's. Processes are
+forked from one that has imported lit_fed. What is done is kept in the folder, and a second call goes on::
 
     python benchmarks/federation_faults.py FOLDER               # 48 faults
+    python benchmarks/federation_faults.py FOLDER --share 0 3   # every third of them, for three calls at a time
     python benchmarks/federation_faults.py FOLDER --table       # only print what is done
 """
 
@@ -15,12 +15,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import multiprocessing
 import os
 import random
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import machine  # beside this file, as the next
-from federation import ROOT, command, free_port
+from federation import ROOT, free_port
 
 from lit_fed.callbacks import Callback
 from lit_fed.engine.loop.run import RoundRecord, Run
@@ -74,6 +74,63 @@ class Phases(Callback):
     def _write(self, *words: object) -> None:
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(" ".join(map(str, words)) + "\n")
+
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    [
+        "lit_fed.command.cli",
+        "lit_fed.command.commands.federate",
+        "lit_fed.command.commands.node",
+        "lit_fed.methods",
+        "lit_fed.deployment.server",
+        "lit_fed.deployment.serving",
+        "lit_fed.deployment.calling",
+        "federation_faults",
+    ]
+)
+
+
+def _work(words: list[str], log: str) -> None:
+    """Run a command of ours, whose output goes to a file."""
+    from lit_fed.command.cli import main
+
+    with open(log, "wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv = ["lit-fed", *words]
+    main(words)
+
+
+class Started:
+    """A process with a command of ours.
+
+    Args:
+        words: The command.
+        log: The file for its output.
+    """
+
+    def __init__(self, words: list[str], log: Path) -> None:
+        log.write_bytes(b"")
+        self._process = FORKS.Process(target=_work, args=(words, str(log)))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        """Return its exit status; None while it runs."""
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, number)
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait for its end; kill it if it takes longer."""
+        self._process.join(seconds)
+        if self._process.exitcode is None:
+            self._process.kill()
+            sys.exit(f"process {self.pid} did not end within {seconds} s")
 
 
 class Link:
@@ -130,8 +187,8 @@ class Bench:
         self.phases = folder / "phases.txt"
         self.address = f"127.0.0.1:{free_port()}"
         self.links = [Link(self.address) for _ in HOMES]
-        self.server: subprocess.Popen[bytes] | None = None
-        self.nodes: list[subprocess.Popen[bytes] | None] = [None, None]
+        self.server: Started | None = None
+        self.nodes: list[Started | None] = [None, None]
 
     def words(self, name: str, *more: str, max_rounds: int = 500) -> list[str]:
         """A command on the small federation."""
@@ -140,7 +197,7 @@ class Bench:
             "data.num_clients": 4, "data.max_train_samples": 200, "data.partition": "IID",
         }  # fmt: skip
         options = [word for key, value in small.items() for word in (f"--{key}", str(value))]
-        return command(name, "-c", str(ROOT / "configs" / "quickstart.yaml"), *options, *more)
+        return [name, "-c", str(ROOT / "configs" / "quickstart.yaml"), *options, *more]
 
     def simulated(self, rounds: int) -> list[str]:
         """The hash of the weights after every round of the simulation."""
@@ -154,13 +211,9 @@ class Bench:
         own = ["--trainer.callbacks+=federation_faults.Phases", f"--trainer.callbacks.path={path}"]
         return [*own, "--trainer.default_root_dir", str(self.folder / path.stem)]
 
-    def run(self, words: list[str], name: str) -> subprocess.Popen[bytes]:
+    def run(self, words: list[str], name: str) -> Started:
         """Start a process whose output goes to a file."""
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
-        with open(self.folder / f"{name}.log", "wb") as log:
-            return subprocess.Popen(
-                words, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-            )
+        return Started(words, self.folder / f"{name}.log")
 
     def start(self) -> None:
         """Start what is not running."""
@@ -234,7 +287,7 @@ class Bench:
             if sum(words[0] == "checkpoint" for words in self.said()[at:]) > (phase != "waiting"):
                 return {"seconds": None, "outcome": "the run goes on"}
             time.sleep(0.05)
-        self.server.kill()
+        self.server.send_signal(signal.SIGKILL)
         self.server.wait()
         return {"seconds": None, "outcome": f"nothing within {GIVE_UP_S:g} s"}
 
@@ -274,16 +327,18 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--repeats", type=int, default=2, help="faults of a kind and process in a phase")
     parser.add_argument("--rounds", type=int, default=400, help="rounds to simulate: more than will be run")
+    parser.add_argument("--share", type=int, nargs=2, default=(0, 1), help="place and number of the parts of the plan")
     parser.add_argument("--table", action="store_true", help="only print what is done")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])}
     folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     bench, kills, done = Bench(folder), folder / "kills.jsonl", 0
     simulated = bench.simulated(options.rounds)
     done = len(kills.read_text().splitlines()) if kills.is_file() else 0
     try:
-        for how, process, phase, delay, place in plan(options.repeats)[0 if options.table else done :]:
+        for how, process, phase, delay, place in plan(options.repeats)[options.share[0] :: options.share[1]][done:]:
             if options.table:
                 break
             before = sum(words[0] == "checkpoint" for words in bench.said())

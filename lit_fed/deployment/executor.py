@@ -400,10 +400,12 @@ class GridExecutor(Executor):
         for message_id, sent in list(work.sent.items()):
             if not self.roster.is_connected(sent.node):
                 del work.sent[message_id]
+                self.roster.grid.drop([message_id])
                 work.busy[sent.boot] -= 1
                 yield self._failure(sent.client_id, work, "its node disconnected while it worked")
-        connected = self.roster.is_connected
-        self._unanswered = {one: sent for one, sent in self._unanswered.items() if connected(sent.node)}
+        gone = [one for one, sent in self._unanswered.items() if not self.roster.is_connected(sent.node)]
+        self.roster.grid.drop(gone)
+        self._unanswered = {one: sent for one, sent in self._unanswered.items() if one not in gone}
 
     def _give_up(self, work: _Work) -> Iterator[ClientFailure]:
         """Fail the clients that missed the deadline, and ask their nodes nothing more in this round."""

@@ -71,6 +71,8 @@ class Joiner:
         self.most = most
         self.message_id = -1
         """Id of the last frame's message."""
+        self.discarded = 0
+        """Number of discarded messages."""
         self._total = self._size = 0
         self._parts: list[bytes] = []
 
@@ -99,4 +101,5 @@ class Joiner:
         if self._size < total:
             return None
         parts, self._parts, self._size = self._parts, [], 0
+        self.discarded += most is None
         return None if most is None else (message_id, b"".join(parts))

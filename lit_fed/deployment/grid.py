@@ -33,6 +33,9 @@ class Grid(Interface):
     def pull(self, message_ids: Collection[str]) -> Iterator[Reply]:
         """Return the replies that have arrived, each once, without waiting."""
 
+    def drop(self, message_ids: Collection[str]) -> None:
+        """Give up messages whose replies nobody awaits any more; nothing of them is kept."""
+
 
 class MemoryGrid:
     """Nodes in this process, by their message handlers; they answer when `pull` asks for a reply."""
@@ -64,3 +67,8 @@ class MemoryGrid:
             answer = self.handlers[node](blob)
             self.num_bytes += len(answer)
             yield Reply(message_id, answer)
+
+    def drop(self, message_ids: Collection[str]) -> None:
+        """Forget messages."""
+        for message_id in message_ids:
+            self._waiting.pop(message_id, None)

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
@@ -14,15 +15,24 @@ from lit_fed.errors import ConfigError
 
 _MOST_BYTES = 2**24
 _EXAMPLE = "write a line a node, such as  keys/north.crt: [0, 1, 2]"
+_WITH_CEILING = "{clients: [0, 1, 2], most_samples: 5000}"
 _HASH = re.compile(r"[0-9a-f]{64}")
 _LOOK_S = 1.0  # interval of looking for changes
 
 
-class NodeKeys(Mapping[str, frozenset[int]]):
+class Claim(NamedTuple):
+    """The clients that a key may claim, and the most training samples that each may report; None for any number."""
+
+    clients: frozenset[int]
+    most_samples: int | None = None
+
+
+class NodeKeys(Mapping[str, Claim]):
     """The clients that a node may claim, by the hash of its certificate's public key; revoked keys are left out.
 
     Args:
-        path: A YAML mapping from files of certificates, relative to it, to lists of client ids.
+        path: A YAML mapping from files of certificates, relative to it, to lists of client ids, or to mappings of
+            ``clients`` to such a list and of ``most_samples`` to a number.
         revoked: A list of hashes of keys, one a line, with comments after ``#``.
         say: Prints a line.
 
@@ -64,14 +74,14 @@ class NodeKeys(Mapping[str, frozenset[int]]):
                 found.append(None)
         return found
 
-    def _read(self) -> dict[str, frozenset[int]]:
+    def _read(self) -> dict[str, Claim]:
         clients, files = read_node_keys(self.path)
         self._files = [self.path, *([] if self.revoked is None else [self.revoked]), *files]
         self._seen = self._stamps()
         barred = set() if self.revoked is None else _read_revoked(self.revoked)
         return {key: ids for key, ids in clients.items() if key not in barred}
 
-    def __getitem__(self, key: str) -> frozenset[int]:
+    def __getitem__(self, key: str) -> Claim:
         return self._clients[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -81,25 +91,36 @@ class NodeKeys(Mapping[str, frozenset[int]]):
         return len(self._clients)
 
 
-def read_node_keys(path: Path) -> tuple[dict[str, frozenset[int]], list[Path]]:
+def read_node_keys(path: Path) -> tuple[dict[str, Claim], list[Path]]:
     """Read the clients by the hash of a public key, and the files of the certificates; raise `ConfigError`."""
     where = f"--node_keys {path}"
-    found: dict[str, frozenset[int]] = {}
+    found: dict[str, Claim] = {}
     names: dict[str, str] = {}
     owners: dict[int, str] = {}
-    for name, clients in _read(path, where):
+    for name, clients, line in _read(path, where):
+        most = None
+        if isinstance(clients, dict):
+            most = clients.get("most_samples")
+            if clients.keys() != {"clients", "most_samples"} or type(most) is not int or most < 1:
+                raise ConfigError(
+                    f"{where}, line {line}, has {str(clients)[:60]!r} for {name}; write a list of clients, or "
+                    f"{_WITH_CEILING} with a number from 1"
+                )
+            clients = clients["clients"]
         key = _key(path.parent / name, f"{where} names {name}, and")
         if key in found:
             raise ConfigError(f"{where} has the same key as {names[key]} and {name}; keep one, with all its clients")
         ids: list[int] = clients if isinstance(clients, list) else [clients]  # type: ignore[list-item]  # looked at next
         if not ids or any(type(one) is not int or one < 0 for one in ids):
-            raise ConfigError(f"{where} has {str(clients)[:40]!r} for {name}; clients are ids from 0, as [0, 1, 2]")
+            raise ConfigError(
+                f"{where}, line {line}, has {str(clients)[:40]!r} for {name}; clients are ids from 0, as [0, 1, 2]"
+            )
         if (twice := next((one for one in ids if ids.count(one) > 1), None)) is not None:
             raise ConfigError(f"{where} has client {twice} twice for {name}; name it once")
         if (taken := next((one for one in ids if one in owners), None)) is not None:
             raise ConfigError(f"{where} gives client {taken} to {owners[taken]} and {name}; give it to one of them")
         owners |= dict.fromkeys(ids, name)
-        found[key], names[key] = frozenset(ids), name
+        found[key], names[key] = Claim(frozenset(ids), most), name
     return found, [path.parent / name for name in names.values()]
 
 
@@ -122,8 +143,8 @@ def _read_revoked(path: Path) -> set[str]:
     return {line for line in lines if line}
 
 
-def _read(path: Path, where: str) -> list[tuple[str, object]]:
-    """Read the pairs of a mapping, duplicates included, of which a YAML loader would keep the last."""
+def _read(path: Path, where: str) -> list[tuple[str, object, int]]:
+    """Read a mapping's pairs with their lines, duplicates included, of which a YAML loader would keep the last."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ConfigError(f"{where} has more than {_MOST_BYTES:,} bytes; {_EXAMPLE}")
@@ -132,7 +153,11 @@ def _read(path: Path, where: str) -> list[tuple[str, object]]:
             raise ConfigError(f"{where} is not a mapping from certificates to clients; {_EXAMPLE}")
         loader = yaml.SafeLoader("")
         pairs = [
-            (loader.construct_object(one, deep=True), loader.construct_object(other, deep=True))
+            (
+                loader.construct_object(one, deep=True),
+                loader.construct_object(other, deep=True),
+                one.start_mark.line + 1,
+            )
             for one, other in node.value
         ]
     except OSError as error:
@@ -141,8 +166,8 @@ def _read(path: Path, where: str) -> list[tuple[str, object]]:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{where} is not valid YAML; {_EXAMPLE}") from error
-    if odd := next((name for name, _ in pairs if not isinstance(name, str)), None):
+    if odd := next((name for name, *_ in pairs if not isinstance(name, str)), None):
         raise ConfigError(f"{where} has {str(odd)[:40]!r} in place of a certificate's file name; {_EXAMPLE}")
-    if twice := next((name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1), None):
+    if twice := next((name for name, *_ in pairs if sum(name == other for other, *_ in pairs) > 1), None):
         raise ConfigError(f"{where} names {twice} twice; name it once, with all its clients")
     return pairs

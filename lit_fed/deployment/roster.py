@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from typing_extensions import override
 
@@ -19,6 +19,9 @@ from lit_fed.deployment.grid import Grid, Reply
 from lit_fed.deployment.heard import LONGEST_GREETING, greeting, hear
 from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, encode
 from lit_fed.errors import ConfigError, WireError
+
+if TYPE_CHECKING:
+    from lit_fed.deployment.node_keys import Claim
 
 T = TypeVar("T")
 
@@ -138,7 +141,7 @@ class Roster:
     say: Callable[[str], object] = print
     limit: int = MOST_BYTES
     num_classes: int | None = None
-    node_clients: Mapping[str, frozenset[int]] | None = None
+    node_clients: Mapping[str, Claim] | None = None
     homes: dict[int, KnownNode] = field(default_factory=dict)
     _owner: dict[int, int] = field(default_factory=dict)
     _asked: dict[str, int] = field(default_factory=dict)
@@ -202,7 +205,8 @@ class Roster:
             self.say(f"node {node} left with {named(self.homes[node].clients)}")
             self.forget(node)
         self._refused = {node: refusal for node, refusal in self._refused.items() if node in self._keys}
-        self._asked = {message: node for message, node in self._asked.items() if node in self._keys}
+        self.grid.drop(gone := [message for message, node in self._asked.items() if node not in self._keys])
+        self._asked = {message: node for message, node in self._asked.items() if message not in gone}
         known, now = {*self.homes, *self._asked.values()}, time.monotonic()
         for node in self._keys:
             if node not in known and (node not in self._refused or now > self._refused[node].again):
@@ -238,6 +242,7 @@ class Roster:
                     self.say(f"the answer of node {node} is dropped: {error}")
             if not replies:
                 time.sleep(_PAUSE_S)
+        self.grid.drop(waiting)
         return found
 
     def _missing(self, clients: Iterable[int]) -> list[int]:
@@ -286,11 +291,17 @@ class Roster:
             own = self.node_clients.get(key) if key else None
             if own is None:
                 return f"the key of node {node} is unknown; enter it in the file of --node_keys"
-            if others := clients.keys() - own:
+            if others := clients.keys() - own.clients:
                 return (
-                    f"node {node} claims {named(others)}, and its key is for {named(own)}; correct its --client, or "
-                    "the file of --node_keys"
+                    f"node {node} claims {named(others)}, and its key is for {named(own.clients)}; correct its "
+                    "--client, or the file of --node_keys"
                 )
+            for client_id, report in clients.items():
+                if own.most_samples is not None and report.samples > own.most_samples:
+                    return (
+                        f"client {client_id} reports {report.samples:,} training samples, and its key may report "
+                        f"{own.most_samples:,}; correct its data, or most_samples in the file of --node_keys"
+                    )
         for client_id, report in clients.items():
             other = self._owner.get(client_id)
             if other is not None and other != node and not (key and key == self.homes[other].key):

@@ -28,6 +28,7 @@ from lit_fed.trainer import FederatedTrainer, Tasks
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
+    from lit_fed.deployment.node_keys import Claim
     from lit_fed.engine.method.algorithm import Algorithm
 
 
@@ -73,7 +74,7 @@ def federate(
     patience: Patience | None = None,
     gathering: Gathering | None = None,
     limit: int = MOST_BYTES,
-    node_clients: Mapping[str, frozenset[int]] | None = None,
+    node_clients: Mapping[str, Claim] | None = None,
 ) -> None:
     """Train a federation whose clients are on nodes.
 

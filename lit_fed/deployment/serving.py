@@ -7,6 +7,7 @@ node's presence. All state is in memory, one port is open, and the server only e
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import resource
 import secrets
@@ -16,8 +17,10 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from lit_fed.data.partitions.cut import named
 from lit_fed.deployment.ends import check_public, ending_by_signal, listen
 from lit_fed.deployment.frames import GOODBYE, METHOD, SERVICE, Joiner, frames, options  # before grpc, which it sets up
 from lit_fed.deployment.grid import Reply
@@ -31,6 +34,9 @@ GRACE_S = 2.0  # time for a node whose stream broke to open another
 MOST_NODES = 10_000
 _OPEN_FILES = 2**16  # each connection takes one; strangers are closed after some seconds
 _BOOT = re.compile(r"[0-9a-f]{32}")
+_ALLOWED = (100.0, 1.0)  # streams and unasked answers of a key: at once, and per second from then on
+_SAY_S = 60.0  # interval of messages about a key that exceeds it
+_OFTEN = "it opens streams, or sends answers that nobody asked for, too often"
 _TAKEN = "another node with this key is connected; stop it, or give this node its own key"
 _UNKNOWN = "the server does not know its key; send node.crt to the server's operator, who enters it in --node_keys"
 
@@ -69,6 +75,24 @@ class Peer:
         self.answered = 0.0  # when the last answer came, seconds since 1970; 0 before the first
 
 
+@dataclass
+class Allowance:
+    """The streams and unasked answers that are left to a key, as of some time; a token bucket."""
+
+    left: float = _ALLOWED[0]
+    at: float = 0.0
+    said: float = -math.inf
+
+    def take(self) -> bool:
+        """Return whether one more is allowed, and count it."""
+        now = time.monotonic()
+        self.left, self.at = min(self.left + (now - self.at) * _ALLOWED[1], _ALLOWED[0]), now
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
+
+
 class RpcGrid:
     """A grid of the nodes that are connected to this process.
 
@@ -84,6 +108,7 @@ class RpcGrid:
         self._lock = threading.Lock()
         self._peers: dict[str, Peer] = {}  # by key, or by process without keys
         self._replies: dict[str, Reply] = {}
+        self._allowances: dict[str, Allowance] = {}  # by accepted key
         self._count = GOODBYE
 
     # ------------------------------------------------------------------ the run's side, in the main thread
@@ -123,6 +148,15 @@ class RpcGrid:
         self.num_bytes += sum(len(reply.blob) for reply in found)
         yield from found
 
+    def drop(self, message_ids: Collection[str]) -> None:
+        """Give up messages, whose answers are not read any more; their nodes forget them, too."""
+        with self._lock:
+            for message_id in message_ids:
+                self._replies.pop(message_id, None)
+                for peer in self._peers.values():
+                    if peer.pending.pop(int(message_id), None) is not None:
+                        self._send_soon(peer, int(message_id), b"")
+
     def close(self) -> None:
         """End all streams."""
         with self._lock:
@@ -151,6 +185,19 @@ class RpcGrid:
             self._fail(message_id, why)
         peer.pending.clear()
         self._end(peer, why)
+
+    def _allows(self, key: str) -> bool:
+        """Count a stream or an unasked answer of a key; return False, and print it once a minute, if it is too many."""
+        if self.keys is None:
+            return True
+        allowance, now = self._allowances.setdefault(key, Allowance()), time.monotonic()
+        if allowance.take():
+            return True
+        if now > allowance.said + _SAY_S:
+            allowance.said = now
+            clients = named(self.keys[key].clients) if key in self.keys else "no client"
+            self.keys.say(f"the node with the key of {clients} is held back: {_OFTEN}")
+        return False
 
     def _end(self, peer: Peer, why: str) -> None:
         """End a node's open stream."""
@@ -205,6 +252,8 @@ class RpcGrid:
             self._sweep()
             if self.keys is not None and key not in self.keys:
                 raise Refused(grpc.StatusCode.PERMISSION_DENIED, _UNKNOWN)
+            if not self._allows(key):
+                raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_OFTEN}; wait")
             peer = self._peers.get(key or boot)
             if peer is not None and peer.boot != boot:
                 if peer.end is not None:
@@ -242,7 +291,7 @@ class RpcGrid:
             pending = peer.pending.get(message_id)
             return None if pending is None else pending.most
 
-        joiner = Joiner(most)
+        joiner, discarded = Joiner(most), 0
         while (frame := await context.read()) is not grpc.aio.EOF:
             try:
                 found = joiner.take(frame)
@@ -255,10 +304,13 @@ class RpcGrid:
                 if frame == _GOODBYE:
                     peer.left = -GRACE_S
                     self._drop(peer, "its node disconnected")
+                elif joiner.discarded > discarded and not self._allows(peer.key):
+                    raise WireError(_OFTEN)
                 elif found is not None and peer.pending.pop(found[0], None) is not None:
                     peer.answered = time.time()
                     self._replies[str(found[0])] = Reply(str(found[0]), found[1])
                     self._send_soon(peer, found[0], b"")
+            discarded = joiner.discarded
 
 
 _GOODBYE = next(frames(GOODBYE, b""))

@@ -86,7 +86,11 @@ def test_the_page_alone_leads_from_nothing_to_a_federation_of_three_sites(tmp_pa
     shell(shlex.join(["lit-fed", "fit", *split[2 : split.index("--output")]]), tmp_path, environment)
 
     told = {tuple(command) for block in steps[first:last] for command in commands(block)}
+    assert (
+        "on_client_failure: skip" in (tmp_path / "federation/server/config.yaml").read_text()
+    )  # no site ends it for all
     readmes = [*(tmp_path / "federation").rglob("README.md")]
+    assert len(readmes) == 4  # one an end, with the folder of its data in it
     written = {tuple(command) for path in readmes for command in commands(path.read_text()) if command[1] != "split"}
     assert told <= written
 

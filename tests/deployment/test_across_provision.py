@@ -20,7 +20,7 @@ from lit_fed.command.commands.provision import provision
 from lit_fed.command.reading.federation_file import read_federation
 from lit_fed.deployment import keyring
 from lit_fed.deployment.authority import read_certificate, read_key, read_request
-from lit_fed.deployment.node_keys import NodeKeys
+from lit_fed.deployment.node_keys import Claim, NodeKeys
 from lit_fed.deployment.security import Security, key_of
 from lit_fed.errors import CheckpointError, ConfigError
 from tests.support import ROOT
@@ -91,6 +91,10 @@ def test_the_map_leads_from_each_sites_certificate_to_its_clients(tmp_path: Path
     server = tmp_path / "out" / "server"
     told = yaml.safe_load((server / "node_keys.yaml").read_text())
     assert told == {"keys/north.crt": [0], "keys/south.crt": [1], "keys/west.crt": [2, 3]}
+    sites = {**SITES, "north": SITES["north"] | {"most_samples": 5000}}
+    provisioned(tmp_path, sites=sites)
+    assert bound(tmp_path)[key(tmp_path, "north")] == Claim(frozenset({0}), 5000)
+    assert bound(tmp_path)[key(tmp_path, "south")] == Claim(frozenset({1}))
     for name in SITES:
         site = tmp_path / "out" / "sites" / name
         assert read_key(site / "node.key").public_key() == read_certificate(site / "node.crt").public_key()
@@ -109,7 +113,9 @@ def key(folder: Path, name: str = "north") -> str:
 
 def test_the_server_reads_what_it_was_given(tmp_path: Path) -> None:
     provisioned(tmp_path)
-    assert dict(bound(tmp_path)) == {key(tmp_path, name): frozenset(told["clients"]) for name, told in SITES.items()}
+    assert dict(bound(tmp_path)) == {
+        key(tmp_path, name): Claim(frozenset(told["clients"])) for name, told in SITES.items()
+    }
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "server.example.org"])
@@ -235,11 +241,11 @@ def test_a_lost_key_is_made_anew_on_request_and_no_other(tmp_path: Path) -> None
 def test_a_key_that_was_replaced_or_revoked_opens_nothing(tmp_path: Path) -> None:
     provisioned(tmp_path)
     old = key(tmp_path)
-    assert bound(tmp_path)[old] == {0}
+    assert bound(tmp_path)[old].clients == {0}
     provisioned(tmp_path, "north")
     new = key(tmp_path)
     assert old not in bound(tmp_path)
-    assert bound(tmp_path)[new] == {0}
+    assert bound(tmp_path)[new].clients == {0}
     provisioned(tmp_path, revoke=("north",))
     for _ in range(2):  # it stays so
         assert new not in bound(tmp_path)
@@ -248,7 +254,7 @@ def test_a_key_that_was_replaced_or_revoked_opens_nothing(tmp_path: Path) -> Non
     listed = (tmp_path / "out" / "server" / "revoked.txt").read_text().splitlines()
     assert listed == [listed[0], f"{old}  # north, 2026-03-01", f"{new}  # north, 2026-03-01"]
     provisioned(tmp_path, "north")
-    assert bound(tmp_path)[key(tmp_path)] == {0}
+    assert bound(tmp_path)[key(tmp_path)].clients == {0}
 
 
 @pytest.mark.parametrize(
@@ -264,7 +270,9 @@ def test_a_certificate_near_its_end_is_renewed_under_the_same_key_and_authority(
     assert changed(tmp_path / "out", before) == (certificates | {"server/server.crt"} if renewed else set())
     for name in ("server", "north"):
         assert ("the old one ends on 2027-03-01" in said[name]) is renewed
-    assert set(bound(tmp_path).values()) == {frozenset(told["clients"]) for told in SITES.values()}  # none is revoked
+    assert set(bound(tmp_path).values()) == {
+        Claim(frozenset(told["clients"])) for told in SITES.values()
+    }  # none is revoked
 
 
 def test_another_name_of_the_server_is_another_certificate(tmp_path: Path) -> None:
@@ -331,7 +339,7 @@ def test_a_site_makes_its_key_itself_and_no_private_key_travels(tmp_path: Path) 
         Security(*(str(site / file) for file in ("ca.crt", "node.crt", "node.key"))).try_out()
         seen.append(key(tmp_path))
     assert bound(tmp_path).get(seen[0]) is None
-    assert bound(tmp_path)[seen[1]] == {0}
+    assert bound(tmp_path)[seen[1]].clients == {0}
     with pytest.raises(ConfigError, match=r"--new_key north replaces .*node.csr, and the key is elsewhere"):
         provisioned(tmp_path, "north")
     shutil.copy(tmp_path / "out" / "sites" / "south" / "node.key", north)
@@ -511,6 +519,8 @@ def site(name: Any = "north", **changes: Any) -> dict[str, Any]:
         (site(clients=[-1]), r"site north: clients is \[-1\]"),
         (site(clients=[True]), r"site north: clients is \[True\]"),
         (site(clients=["0"]), r"site north: clients is \['0'\]"),
+        (site(most_samples=0), "site north: most_samples is 0; it must be a whole number from 1"),
+        (site(most_samples="many"), "site north: most_samples is 'many'"),
         (site(clients=[1, 1]), "site north has client 1 twice; remove one"),
         (site(clients=[4]), "site north has client 4; data.num_clients is 4"),
         (site(clients=[0]), "client 1 and 2 others have no site; data.num_clients is 4"),

@@ -80,7 +80,7 @@ def split(words: list[str], folder: Path) -> None:
     """Cut the data, and move every end's folder to where the others' are not."""
     main(["split", *words, "--output", str(folder / "all")])
     for path in sorted((folder / "all").iterdir()):
-        if path.name != "public":
+        if path.is_dir() and path.name != "public":
             shutil.copytree(path, folder / path.name / path.name)
             if (folder / "all" / "public").is_dir():
                 shutil.copytree(folder / "all" / "public", folder / path.name / "public")
@@ -170,7 +170,10 @@ def test_folders_together_are_a_population_like_others(tmp_path: Path) -> None:
         ["fit", "-c", config, "--data.root", str(tmp_path / "all"), "--trainer.default_root_dir", str(tmp_path / "two")]
     )
     assert_same(*(saved_weights(tmp_path / name / "lightning_logs" / "version_0") for name in ("one", "two")))
-    assert "client_2" in (tmp_path / "all" / "client_2" / "README.md").read_text()
+    assert not [path for path in (tmp_path / "all").rglob("*") if path.stat().st_mode & 0o077]  # its user's alone
+    (told,) = (tmp_path / "all").rglob("README.md")  # none beside the one that provision writes for an end
+    assert told.parent == tmp_path / "all"
+    assert "and so on to `client_2`" in told.read_text()
     with pytest.raises(SystemExit):
         main(["split", *QUICKSTART, "--output", str(tmp_path / "all")])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lit_fed.deployment import node_keys
-from lit_fed.deployment.node_keys import NodeKeys
+from lit_fed.deployment.node_keys import Claim, NodeKeys
 from lit_fed.deployment.security import key_of
 from lit_fed.errors import ConfigError
 
@@ -24,7 +24,18 @@ def hashed(keys: Path, name: str) -> str:
 
 def test_a_key_is_bound_to_its_clients(keys: Path) -> None:
     found = NodeKeys(written(keys, "node_0.crt: [0, 2]\nnode_1.crt: [1]\n"))
-    assert dict(found) == {hashed(keys, "node_0"): frozenset({0, 2}), hashed(keys, "node_1"): frozenset({1})}
+    assert dict(found) == {
+        hashed(keys, "node_0"): Claim(frozenset({0, 2})),
+        hashed(keys, "node_1"): Claim(frozenset({1})),
+    }
+
+
+def test_a_key_may_have_a_ceiling_of_samples(keys: Path) -> None:
+    found = NodeKeys(written(keys, "node_0.crt: {clients: [0, 2], most_samples: 5000}\nnode_1.crt: [1]\n"))
+    assert [found[hashed(keys, name)] for name in ("node_0", "node_1")] == [
+        Claim(frozenset({0, 2}), 5000),
+        Claim(frozenset({1})),
+    ]
 
 
 def test_what_is_revoked_or_replaced_is_noticed_while_the_server_runs(
@@ -74,6 +85,13 @@ def test_what_is_revoked_or_replaced_is_noticed_while_the_server_runs(
         ("node_0.crt: [true]", "clients are ids from 0"),
         ("node_0.crt: [1.0]", "clients are ids from 0"),
         ("node_0.crt: [0, 0]", "has client 0 twice for node_0.crt"),
+        (
+            "node_1.crt: [1]\nnode_0.crt: {clients: [0], most_samples: 0}",
+            "line 2, has .*'most_samples': 0.* for node_0.crt; write a list of clients, or {clients: .*from 1",
+        ),
+        ("node_0.crt: {clients: [0]}", "line 1, has .* for node_0.crt; write a list"),
+        ("node_0.crt: {clients: [0], most_samples: 1, x: 2}", "line 1, has .* for node_0.crt; write a list"),
+        ("\nnode_0.crt: {clients: [x], most_samples: 1}", "line 2, has .* for node_0.crt; clients are ids"),
         ("7: [0]", "has '7' in place of a certificate's file name"),
     ],
 )

@@ -14,6 +14,7 @@ from lit_fed.deployment import roster as roster_module
 from lit_fed.deployment.executor import Patience
 from lit_fed.deployment.grid import MemoryGrid, Reply
 from lit_fed.deployment.node import Node
+from lit_fed.deployment.node_keys import Claim
 from lit_fed.deployment.roster import Gathering, Identity, Roster
 from lit_fed.deployment.server import federate
 from lit_fed.deployment.wire import Message, decode, encode
@@ -78,7 +79,7 @@ def test_it_says_who_has_most_of_the_samples(gathering: Any) -> None:
 
 def test_a_mistyped_client_hurts_nobody(gathering: Any) -> None:
     """Node 2 is to be client 1 and says 0: it is refused, node 1 is not, and when it is started again all are there."""
-    roster, said, grid = gathering([[0, 2], [0], [1]], {"a1": frozenset({0, 2}), "b2": frozenset({1})})
+    roster, said, grid = gathering([[0, 2], [0], [1]], {"a1": Claim(frozenset({0, 2})), "b2": Claim(frozenset({1}))})
     again = grid.handlers.pop(3)
     settle(roster)
     words = (
@@ -130,6 +131,42 @@ def test_a_node_that_gives_ever_new_reasons_is_said_five_times(gathering: Any) -
     grid.handlers[2] = lambda blob: encode(Message("failure", {"cause": f"reason {next(count)}"}))
     settle(roster, 40)
     assert [line for line in said if line.startswith("refused")] == [f"refused node 2: reason {at}" for at in range(5)]
+
+
+class Deaf(KeyedGrid):
+    """Has no answers."""
+
+    def pull(self, message_ids: Collection[str]) -> Iterator[Reply]:
+        """Nothing."""
+        yield from ()
+
+
+def test_what_nobody_awaits_any_more_leaves_the_grid(gathering: Any) -> None:
+    """An answer that comes after the time-out, and the greeting of a node that has left."""
+    roster, _, grid = gathering([[0, 2], [1]])
+    settle(roster)
+    grid.__class__ = Deaf
+    assert roster.ask({1: Message("held", {"run": "0"}), 2: Message("held", {"run": "0"})}, 0.1, lambda *_: True) == {}
+    assert not grid._waiting
+    roster.forget(2)
+    roster.refresh()
+    assert len(grid._waiting) == len(roster._asked) == 1
+    del grid.handlers[2]
+    roster.refresh()
+    assert not grid._waiting
+    assert not roster._asked
+
+
+def test_a_client_over_its_keys_ceiling_of_samples_is_refused_by_name(gathering: Any) -> None:
+    """Client 1 has 3 samples, client 0 and 2 have 1 each."""
+    bound = {"a1": Claim(frozenset({0, 2}), 1), "b2": Claim(frozenset({1}), 2)}
+    roster, said, _ = gathering([[0, 2], [1]], bound)
+    settle(roster)
+    words = "client 1 reports 3 training samples, and its key may report 2; correct its data, or most_samples in the"
+    assert said[1:] == [f"refused node 2: {words} file of --node_keys"]
+    bound["b2"] = Claim(frozenset({1}), 3)  # the file was corrected
+    settle(roster)
+    assert said[2:] == ["node 2 connected with client 1: 3 of 3 clients are connected"]
 
 
 class Late(KeyedGrid):

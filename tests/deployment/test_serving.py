@@ -91,6 +91,32 @@ def test_an_answer_larger_than_what_is_due_is_not_read_whatever_the_limit_of_mes
         assert (len(reply.blob), reply.error) == (1_000_000, "")
 
 
+def test_a_message_that_is_given_up_leaves_nothing_on_either_end(keys: Path) -> None:
+    """One is at work, one waits, and one has been answered; the node goes, and what it then owes is given up, too."""
+    address, go = free_address(), threading.Event()
+    worked: list[bytes] = []
+
+    def work(blob: bytes) -> bytes:
+        worked.append(blob)
+        if blob == b"slow":
+            go.wait(20)
+        return blob
+
+    with served(keys, address) as grid, working(Echo(work), address, of_node(keys)) as line:
+        (found,) = until(grid.nodes)
+        ids = [grid.push(found, blob, 2**31) for blob in (b"done", b"slow", b"waiting")]
+        until(lambda: grid._replies and len(worked) == 2)
+        grid.drop(ids)
+        assert (grid._replies, [peer.pending for peer in grid._peers.values()]) == ({}, [{}])
+        go.set()
+        assert answer_of(grid, found, b"next").blob == b"next"
+        until(lambda: not line._answers)
+        assert (grid._replies, line._held) == ({}, 0)
+        gone = grid.push(found + 1, b"x", 2**31)
+        grid.drop([gone])
+        assert grid._replies == {}
+
+
 def test_a_killed_node_is_missed_within_three_seconds() -> None:
     address = free_address()
     code = (

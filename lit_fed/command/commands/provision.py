@@ -226,10 +226,15 @@ def _texts_of_server(file: FederationFile) -> dict[str, str]:
         f"lit-fed federate -c config.yaml --server {file.address} {bind}--ca ca.crt --certificate server.crt "
         f"--key server.key --node_keys node_keys.yaml --revoked {REVOKED} --ckpt_path last"
     )
-    node_keys = "".join(f"{KEYS}/{site.name}.crt: {list(site.clients)}\n" for site in file.sites)
+    node_keys = "".join(f"{KEYS}/{site.name}.crt: {_claim(site)}\n" for site in file.sites)
     return {"node_keys.yaml": _NODE_KEYS + node_keys} | _texts(
         _OF_SERVER, SERVER, command, what="server", address=file.address, port=file.port
     )
+
+
+def _claim(site: Site) -> str:
+    clients = str(list(site.clients))
+    return clients if site.most_samples is None else f"{{clients: {clients}, most_samples: {site.most_samples}}}"
 
 
 def _texts_of_site(file: FederationFile, site: Site) -> dict[str, str]:

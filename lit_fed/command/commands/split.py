@@ -18,24 +18,18 @@ from lit_fed.deployment.ends import keep_private
 from lit_fed.engine.storage.files import files_in_place
 from lit_fed.errors import CheckpointError, ConfigError
 
-_OF_CLIENT = """# Client {client}
+_README = """# {num_clients} clients and the server
 
-{holds} only this client's samples. On its machine, in the folder that holds this one{public}:
+{holds} the samples of one client in each `client_` folder, and in `server` the shared test set, without which only
+clients' metrics are reported. Between machines, `lit-fed provision` makes a folder for each end, whose `README.md` says
+how to start it; copy each folder of data, as it is, into the folder of its end{public}.
 
-    lit-fed node -c client_{client}/config.yaml --client {name} --server ADDRESS --state_dir node_{client} \\
-      --ca ca.crt --certificate node.crt --key node.key
+To try it out on one machine, without keys, start all ends here:
 
-`lit-fed provision` makes these files. Where all ends are on one machine, the three options may be left out.
-"""
-_OF_SERVER = """# The server
+    lit-fed federate -c server/config.yaml --server 127.0.0.1:9092
+    lit-fed node -c client_0/config.yaml --client {name} --server 127.0.0.1:9092 --state_dir node_0
 
-{holds} the shared test set; without it only clients' metrics are reported. In the folder that holds this
-one{public}:
-
-    lit-fed federate -c server/config.yaml --server ADDRESS \\
-      --ca ca.crt --certificate server.crt --key server.key --node_keys node_keys.yaml
-
-`lit-fed provision` makes these files. Where all ends are on one machine, the four options may be left out.
+and so on to `client_{last}`.
 """
 
 
@@ -90,19 +84,15 @@ def run(call: Call) -> int:
     except CheckpointError as error:
         raise ConfigError(f"{error}; change --output") from error
     print(
-        f"wrote {data.num_clients} clients and the server's test set to {output}; each README.md says how to start it"
+        f"wrote {data.num_clients} clients and the server's test set to {output}; its README.md says how to start them"
     )
     return 0
 
 
 def _write_texts(output: Path, content: dict[str, Any], data: FederatedDataModule, form: _Form) -> None:
-    """Write the configuration, the same for all, and how to start each end."""
-    words = {"public": ", with `public` beside it" if data.has_public else "", "holds": form.holds}
-    texts = {
-        f"client_{one}": _OF_CLIENT.format(client=one, name=form.client.format(one), **words)
-        for one in range(data.num_clients)
-    }
-    texts["server"] = _OF_SERVER.format(**words)
-    for name, text in texts.items():
-        (output / name / "README.md").write_text(text, encoding="utf-8")
+    """Write the configuration, the same for all, and how to start the ends."""
+    public, last = ", with `public` beside it" if data.has_public else "", data.num_clients - 1
+    words = {"holds": form.holds, "name": form.client.format(0), "public": public, "last": last}
+    (output / "README.md").write_text(_README.format(num_clients=data.num_clients, **words), encoding="utf-8")
+    for name in ("server", *(f"client_{one}" for one in range(data.num_clients))):
         (output / name / "config.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")

@@ -33,11 +33,13 @@ class Site:
         name: Name of the site's folder, key and service.
         clients: Ids of its clients.
         data: The site's own settings of the data, such as ``root``.
+        most_samples: Maximum number of training samples that each client may report; None for any.
     """
 
     name: str
     clients: tuple[int, ...]
     data: Mapping[str, Any] = field(default_factory=dict)
+    most_samples: int | None = None
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,7 @@ def _site(name: Any, value: Any, where: str) -> Site:
     if name.lower() == SERVER:
         raise ConfigError(f"{where} {name} has the server's name; choose another name")
     own = _mapping(value, f"{where} {name}")
-    _known(own, f"{where} {name}", ("clients", "data"), ("clients",))
+    _known(own, f"{where} {name}", ("clients", "data", "most_samples"), ("clients",))
     clients = own["clients"]
     whole = isinstance(clients, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in clients)
     if not whole or not clients or min(clients) < 0:
@@ -235,7 +237,10 @@ def _site(name: Any, value: Any, where: str) -> Site:
     if len(set(clients)) < len(clients):
         twice = next(one for one in clients if clients.count(one) > 1)
         raise ConfigError(f"{where} {name} has client {twice} twice; remove one")
-    return Site(name, tuple(sorted(clients)), _data(own, f"{where} {name}"))
+    most = own.get("most_samples")
+    if most is not None and (type(most) is not int or most < 1):
+        raise ConfigError(f"{where} {name}: most_samples is {most!r:.80}; it must be a whole number from 1")
+    return Site(name, tuple(sorted(clients)), _data(own, f"{where} {name}"), most)
 
 
 def _apart(sites: list[Site], where: str) -> tuple[Site, ...]:

@@ -159,5 +159,9 @@ def cannot_write(path: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:
         before = f"; the previous {path.name} is intact" if path.suffix == ".ckpt" and path.exists() else ""
+        first: BaseException = error
         reason = error.__cause__ or error.__context__ or error
+        while first.__cause__ or first.__context__:  # torch's writer fails again, twice, while it closes the file
+            first = first.__cause__ or first.__context__ or first
+            reason = first if isinstance(first, OSError) else reason
         raise CheckpointError(f"cannot write {path}: {' '.join(str(reason).split())}{before}") from error

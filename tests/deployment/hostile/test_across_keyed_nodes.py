@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from lit_fed.deployment import frames
+from lit_fed.deployment import frames, serving
 from lit_fed.deployment.frames import CHUNK, GOODBYE, HEAD
 from lit_fed.deployment.grid import Reply
+from lit_fed.deployment.node_keys import NodeKeys
 from lit_fed.deployment.security import key_of
 from tests.deployment.hostile.support import (
     CONTINUATION,
@@ -117,8 +118,34 @@ def test_a_frame_over_its_size_is_not_read(keys: Path) -> None:
         assert stream.end()[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_a_thousand_halves_of_messages_leave_nothing(keys: Path) -> None:
+@pytest.mark.parametrize("does", ["streams", "answers"])
+def test_what_a_node_may_cause_is_rated_and_said_once(keys: Path, monkeypatch: pytest.MonkeyPatch, does: str) -> None:
+    """Every stream repeats what is pending; a node that comes and goes would also be greeted and printed each time."""
+    monkeypatch.setattr(serving, "_ALLOWED", (5.0, 0.01))
+    address, said = free_address(), list[str]()
+    bound = NodeKeys(keys / "node_keys.yaml", say=said.append)
+    with served(keys, address, node_keys=bound) as grid, working(Echo(), address, of_node(keys, "node_1")):
+        (honest,) = until(grid.nodes)
+        liar, open_, ends = Keyed(keys, address), 0, []
+        for _ in range(20 if does == "streams" else 1):
+            stream = liar.attend()
+            open_ += stream.is_open()
+            for place in range(20 if does == "answers" else 0):
+                stream.send(1000 + place, b"nobody asked for it")
+            stream.send(GOODBYE, b"")
+            ends.append(stream.end())
+        assert answer_of(grid, honest, b"x").blob == b"x"
+    assert open_ == (5 if does == "streams" else 1)
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED if does == "streams" else INVALID
+    assert ends[-1][0] is code
+    told = "it opens streams, or sends answers that nobody asked for, too often"
+    assert ends[-1][1].startswith(told)
+    assert said == [f"the node with the key of client 0 is held back: {told}"]
+
+
+def test_a_thousand_halves_of_messages_leave_nothing(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 100 MB each, of which 1 MB is sent."""
+    monkeypatch.setattr(serving, "_ALLOWED", (1e9, 1e9))
     address = free_address()
     with served(keys, address) as grid:
         liar = Keyed(keys, address)
@@ -225,8 +252,9 @@ def test_a_node_has_one_stream_and_few_connections_without_one(keys: Path, monke
         assert len(grid.nodes()) == 1
 
 
-def test_random_frames_end_in_a_line_and_harm_nobody(keys: Path) -> None:
+def test_random_frames_end_in_a_line_and_harm_nobody(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """200 streams of one node say anything, with the right ids now and then."""
+    monkeypatch.setattr(serving, "_ALLOWED", (1e9, 1e9))
     draw, address = random.Random(3), free_address()
     with served(keys, address) as grid, working(Echo(), address, of_node(keys, "node_1")):
         (honest,) = until(grid.nodes)

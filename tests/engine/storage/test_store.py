@@ -62,6 +62,16 @@ def file_size_limit(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.parametrize("count", [100, 2_000, 50_000])
+def test_a_checkpoint_that_cannot_be_written_is_told_in_the_systems_words(tmp_path: Path, count: int) -> None:
+    """Wherever the disk ends: torch's writer raises errors of its own over the system's."""
+    content = {"state_dict": {str(place): torch.zeros(3_000) for place in range(9)}}
+    write_atomically(content, tmp_path / "last.ckpt")
+    words = r"cannot write .*: \[Errno 27\] File too large; the previous last.ckpt is intact"
+    with file_size_limit(count), pytest.raises(CheckpointError, match=words):
+        write_atomically(content, tmp_path / "last.ckpt")
+
+
 # ---------------------------------------------------------------------- versions
 
 
