@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from datetime import datetime
 from typing import Any
 
-from lit_fed.deployment.ends import ending_by_signal, split_address
+from lit_fed.deployment.ends import Alert, ending_by_signal, split_address
 from lit_fed.deployment.frames import GOODBYE, METHOD, SERVICE, Joiner, frames, options  # before grpc, which it sets up
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.security import Security
@@ -143,7 +143,7 @@ class Line:
                     self._take_in(session, *found)
         except WireError as error:
             call.cancel()
-            self.say(f"the server at {self.address} sent an invalid message: {error}")
+            self.say(Alert(f"the server at {self.address} sent an invalid message: {error}"))
         except grpc.RpcError as error:
             if not self._closed.is_set():
                 self._judge(error)
@@ -216,7 +216,7 @@ class _Waiting:
         else:
             words = f"lost the server at {self.address}, last heard of at {self._contact:%H:%M:%S}"
         minutes = f" for {(now - self._begun) / 60:.0f} min" if self._said else ""
-        self.say(f"{words}{minutes}: {why}; trying again")
+        self.say(Alert(f"{words}{minutes}: {why}; trying again"))
         self._said = now
 
     def over(self) -> None:

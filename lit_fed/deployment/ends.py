@@ -1,4 +1,4 @@
-"""Server and nodes as processes: addresses, locked folders, signals."""
+"""Server and nodes as processes: addresses, locked folders, signals, lines of their logs."""
 
 from __future__ import annotations
 
@@ -190,3 +190,16 @@ def ending_by_signal() -> Iterator[None]:
 def _interrupt(_signum: int, _frame: FrameType | None) -> None:
     """Act as Ctrl-C; raising SIGINT would not, because shells ignore it for background processes."""
     raise KeyboardInterrupt
+
+
+# ---------------------------------------------------------------------- log lines
+
+
+class Alert(str):
+    """A line that an operator should see: of level WARNING, where others are of level INFO."""
+
+
+def log_line(line: str) -> None:
+    """Print ``<date> <time> <level> <text>``, a line of a server's or a node's log, at once for a service manager too."""
+    level = "WARNING" if isinstance(line, Alert) else "INFO"
+    print(f"{datetime.now():%Y-%m-%d %H:%M:%S} {level} {line}", flush=True)

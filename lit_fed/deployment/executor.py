@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.data.partitions.cut import named
+from lit_fed.deployment.ends import Alert
 from lit_fed.deployment.grid import Reply
 from lit_fed.deployment.heard import Due, Heard, answer, hear, held
 from lit_fed.deployment.roster import KnownNode, Roster
@@ -218,11 +219,14 @@ class GridExecutor(Executor):
             elif outcome is not None:
                 if not self.tolerant:
                     raise outcome
-                self.roster.say(f"{outcome}; its {question.protocol} metrics are missing")
+                self.roster.say(Alert(f"{outcome}; its {question.protocol} metrics are missing"))
         for name, odd in implausible(answers, self._ranges).items():
+            who = named(update.client_id for update in odd)
             self.roster.say(
-                f"round {broadcast.round_idx}: {question.protocol}/{name} leaves out "
-                f"{named(update.client_id for update in odd)}, {_FAR:g} times beyond the median"
+                Alert(
+                    f"round {broadcast.round_idx}: {question.protocol}/{name} leaves out {who}, {_FAR:g} times beyond "
+                    "the median"
+                )
             )
             for update in odd:
                 del update.metrics[name]

@@ -21,6 +21,7 @@ from typing_extensions import override
 from lit_fed.checks import check_range
 from lit_fed.data.population.naming import called
 from lit_fed.deployment.agreed import agreed, difference
+from lit_fed.deployment.ends import Alert
 from lit_fed.deployment.kept import RUN_ID, Kept
 from lit_fed.deployment.node_log import NodeLog
 from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, check_payload, decode, encode, shown
@@ -89,14 +90,14 @@ class Node:
         if beyond := [one for one in self.clients if not 0 <= one < data.num_clients]:
             raise ConfigError(f"client {beyond[0]} does not exist; clients are 0 to {data.num_clients - 1}")
         self.folder, self.limit = folder, limit
-        self.say: Callable[[str], object] = lambda line: say(shown(line, _LINE))
+        self.say: Callable[[str], object] = lambda line: say(type(line)(shown(line, _LINE)))
         self.log = NodeLog(folder)
         self.boot = secrets.token_hex(8)
         self.settings = agreed(trainer.settings.config)
         self.trainer = trainer
         self.run = settle(trainer, model, data, algorithm, self.clients, "fit")
         if empty := [one for one in self.clients if not data.num_samples(one)]:
-            say(f"client {called(data, empty[0])} has no training samples")
+            say(Alert(f"client {called(data, empty[0])} has no training samples"))
         self.federation = self.run.federation
         self.reports = {one: data.report(one, histogram) for one in self.clients}
         samples = {one: report.samples for one, report in self.reports.items()}
@@ -131,7 +132,8 @@ class Node:
         now = time.monotonic()
         if now > max(self._heard, self._said) + _SAY_S:
             self._said = now
-            self.say(f"waiting for the server, silent for {(now - self._heard) / 60:.0f} min; last message: {self._at}")
+            silent = f"silent for {(now - self._heard) / 60:.0f} min"
+            self.say(Alert(f"waiting for the server, {silent}; last message: {self._at}"))
 
     def handle(self, blob: bytes) -> bytes:
         """Handle a message, and return the answer; every error becomes an answer, too."""
@@ -171,10 +173,10 @@ class Node:
         """Return the outline of a failure for the server; print and log all of it, under a number."""
         told = shown(failed.outline)
         if told == shown(failed.cause):
-            self.say(str(failed))
+            self.say(Alert(failed))
             return told
         number = self._errors.setdefault(told, len(self._errors) + 1)
-        self.say(f"error {number}: {failed}" + (f"; see {self.log.path}" if failed.details else ""))
+        self.say(Alert(f"error {number}: {failed}" + (f"; see {self.log.path}" if failed.details else "")))
         self.log.write(f"error {number}: {failed}\n{failed.details}".rstrip())
         return f"{told} (error {number} in the log of its node)"
 
@@ -192,7 +194,7 @@ class Node:
             clients = {str(one): asdict(report) for one, report in self.reports.items()}
             self._say_where("registered with the server")
             return Message("answer", {"boot": self.boot, "clients": clients, "sums": self.withheld is not None})
-        self.say(f"refused the server: {cause}")
+        self.say(Alert(f"refused the server: {cause}"))
         return self._failed(-1, -1, shown(cause))
 
     def _tell_held(self, message: Message) -> Message:
@@ -284,7 +286,7 @@ class Node:
         """Print the server's request if it differs from the last one."""
         if at != self._at:
             self._at = at
-            self.say(f"{time.strftime('%H:%M:%S')} {at}")
+            self.say(at)
 
     def _train(self, client_id: int, broadcast: Broadcast) -> ClientUpdate | ClientFailure:
         (outcome,) = self.federation.executor.run([client_id], broadcast)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import yaml
 
+from lit_fed.deployment.ends import Alert
 from lit_fed.deployment.security import key_of
 from lit_fed.errors import ConfigError
 
@@ -60,7 +61,7 @@ class NodeKeys(Mapping[str, Claim]):
         try:
             self._clients = self._read()
         except ConfigError as error:
-            self.say(f"{error}; until then the keys stay as they were")
+            self.say(Alert(f"{error}; until then the keys stay as they were"))
         else:
             self.say(f"read {self.path} again: {len(self._clients)} keys are accepted")
 

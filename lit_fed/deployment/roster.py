@@ -15,6 +15,7 @@ from lit_fed.checks import check_range
 from lit_fed.data.partitions.cut import named
 from lit_fed.data.population.client_report import ClientReport
 from lit_fed.data.population.scale import Scale
+from lit_fed.deployment.ends import Alert
 from lit_fed.deployment.grid import Grid, Reply
 from lit_fed.deployment.heard import LONGEST_GREETING, greeting, hear
 from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, encode
@@ -184,7 +185,8 @@ class Roster:
                 raise ConfigError(
                     f"no node connected for client {who} within {gathering.wait_s:g} s; start it with lit-fed node{why}"
                 )
-            self.say(f"the run goes on without client {who}, {len(self._owner)} of {self.num_clients} clients{why}")
+            here = f"{len(self._owner)} of {self.num_clients} clients"
+            self.say(Alert(f"the run goes on without client {who}, {here}{why}"))
             return
         samples = {one: report.samples for home in self.homes.values() for one, report in home.clients.items()}
         most = max(samples, key=lambda one: (samples[one], -one))
@@ -202,7 +204,7 @@ class Roster:
         """Drop disconnected nodes, greet new nodes and register the nodes that answered, without waiting."""
         self._keys = dict(self.grid.nodes())
         for node in [node for node in self.homes if node not in self._keys]:
-            self.say(f"node {node} left with {named(self.homes[node].clients)}")
+            self.say(Alert(f"node {node} left with {named(self.homes[node].clients)}"))
             self.forget(node)
         self._refused = {node: refusal for node, refusal in self._refused.items() if node in self._keys}
         self.grid.drop(gone := [message for message, node in self._asked.items() if node not in self._keys])
@@ -239,7 +241,7 @@ class Roster:
                 try:
                     found[node] = hear(reply.blob, self.limit, LONGEST_GREETING, partial(read, node))
                 except WireError as error:
-                    self.say(f"the answer of node {node} is dropped: {error}")
+                    self.say(Alert(f"the answer of node {node} is dropped: {error}"))
             if not replies:
                 time.sleep(_PAUSE_S)
         self.grid.drop(waiting)
@@ -316,7 +318,7 @@ class Roster:
         pause = _AGAIN_S[0] if before is None else min(2 * before.pause, _AGAIN_S[1])
         said = 0 if before is None else before.said
         if aloud and said < _MOST_SAID and (before is None or before.why != why):
-            self.say(f"refused node {node}: {why}")
+            self.say(Alert(f"refused node {node}: {why}"))
             said += 1
         self._refused[node] = _Refusal(why, time.monotonic() + pause, pause, said)
 

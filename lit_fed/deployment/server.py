@@ -13,6 +13,7 @@ from typing_extensions import override
 from lit_fed.callbacks import Callback
 from lit_fed.data.partitions.cut import named
 from lit_fed.deployment.agreed import agreed
+from lit_fed.deployment.ends import Alert, log_line
 from lit_fed.deployment.executor import GridExecutor, Patience, ServerEnd
 from lit_fed.deployment.grid import Grid
 from lit_fed.deployment.heard import kept
@@ -58,9 +59,11 @@ class Parting(Callback):
         reached = self.roster.ask(messages, _PARTING_S, lambda _, answer: kept(answer))
         there = {one for node in reached for one in self.roster.homes[node].clients}
         if absent := set(range(federation.data.num_clients)) - there:
-            run.fabric.print(
-                f"the nodes of {named(absent)} did not save the end of the run; resume with --ckpt_path last once they "
-                "are connected"
+            self.roster.say(
+                Alert(
+                    f"the nodes of {named(absent)} did not save the end of the run; resume with --ckpt_path last once "
+                    "they are connected"
+                )
             )
 
 
@@ -96,9 +99,8 @@ def federate(
     if (processes := trainer.fabric.world_size) > 1:
         raise ConfigError(f"trainer.devices starts {processes} processes; it must be 1 for the server of a federation")
     identity = Identity(secrets.token_hex(8))
-    say = trainer.fabric.print
     settings = agreed(trainer.settings.config)
-    roster = Roster(grid, identity, settings, data.num_clients, say, limit, data.num_classes, node_clients)
+    roster = Roster(grid, identity, settings, data.num_clients, log_line, limit, data.num_classes, node_clients)
     checkpoint = None if ckpt_path is None else checkpoint_to_continue(trainer.fabric, ckpt_path, trainer.settings.logs)
     if checkpoint is not None:  # before nodes are greeted, so that a changed client is refused alone
         _learn(identity, checkpoint)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lit_fed.data.partitions.cut import named
-from lit_fed.deployment.ends import check_public, ending_by_signal, listen
+from lit_fed.deployment.ends import Alert, check_public, ending_by_signal, listen
 from lit_fed.deployment.frames import GOODBYE, METHOD, SERVICE, Joiner, frames, options  # before grpc, which it sets up
 from lit_fed.deployment.grid import Reply
 from lit_fed.deployment.node_keys import NodeKeys
@@ -196,7 +196,7 @@ class RpcGrid:
         if now > allowance.said + _SAY_S:
             allowance.said = now
             clients = named(self.keys[key].clients) if key in self.keys else "no client"
-            self.keys.say(f"the node with the key of {clients} is held back: {_OFTEN}")
+            self.keys.say(Alert(f"the node with the key of {clients} is held back: {_OFTEN}"))
         return False
 
     def _end(self, peer: Peer, why: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -13,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from lit_fed.deployment.ends import (
+    Alert,
     check_public,
     connect,
     is_loopback,
     keep_private,
     listen,
+    log_line,
     proxy_of,
     sole_user,
     split_address,
@@ -132,3 +135,14 @@ def test_a_proxy_that_refuses_is_an_error_of_the_network() -> None:
         with pytest.raises(OSError, match=r"the proxy answers b'HTTP/1\.1 407 Proxy"):
             connect("fl.example.org:9092", f"http://127.0.0.1:{proxy.getsockname()[1]}", 5.0)
         thread.join()
+
+
+# ---------------------------------------------------------------------- log lines
+
+
+def test_a_line_of_the_log_has_date_level_and_text(capsys: pytest.CaptureFixture[str]) -> None:
+    log_line("round 1 of 2")
+    log_line(Alert("node 3 left with client 1"))
+    date = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    said = capsys.readouterr().out
+    assert re.fullmatch(rf"{date} INFO round 1 of 2\n{date} WARNING node 3 left with client 1\n", said)

@@ -169,9 +169,8 @@ def test_what_a_node_writes_is_its_users_alone(tmp_path: Path) -> None:
 def test_a_node_says_where_the_run_is_and_when_the_server_is_silent(tmp_path: Path, monkeypatch: Any) -> None:
     said: list[str] = []
     deploy(small(max_rounds=2), tmp_path, [[0, 1]], own={"say": said.append})
-    words = [line.split(" ", 1)[1] for line in said]
-    assert words[:3] == ["registered with the server", "round 1 of 2", "round 2 of 2"]
-    assert words[3].startswith("the run ended after round 2; its model is saved in ")
+    assert said[:3] == ["registered with the server", "round 1 of 2", "round 2 of 2"]
+    assert said[3].startswith("the run ended after round 2; its model is saved in ")
     (node,) = nodes_of(small(), tmp_path, [[0]], say=said.append)
     said.clear()
     node.idle()

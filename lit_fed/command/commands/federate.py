@@ -9,7 +9,7 @@ from jsonargparse import ArgumentParser
 from lit_fed.command.commands.deployed import add_run, make
 from lit_fed.command.endings import ending_told
 from lit_fed.command.table import Call
-from lit_fed.deployment.ends import keep_private
+from lit_fed.deployment.ends import keep_private, log_line
 from lit_fed.deployment.executor import Patience
 from lit_fed.deployment.node_keys import NodeKeys
 from lit_fed.deployment.roster import Gathering
@@ -64,7 +64,7 @@ def run(call: Call) -> int:
     keep_private()
     patience = Patience(**settings.patience)
     security = Security(settings.ca, settings.certificate, settings.key)
-    node_keys = None if settings.node_keys is None else NodeKeys(settings.node_keys, settings.revoked)
+    node_keys = None if settings.node_keys is None else NodeKeys(settings.node_keys, settings.revoked, log_line)
     trainer, parts = make(call, OWN)
     with ExitStack() as stack:
         stack.enter_context(ending_told())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
@@ -13,7 +12,7 @@ from lit_fed.command.reading.own import add_clients, chosen
 from lit_fed.command.table import Call
 from lit_fed.data.population.naming import called
 from lit_fed.deployment.calling import serve
-from lit_fed.deployment.ends import check_public, keep_private, proxy_of, sole_user
+from lit_fed.deployment.ends import check_public, keep_private, log_line, proxy_of, sole_user
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.security import Security
 from lit_fed.deployment.wire import MOST_BYTES
@@ -55,10 +54,9 @@ def make_node(call: Call) -> Node:
     clients, folder = chosen(parts.data, settings), Path(settings.state_dir) / "states"
     if clients is None:
         raise ConfigError("--client is missing; see lit-fed node --help")
-    say = partial(print, flush=True)  # at once, for a service manager too
     return Node(
         trainer, *parts, clients, folder, settings.histogram, settings.most_bytes, settings.report,
-        settings.report_least, say,
+        settings.report_least, log_line,
     )  # fmt: skip
 
 
@@ -72,6 +70,6 @@ def run(call: Call) -> int:
     with suppress(KeyboardInterrupt), sole_user(Path(settings.state_dir), "--state_dir"):
         node = make_node(call)
         who = ", ".join(called(node.federation.data, one) for one in node.clients)
-        print(f"client{'s' if len(node.clients) > 1 else ''} {who} of {settings.server}; Ctrl-C ends it", flush=True)
+        log_line(f"client{'s' if len(node.clients) > 1 else ''} {who} of {settings.server}; Ctrl-C ends it")
         serve(node, settings.server, security, proxy)
     return 0
