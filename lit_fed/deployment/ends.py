@@ -200,6 +200,6 @@ class Alert(str):
 
 
 def log_line(line: str) -> None:
-    """Print ``<date> <time> <level> <text>``, a line of a server's or a node's log, at once for a service manager too."""
+    """Print ``<date> <time> <level> <text>``, a line of a server's or node's log, at once for a service manager too."""
     level = "WARNING" if isinstance(line, Alert) else "INFO"
     print(f"{datetime.now():%Y-%m-%d %H:%M:%S} {level} {line}", flush=True)
