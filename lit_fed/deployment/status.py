@@ -56,7 +56,9 @@ class Status(Callback):
         }
         if run is None or run.withholds:
             return facts
-        names = {node: f"node {node}" if keys is None else named(keys.get(key, ())) for node, key, _ in answered}
+        names = {node: f"node {node}" for node, *_ in answered}
+        if keys is not None:
+            names |= {node: named(keys[key].clients) for node, key, _ in answered if key in keys}
         last = {names[node]: round(at, 3) for node, _, at in answered if at}
         return facts | {"bytes": self.grid.num_bytes, "failures": run.failures.count, "last_answers": last}
 
