@@ -11,8 +11,29 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
+_MODES = (str, bool)  # arguments that choose what an operation does
 
-class GroupLayers(TorchFunctionMode):
+
+class Called(TorchFunctionMode):
+    """Notes the operations of torch: another objective, such as a sum for a mean, is another sequence of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sequence: list[Any] = []
+
+    @override
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.sequence.append(func)
+        self.sequence += [value for value in args if type(value) in _MODES]
+        if kwargs:
+            self.sequence += [value for value in kwargs.values() if type(value) in _MODES]
+            return func(*args, **kwargs)
+        return func(*args)
+
+
+class GroupLayers(Called):
     """Replaces ``F.linear`` and ``F.dropout`` within ``torch.vmap`` over clients.
 
     Args:
@@ -30,7 +51,11 @@ class GroupLayers(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return self._replaced.get(func, func)(*args, **(kwargs or {}))
+        own = self._replaced.get(func)
+        if own is None:
+            return super().__torch_function__(func, types, args, kwargs)
+        self.sequence.append(func)
+        return own(*args, **(kwargs or {}))
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
