@@ -21,7 +21,7 @@ from lit_fed.engine.method.client import Client, Tensors
 from lit_fed.engine.wire.broadcast import Broadcast
 
 _CLOSE, _ROUNDING = 1e-3, 1e-5
-_GROWTH = 8  # a group rounds in every step, a twin in the first only
+_GROWTH = 32  # a group rounds in every step, a twin in the first only
 _COARSE = 0.1  # of half precision, which rounds differently in other kernels
 _PLAIN = (bool, int, float, str, type(None))
 _CAUSES = (
@@ -59,7 +59,9 @@ class Outside:
 
     def drawn(self) -> str | None:
         """Name of a generator that has been drawn from since; None for none."""
-        return next((name for name, (read, _, state) in self._generators.items() if pickle.dumps(read()) != state), None)
+        return next(
+            (name for name, (read, _, state) in self._generators.items() if pickle.dumps(read()) != state), None
+        )
 
     def restore(self) -> None:
         """Restore generators and values."""
@@ -173,9 +175,7 @@ def difference(
     return ""
 
 
-def _is_close(
-    found: Tensor, expected: Tensor, begun: Tensor | None, close: float, twin: Tensor | None = None
-) -> bool:
+def _is_close(found: Tensor, expected: Tensor, begun: Tensor | None, close: float, twin: Tensor | None = None) -> bool:
     """Whether two results differ by rounding only, relative to the client's movement, or to its twin's distance."""
     if found.shape != expected.shape:
         return False

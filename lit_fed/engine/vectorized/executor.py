@@ -189,7 +189,6 @@ class VectorizedExecutor(Executor):
                     failures.append(failure(client.id, client.round_idx, error))
             return failures
 
-
     def _draw(self, client_ids: Sequence[int], round_idx: int) -> int | None:
         """A client of the cohort, in rounds 0, 1, 2, 4, 8, …; the same on every process."""
         if round_idx & (round_idx - 1):
@@ -279,7 +278,10 @@ class AutoExecutor(Executor):
             vectorized = VectorizedExecutor(self.session, self.group_size)
             try:
                 vectorized.probe(broadcast)
-            except (NotVectorizable, ClientFailure) as error:  # the sequential executor names the client in its round, if it fails there
+            except (
+                NotVectorizable,
+                ClientFailure,
+            ) as error:  # the sequential executor names the client in its round, if it fails there
                 why = str(error)
             else:
                 self.chosen = vectorized

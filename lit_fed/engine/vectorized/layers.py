@@ -34,7 +34,7 @@ class Called(TorchFunctionMode):
 
 
 class GroupLayers(Called):
-    """Replaces ``F.linear`` and ``F.dropout`` within ``torch.vmap`` over clients.
+    """Replaces ``F.linear``, ``F.embedding`` and ``F.dropout`` within ``torch.vmap`` over clients.
 
     Args:
         dropout: In place of ``F.dropout``; None leaves it.
@@ -43,7 +43,9 @@ class GroupLayers(Called):
 
     def __init__(self, dropout: Callable[..., Tensor] | None = None, by_sample: bool = False) -> None:
         super().__init__()
-        self._replaced: dict[Callable[..., Any], Callable[..., Any]] = {} if by_sample else {F.linear: linear}
+        self._replaced: dict[Callable[..., Any], Callable[..., Any]] = {F.embedding: embedding}
+        if not by_sample:
+            self._replaced[F.linear] = linear
         if dropout is not None:
             self._replaced[F.dropout] = dropout
 
@@ -70,3 +72,11 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if bias is not None:
         found = found + bias
     return found.reshape(*input.shape[:-1], weight.shape[0]).contiguous()
+
+
+def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
+    """``F.embedding``, whose ``padding_idx`` has no gradient; torch's rule for ``vmap`` leaves the index out."""
+    found = F.embedding(input, weight, padding_idx, *args, **kwargs)
+    if padding_idx is None:
+        return found
+    return torch.where((input == padding_idx % weight.shape[0]).unsqueeze(-1), found.detach(), found)

@@ -346,7 +346,9 @@ class _PhaseOfGroup:
             ways.setdefault((self.pad_to, True) if size < self.pad_to else (size, False), []).append(idx)
         recorder, width = self.objective.recorder, max(*sizes, self.pad_to)
         for size in sorted({size for size in sizes if size < self.pad_to} - self.group.checked):
-            self._check_padding(batch, size, on_device([i for i, n in enumerate(sizes) if n == size], self.device), width)
+            self._check_padding(
+                batch, size, on_device([i for i, n in enumerate(sizes) if n == size], self.device), width
+            )
         if len(ways) == 1:
             ((_, padded),) = ways
             loss, values = self._losses_of(batch, slice(0, len(sizes)), sizes if padded else None)
@@ -402,7 +404,9 @@ class _PhaseOfGroup:
         with self.streams.repeated():
             loss, values, taken = self.objective.outputs(parameters, buffers, batch, rows, counts)
         found = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
-        gradients = [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves.values(), found, strict=True)]
+        gradients = [
+            torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves.values(), found, strict=True)
+        ]
         told, columns = self.objective.recorder.told(taken, counts)
         return _Tried([loss, *values], gradients, told, columns)
 
@@ -434,8 +438,8 @@ def _alike(found: _Tried, expected: _Tried, close: float) -> bool:
     loss = expected.values[0].double()
     apart, whole = torch.zeros_like(loss), torch.zeros_like(loss)
     for one, other in zip(found.gradients, expected.gradients, strict=True):
-        apart += (one.double() - other.double()).square().flatten(1).sum(1)
-        whole += other.double().square().flatten(1).sum(1)
+        apart += (one.double() - other.double()).square().reshape(len(loss), -1).sum(1)
+        whole += other.double().square().reshape(len(loss), -1).sum(1)
     near = (apart.sqrt() <= close * whole.sqrt() + _ROUNDING * (1 + loss.abs())) | ~whole.isfinite()
     for one, other in zip(found.values, expected.values, strict=True):
         near &= ((one - other).abs() <= close * (1 + other.abs())) | ~other.isfinite()
