@@ -5,8 +5,8 @@ by hand, for one perceptron: the floor of groups. Both run in this process in tu
 the same tensors and with the same shuffling; what counts is the median over rounds of the ratio of two CPU times, after
 the first round. After the first round all weights must agree. "Checks of groups" is the part of a run of 100 rounds in
 which groups are compared with clients alone. The last row is the fixed cost of a study's cell: its CPU seconds less its
-round's seconds by the clock, which count only on a quiet machine. Every row has a demand; the exit status is 1 where one
-is missed.
+round's seconds by the clock, which count only on a quiet machine. Every row has a demand; the exit status is 1 where
+one is missed.
 
     python benchmarks/floor.py [--seconds 12] [--only WORD] [--output FOLDER]
 """

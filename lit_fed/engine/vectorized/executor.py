@@ -207,13 +207,17 @@ class VectorizedExecutor(Executor):
     ) -> None:
         """Compare the drawn client of the round, and one of every new computation, with the same client alone."""
         group, session = self.groups[kind], self.session
-        chosen = {*group.fresh.values(), *(idx for idx, client in enumerate(clients) if client.id == self._drawn)}
+        chosen: set[int] = {
+            *group.fresh.values(),
+            *(idx for idx, client in enumerate(clients) if client.id == self._drawn),
+        }
         for idx in sorted(chosen):
             client = clients[idx]
             try:
                 answer = session.answer(client) if answers is None else answers[idx]
                 session.check_finite(client, trained.metrics[idx], answer)
-            except (Exception, SystemExit):  # its failure is confirmed below
+            except (Exception, SystemExit):  # `_failed_alone` confirms its failure
+                chosen.discard(idx)
                 continue
             model = client.model.tensors(trained.tensors)
             result = Result(model, tensors_of(answer), trained.metrics[idx])
@@ -223,7 +227,7 @@ class VectorizedExecutor(Executor):
                 misfit = f"it fails alone, and not in a group: {reason(error)}"
             if misfit:
                 raise NotVectorizable(f"client {client.id} in round {broadcast.round_idx}: {misfit}")
-        group.trust()
+        group.trust(chosen)
 
     def _failed_alone(self, client_id: int, broadcast: Broadcast, error: BaseException) -> ClientFailure:
         """The failure of a client alone.
@@ -270,24 +274,22 @@ class AutoExecutor(Executor):
 
     @override
     def prepare(self, broadcast: Broadcast) -> None:
-        fabric = next(iter(self.session.loops.values())).fabric
+        loop = next(iter(self.session.loops.values()))
         reasons = (_too_large(self.session, kind) for kind in self.session.loops)
-        if fabric.device.type == "cpu" and (found := next(filter(None, reasons), None)) is not None:
+        if loop.fabric.device.type == "cpu" and (found := next(filter(None, reasons), None)) is not None:
             why = found
         else:
-            vectorized = VectorizedExecutor(self.session, self.group_size)
+            vectorized, why = VectorizedExecutor(self.session, self.group_size), ""
             try:
                 vectorized.probe(broadcast)
-            except (
-                NotVectorizable,
-                ClientFailure,
-            ) as error:  # the sequential executor names the client in its round, if it fails there
+            except (NotVectorizable, ClientFailure) as error:  # the sequential executor names a client in its round
                 why = str(error)
-            else:
+            why = next(filter(None, loop.workers.gather(why)), "")  # every process chooses the same
+            if not why:
                 self.chosen = vectorized
-                fabric.print("trainer.executor=auto trains clients in groups")
+                loop.fabric.print("trainer.executor=auto trains clients in groups")
                 return
-        fabric.print(f"trainer.executor=auto trains one client after the other: {why}")
+        loop.fabric.print(f"trainer.executor=auto trains one client after the other: {why}")
 
     @override
     def state_dict(self) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -101,9 +101,9 @@ class GroupLoop:
         if computation not in self._trusted:
             self.fresh.setdefault(computation, idx)
 
-    def trust(self) -> None:
-        """Trust the computations of the last group: its results are those of clients alone."""
-        self._trusted |= self.fresh.keys()
+    def trust(self, compared: Collection[int]) -> None:
+        """Trust the new computations of the last group's clients whose results are those alone."""
+        self._trusted |= {computation for computation, idx in self.fresh.items() if idx in compared}
 
     def train(self, clients: Sequence[Client]) -> Trained:
         """Run the clients' local work; each then has its trained tensors as ``client.model``, and its results.
