@@ -116,7 +116,7 @@ def differs_alone(session: Session, client_id: int, broadcast: Broadcast, found:
     """The first difference between a client's result in a group and alone; empty for one that is rounding.
 
     Where rounding grows in the client's training, so does a difference of its first weights by rounding: a difference
-    of the same size is no error.
+    of that size is rounding.
     """
     loop = session.loops[session.kinds[client_id]]
     with aside(loop):
@@ -187,5 +187,9 @@ def _is_close(found: Tensor, expected: Tensor, begun: Tensor | None, close: floa
 
 
 def closeness(loop: LocalLoop) -> float:
-    """The largest relative difference that is rounding."""
-    return _CLOSE if str(loop.fabric.strategy.precision.precision) in ("32-true", "64-true") else _COARSE
+    """The largest relative difference that is rounding; on a GPU, TF32 rounds as coarsely as half precision."""
+    is_fine = str(loop.fabric.strategy.precision.precision) in ("32-true", "64-true")
+    if loop.fabric.device.type == "cuda":
+        backends: Any = torch.backends  # whose settings have no types
+        is_fine &= all(one.fp32_precision == "ieee" for one in (backends.cudnn.conv, backends.cuda.matmul))
+    return _CLOSE if is_fine else _COARSE

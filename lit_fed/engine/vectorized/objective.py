@@ -100,7 +100,7 @@ class GroupClient(Client):
         raise NotVectorizable(f"algorithm.{self.hook} uses client.gradients, and a group has no graph yet")
 
 
-def differing(what: str) -> Differs:
+def differing(what: str) -> Any:
     """Placeholder of a value that a step may read, where it differs between the clients of a group."""
     return Differs(lambda: NotVectorizable(f"training_step or a step of evaluation uses {what}, {_DIFFERS}"))
 

@@ -87,7 +87,8 @@ class Made(Classifier):
         if kind == "weighted":
             return F.cross_entropy(logits, y, weight=torch.tensor([1.0, 5.0]))
         if kind == "ignored":
-            return F.cross_entropy(logits, torch.where(x.flatten(1)[:, 0] > 0.5, -100, y))
+            y = torch.where(x.flatten(1)[:, 0] > 0.5, -100, y)
+            return F.cross_entropy(logits, y, reduction="sum") / (y >= 0).sum().clamp_min(1)
         if kind == "smoothed":
             return F.cross_entropy(logits, y, label_smoothing=0.1)
         each = F.cross_entropy(logits, y, reduction="none")

@@ -19,9 +19,8 @@ def result(weight: float, loss: float) -> Result:
 
 
 def loop(precision: str) -> Any:
-    return SimpleNamespace(
-        fabric=SimpleNamespace(strategy=SimpleNamespace(precision=SimpleNamespace(precision=precision)))
-    )
+    strategy = SimpleNamespace(precision=SimpleNamespace(precision=precision))
+    return SimpleNamespace(fabric=SimpleNamespace(strategy=strategy, device=torch.device("cpu")))
 
 
 def test_a_difference_is_measured_by_the_clients_movement_or_by_that_of_rounded_weights() -> None:

@@ -19,7 +19,7 @@ from lit_fed.engine.vectorized.executor import VectorizedExecutor
 from lit_fed.errors import ClientFailure, ConfigError
 from lit_fed.methods import Scaffold
 from tests.engine.vectorized.test_executor import Cracked, Sized, everything, federate, sgd
-from tests.support import assert_same, rows, weights
+from tests.support import ROOT, assert_same, rows, run_cli, saved_weights, weights
 
 SIZES = (3, 30, 5, 20, 12, 26, 9, 68)  # batches of 8: of one client 1, of another 9
 
@@ -300,3 +300,26 @@ def test_a_client_that_fails_in_the_trial_is_named_in_its_round(
     assert isinstance(executor if how == "vectorized" else executor.chosen, VectorizedExecutor)
     with pytest.raises(ClientFailure, match="client 2 failed in round 0: OSError: its disk broke"):
         federate(tmp_path / "raised", how, task=Task, data=Cracked(11, 26, 14, 9))
+
+
+MODULE = """
+from lit_fed import Classifier
+
+
+class Late(Classifier):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss * loss.item() if self.current_epoch == 1 and self.global_step == 8 else loss
+"""
+
+
+@pytest.mark.long
+def test_two_processes_repeat_the_round_in_which_a_group_of_one_fails(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(MODULE)
+    words = ["fit", "-c", str(ROOT / "configs/quickstart.yaml"), "--model", "late.Late", "--model.network", "logistic"]
+    words += ["--trainer.max_rounds", "3", "--trainer.executor", "auto", "--trainer.accelerator", "cpu"]
+    for devices in ("1", "2"):
+        done = run_cli(*words, "--trainer.devices", devices, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "one client after the other from round 1 on: client" in done.stdout
+    assert_same(*(saved_weights(tmp_path / f"lightning_logs/version_{idx}") for idx in range(2)))
