@@ -3,9 +3,10 @@
 `Lean` is a bare loop without a running loss: sums in float32, momentum zeroed in place. `Batched` is a group of clients
 by hand, for one perceptron: the floor of groups. Both run in this process in turn with a federation, round by round, on
 the same tensors and with the same shuffling; what counts is the median over rounds of the ratio of two CPU times, after
-the first round. After the first round all weights must agree. The last row is the fixed cost of a study's cell: its CPU
-seconds less its round's seconds by the clock, which count only on a quiet machine. Every row has a demand; the exit
-status is 1 where one is missed.
+the first round. After the first round all weights must agree. "Checks of groups" is the part of a run of 100 rounds in
+which groups are compared with clients alone. The last row is the fixed cost of a study's cell: its CPU seconds less its
+round's seconds by the clock, which count only on a quiet machine. Every row has a demand; the exit status is 1 where
+one is missed.
 
     python benchmarks/floor.py [--seconds 12] [--only WORD] [--output FOLDER]
 """
@@ -23,10 +24,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import machine  # beside this file, as the next
 import timm
@@ -48,6 +51,7 @@ from lit_fed.seeding import derive_seed
 MOMENTUM = 0.9
 AUTO_DEMAND, SCAFFOLD_DEMAND = 1.1, 0.25
 CELL_DEMAND = 0.3
+CHECKS_DEMAND = 0.02
 PROCESSES_DEMAND = {"sequential": 1.6, "vectorized": 1.2}
 LEAST_ROUNDS, MOST_ROUNDS = 3, 40
 ClientData = tuple[Tensor, Tensor, int]
@@ -321,21 +325,29 @@ def choice(row: Row) -> How:
 
 
 class Clock(Callback):
-    """Wall-clock times of rounds, on the first process."""
+    """Times of rounds, on the first process.
 
-    def __init__(self) -> None:
+    Args:
+        now: Tells the time, by default the clock's.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.times: list[float] = []
+        self.now = now
 
     def on_round_start(self, run: Run, round_idx: int, plan: Sequence[Participant]) -> None:
         """Take the time."""
-        self.times.append(time.monotonic())
+        self.times.append(self.now())
 
     def on_fit_end(self, run: Run) -> None:
         """Take the time, and tell it."""
-        self.times.append(time.monotonic())
+        self.times.append(self.now())
         if run.fabric.is_global_zero:
-            rounds = [end - begin for begin, end in zip(self.times, self.times[1:], strict=False)][1:]
-            print(f"seconds {statistics.median(rounds)}", flush=True)
+            print(f"seconds {statistics.median(self.rounds())}", flush=True)
+
+    def rounds(self) -> list[float]:
+        """Seconds of all rounds but the first."""
+        return [end - begin for begin, end in zip(self.times, self.times[1:], strict=False)][1:]
 
 
 def several(executor: str, devices: int) -> None:
@@ -356,6 +368,25 @@ def gain(executor: str) -> float:
         told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
         seconds.append(float(next(line for line in told.splitlines() if line.startswith("seconds ")).split()[1]))
     return seconds[0] / seconds[1]
+
+
+def checks(row: Row) -> float:
+    """CPU seconds in which groups are compared with clients alone, over those of 100 rounds without it."""
+    spent, clock = dict.fromkeys(("probe", "_check"), 0.0), Clock(time.process_time)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        for name in spent:
+            original = getattr(VectorizedExecutor, name)
+
+            def timed(*args: Any, name: str = name, original: Any = original) -> None:
+                started = time.process_time()
+                original(*args)
+                spent[name] += time.process_time() - started
+
+            stack.enter_context(patch.object(VectorizedExecutor, name, timed))
+        made, model = trainer_of(row, "vectorized", folder, max_rounds=9, callbacks=[clock])
+        made.fit(model, row.data(), row.method())
+    # Five of nine rounds check a client, and eight of a hundred; the shortest does not.
+    return (spent["probe"] + spent["_check"] * 8 / 5) / (100 * min(clock.rounds()))
 
 
 def cell() -> float:
@@ -452,6 +483,9 @@ def main() -> None:
     for executor, demand in PROCESSES_DEMAND.items():
         if args.only in "two processes" and (os.cpu_count() or 1) > 1:
             table.tell(f"{ROWS[1].name}, two processes, {executor}, wall", "", "", gain(executor), demand, least=True)
+    for row in ROWS[:2]:
+        if args.only in "checks of groups":
+            table.tell(f"checks of groups, {row.name}, share of 100 rounds", "", "", checks(row), CHECKS_DEMAND)
     if args.only in "a study's cell":
         table.tell("a study's cell beyond its round, CPU s", "", "", cell(), CELL_DEMAND)
     print(machine.line())

@@ -102,6 +102,16 @@ class TensorLoader:
             else:
                 yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
 
+    def shortened(self, num_batches: int) -> TensorLoader:
+        """A loader of fewer rows, spread over the indices: at most some batches, the last as small as before."""
+        rest = self._indices.shape[0] % self.batch_size or self.batch_size
+        count = min((num_batches - 1) * self.batch_size + rest, self._indices.shape[0])
+        places = torch.linspace(0, self._indices.shape[0] - 1, count).long()
+        return TensorLoader(
+            self._inputs, self._targets, self._indices[places], self.batch_size, self._generator, self._augmentation,
+            self._normalize, self.drop_last, self._values_per_sample, self._fresh,
+        )  # fmt: skip
+
     # The parts of an iteration, for a group of clients that fetches its batches together.
 
     def reads_as(self, other: TensorLoader) -> bool:

@@ -153,7 +153,7 @@ def _malformed(content: Mapping[str, Any]) -> str | None:
     if content["round_idx"] < 0:
         return f"'round_idx' is {content['round_idx']}"
     sizes = content.get("executor", {})  # files of before groups kept their size have none
-    if not isinstance(sizes, dict) or any(type(size) is not int or size < 1 for size in sizes.values()):
+    if not isinstance(sizes, dict) or any(type(size) is not int or size < 0 for size in sizes.values()):
         return "'executor' is not a group's size by kind"
     for key, kind in (("initial", Mapping), ("callbacks", Mapping), ("tasks", str), ("metrics", int | float)):
         if odd := next((name for name, entry in content[key].items() if not isinstance(entry, kind)), None):

@@ -35,4 +35,5 @@ class Differs:
     __int__ = __index__ = __float__ = __bool__ = __hash__ = __str__ = __len__ = __iter__ = __getitem__ = _refuse
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __matmul__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __truediv__ = __floordiv__ = _refuse
+    __abs__ = __round__ = __trunc__ = __floor__ = __ceil__ = __divmod__ = __rdivmod__ = __and__ = _refuse
     __rtruediv__ = __rfloordiv__ = __pow__ = __rpow__ = __rmod__ = __rmatmul__ = _refuse

@@ -74,6 +74,13 @@ class VersionedFiles:
         written, self._written = self._written, {}
         return written
 
+    def undo(self) -> None:
+        """Forget and delete what was written since the last `flush`."""
+        for files in self._written.values():
+            for file in files:
+                self._at(file).unlink(missing_ok=True)
+        self._held, self._num_held, self._written = {}, 0, {}
+
     def take(self, packs: Packs) -> None:
         """Register the packs of some process, which replace these clients' states of the same round."""
         for round_idx, files in packs.items():

@@ -110,6 +110,11 @@ class ClientStore:
         """Forget a state from `commit` on."""
         self._changed[str(key)] = None
 
+    def undo(self) -> None:
+        """Forget this process's changes of this round."""
+        self._changed = {}
+        self.files.undo()
+
     def put_update(self, update: ClientUpdate) -> None:
         """Keep a late update until `pop_update` in a later round."""
         weight = torch.tensor(float(update.weight), dtype=torch.float64)

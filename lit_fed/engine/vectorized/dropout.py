@@ -6,7 +6,8 @@ each client has a generator with that seed, hence the same masks. On a CPU only:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -32,6 +33,15 @@ class Streams:
     def seed(self, idx: int, seed: int) -> None:
         """Seed a client's numbers anew."""
         self._of(idx).manual_seed(seed)
+
+    @contextmanager
+    def repeated(self) -> Iterator[None]:
+        """Draw the same numbers again on leaving."""
+        states = {idx: generator.get_state() for idx, generator in self._generators.items()}
+        try:
+            yield
+        finally:
+            self._generators = {idx: self._generators[idx].set_state(state) for idx, state in states.items()}
 
     def keep(self, idx: int, shape: Sequence[int], p: float, like: Tensor) -> Tensor:
         """A client's next mask as torch's ``dropout`` draws it on a CPU: 0 with probability p, else 1 / (1 − p)."""

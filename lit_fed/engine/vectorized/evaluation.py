@@ -22,10 +22,19 @@ from lit_fed.engine.clients.session import Session
 from lit_fed.engine.lightning.metric_names import plain_name
 from lit_fed.engine.lightning.sums import StackedSums
 from lit_fed.engine.method.client import Client, Tensors
+from lit_fed.engine.vectorized.alone import Outside
 from lit_fed.engine.vectorized.batches import Gathered, can_gather, cut
-from lit_fed.engine.vectorized.objective import GroupClient, NotVectorizable, StepMeter, Stepper, batch_dims, twice
+from lit_fed.engine.vectorized.objective import (
+    GroupClient,
+    NotVectorizable,
+    StepMeter,
+    Stepper,
+    batch_dims,
+    differing,
+    twice,
+)
 from lit_fed.engine.vectorized.shared_evaluation import is_only_its_step
-from lit_fed.engine.vectorized.training import GroupLoop, holdings
+from lit_fed.engine.vectorized.training import OF_ALL, GroupLoop, holdings
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.tensors import on_device
@@ -79,12 +88,16 @@ class GroupEvaluation:
 
         ordered = sorted(ids, key=lambda client_id: (-many(client_id), client_id))
         for start in range(0, len(ordered), size):
-            chosen = ordered[start : start + size]
+            chosen, outside = ordered[start : start + size], Outside(self.loop.model.task)
             try:
-                yield from self._answers(question, chosen, [loaders[one] for one in chosen], broadcast)
+                found = self._answers(question, chosen, [loaders[one] for one in chosen], broadcast)
+                if (drawn := outside.drawn()) is not None:
+                    raise NotVectorizable(f"a step of evaluation draws from {drawn}{OF_ALL}")
             except Exception:  # of any kind: a client asked alone raises its error
+                outside.restore()
                 self._impossible.add((question.protocol, question.subset))
                 return
+            yield from found
 
     def _answers(
         self, question: Question, ids: Sequence[int], loaders: Sequence[TensorLoader], broadcast: Broadcast
@@ -123,6 +136,7 @@ class GroupEvaluation:
         step = _by_client(Stepper(loop.objective, loop.bound(f"{stage}_step")), recorder)
         loop.state.client, loop.state.meter = GroupClient(clients[0], loop.state.task_run), recorder
         loop.trainer.stage = "test" if subset == "test" else "validate"
+        loop.trainer.meter = differing("self.trainer.callback_metrics")
         loop.begin_metrics(sync=False)
         try:
             with loop.mode(str(stage)):
@@ -140,7 +154,7 @@ class GroupEvaluation:
                             weight = size if weight is None else weight
                             meter.add(name, value.double(), weight, weight, rows)
         finally:
-            loop.state.meter = None
+            loop.state.meter = loop.trainer.meter = None
         found = [one | other for one, other in zip(meter.means(), recorder.computed(), strict=True)]
         loop.directions |= {plain_name(name): direction for name, direction in recorder.directions.items()}
         by_client = sorted(zip(order, found, strict=True), key=lambda one: one[0])

@@ -7,9 +7,12 @@ on its batch; torch's element-wise optimizers step the stacks. Results differ fr
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,8 +20,9 @@ from lightning import Fabric
 from typing_extensions import override
 
 from lit_fed.engine.clients.executor import Executor, Question, SequentialExecutor, failure
-from lit_fed.engine.clients.session import Session
+from lit_fed.engine.clients.session import Answer, Session
 from lit_fed.engine.method.client import Client
+from lit_fed.engine.vectorized.alone import Outside, Result, aside, differs_alone, tensors_of, train_alone
 from lit_fed.engine.vectorized.evaluation import GroupEvaluation
 from lit_fed.engine.vectorized.finish import GroupFinish
 from lit_fed.engine.vectorized.objective import NotVectorizable
@@ -27,8 +31,9 @@ from lit_fed.engine.vectorized.shared_evaluation import SharedEvaluation
 from lit_fed.engine.vectorized.training import GroupLoop, Trained, holdings
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.payload import ClientUpdate
-from lit_fed.errors import ClientFailure, ConfigError
+from lit_fed.errors import ClientFailure, ConfigError, reason
 from lit_fed.machine import last_level_cache
+from lit_fed.seeding import derive_seed
 
 _MOST = 512
 _MANY = 128  # with batches of any size
@@ -59,19 +64,24 @@ class VectorizedExecutor(Executor):
         self.shared = {kind: SharedEvaluation(session, kind) for kind in session.loops}
         self.own = {kind: GroupEvaluation(session, kind, group) for kind, group in self.groups.items()}
         self.finishes = {kind: GroupFinish(session, loop) for kind, loop in session.loops.items()}
+        self._drawn: int | None = None
 
     @override
     def prepare(self, broadcast: Broadcast) -> None:
-        try:
-            if self.session.guard.seconds is not None:
-                raise NotVectorizable("trainer.client_timeout limits the time of one client at a time")
-            for kind, group in self.groups.items():
-                refuse(group.loop)
-                probe(self.session, kind, broadcast, group, self.finishes[kind])
-        except NotVectorizable as error:
-            raise ConfigError(
-                f"trainer.executor=vectorized cannot train these clients: {error}; use sequential"
-            ) from error
+        with _refusing():
+            self.probe(broadcast)
+
+    def probe(self, broadcast: Broadcast) -> None:
+        """As `prepare`.
+
+        Raises:
+            NotVectorizable: With the plain reason.
+        """
+        if self.session.guard.seconds is not None:
+            raise NotVectorizable("trainer.client_timeout limits the time of one client at a time")
+        for kind, group in self.groups.items():
+            refuse(group.loop)
+            probe(self.session, kind, broadcast, group, self.finishes[kind])
 
     @override
     def state_dict(self) -> dict[str, int]:
@@ -80,12 +90,22 @@ class VectorizedExecutor(Executor):
     @override
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         if not self._forced:
-            self.sizes.update({kind: size for kind, size in state.items() if kind in self.sizes})
+            self.sizes.update({kind: size for kind, size in state.items() if kind in self.sizes and size})
 
     @override
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
         """Train every client, in groups of similar size."""
-        session = self.session
+        with _refusing():
+            yield from self.outcomes(client_ids, broadcast)
+
+    def outcomes(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
+        """As `run`.
+
+        Raises:
+            NotVectorizable: With the plain reason, where a client's result in its group is not the one alone.
+        """
+        session, client_ids = self.session, list(client_ids)
+        self._drawn = self._draw(client_ids, broadcast.round_idx)
         ids = sorted(sorted(client_ids), key=session.data.num_samples, reverse=True)
         for kind in session.kinds.names:
             own = [client_id for client_id in ids if session.kinds[client_id] == kind]
@@ -130,22 +150,25 @@ class VectorizedExecutor(Executor):
                 raise
             except (Exception, SystemExit) as error:
                 if len(clients) == 1:
-                    yield failure(clients[0].id, broadcast.round_idx, error)
+                    yield self._failed_alone(clients[0].id, broadcast, error)
                 else:  # find the client: results do not depend on the other clients of a group
                     half = len(clients) // 2
                     for part in (clients[:half], clients[half:]):
                         yield from self._run_group(kind, [client.id for client in part], broadcast)
                 continue
-            outcomes = self._outcomes(kind, clients, trained)
+            outcomes = self._outcomes(kind, clients, trained, broadcast)
             seconds = (time.perf_counter() - started) / len(ids)
             for outcome in outcomes:
                 if isinstance(outcome, ClientUpdate):
                     outcome.metrics["time_s"] = seconds
                 yield outcome
 
-    def _outcomes(self, kind: str, clients: Sequence[Client], trained: Trained) -> list[ClientUpdate | ClientFailure]:
+    def _outcomes(
+        self, kind: str, clients: Sequence[Client], trained: Trained, broadcast: Broadcast
+    ) -> list[ClientUpdate | ClientFailure]:
         """The trained clients' updates, stored and wrapped, and the failures among them."""
         session, answers = self.session, self.finishes[kind].of_all(clients, trained.tensors)
+        self._check(kind, clients, trained, answers, broadcast)
         failures: list[ClientUpdate | ClientFailure] = []
         senders, updates = list[Client](), list[ClientUpdate]()
         for idx, client in enumerate(clients):
@@ -153,7 +176,7 @@ class VectorizedExecutor(Executor):
                 answer = session.answer(client) if answers is None else answers[idx]
                 updates.append(session.take(client, answer, trained.metrics[idx]))
             except (Exception, SystemExit) as error:
-                failures.append(failure(client.id, client.round_idx, error))
+                failures.append(self._failed_alone(client.id, broadcast, error))
             else:
                 senders.append(client)
         try:
@@ -166,11 +189,76 @@ class VectorizedExecutor(Executor):
                     failures.append(failure(client.id, client.round_idx, error))
             return failures
 
+    def _draw(self, client_ids: Sequence[int], round_idx: int) -> int | None:
+        """A client of the cohort, in rounds 0, 1, 2, 4, 8, …; the same on every process."""
+        if round_idx & (round_idx - 1):
+            return None
+        workers = next(iter(self.session.loops.values())).workers
+        every = sorted(itertools.chain.from_iterable(workers.gather(client_ids)))
+        return random.Random(derive_seed(self.session.seed, "check", round_idx)).choice(every) if every else None
+
+    def _check(
+        self,
+        kind: str,
+        clients: Sequence[Client],
+        trained: Trained,
+        answers: Sequence[Answer] | None,
+        broadcast: Broadcast,
+    ) -> None:
+        """Compare the drawn client of the round, and one of every new computation, with the same client alone."""
+        group, session = self.groups[kind], self.session
+        chosen: set[int] = {
+            *group.fresh.values(),
+            *(idx for idx, client in enumerate(clients) if client.id == self._drawn),
+        }
+        for idx in sorted(chosen):
+            client = clients[idx]
+            try:
+                answer = session.answer(client) if answers is None else answers[idx]
+                session.check_finite(client, trained.metrics[idx], answer)
+            except (Exception, SystemExit):  # `_failed_alone` confirms its failure
+                chosen.discard(idx)
+                continue
+            model = client.model.tensors(trained.tensors)
+            result = Result(model, tensors_of(answer), trained.metrics[idx])
+            try:
+                misfit = differs_alone(session, client.id, broadcast, result)
+            except (Exception, SystemExit) as error:
+                misfit = f"it fails alone, and not in a group: {reason(error)}"
+            if misfit:
+                raise NotVectorizable(f"client {client.id} in round {broadcast.round_idx}: {misfit}")
+        group.trust(chosen)
+
+    def _failed_alone(self, client_id: int, broadcast: Broadcast, error: BaseException) -> ClientFailure:
+        """The failure of a client alone.
+
+        Raises:
+            NotVectorizable: If it does not fail alone.
+        """
+        try:
+            with aside(self.session.loops[self.session.kinds[client_id]]):
+                train_alone(self.session, self.session.admit(client_id, broadcast, "train"))
+        except (Exception, SystemExit) as own:
+            return failure(client_id, broadcast.round_idx, own)
+        told = " ".join(str(error).split())[:300]
+        raise NotVectorizable(f"client {client_id} fails in a group, and not alone: {told}") from error
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Raise a refusal as an error of the setting."""
+    try:
+        yield
+    except NotVectorizable as error:
+        raise ConfigError(f"trainer.executor=vectorized cannot train these clients: {error}; use sequential") from error
+
 
 class AutoExecutor(Executor):
     """Groups where they are faster, else one client after the other; prints its choice once.
 
-    The choice is a function of the configuration and not of a clock, so that a resumed run chooses the same.
+    The choice is a function of the configuration and not of a clock, so that a resumed run chooses the same. A round in
+    which a group fails is repeated one client after the other, and so are all rounds after it: the updates of a round
+    are held until every process has trained its own.
 
     Args:
         session: Admits and enters clients.
@@ -181,38 +269,67 @@ class AutoExecutor(Executor):
         self.session = session
         self.group_size = group_size
         self.chosen: Executor = SequentialExecutor(session)
+        self.left = False
+        """Whether groups have failed in a round of this run."""
 
     @override
     def prepare(self, broadcast: Broadcast) -> None:
-        fabric = next(iter(self.session.loops.values())).fabric
+        loop = next(iter(self.session.loops.values()))
         reasons = (_too_large(self.session, kind) for kind in self.session.loops)
-        if fabric.device.type == "cpu" and (found := next(filter(None, reasons), None)) is not None:
+        if loop.fabric.device.type == "cpu" and (found := next(filter(None, reasons), None)) is not None:
             why = found
         else:
-            vectorized = VectorizedExecutor(self.session, self.group_size)
+            vectorized, why = VectorizedExecutor(self.session, self.group_size), ""
             try:
-                vectorized.prepare(broadcast)
-            except ConfigError as error:
-                why = str(error.__cause__ or error)
-            except ClientFailure as error:  # the sequential executor names the client in its round, if it fails there
+                vectorized.probe(broadcast)
+            except (NotVectorizable, ClientFailure) as error:  # the sequential executor names a client in its round
                 why = str(error)
-            else:
+            why = next(filter(None, loop.workers.gather(why)), "")  # every process chooses the same
+            if not why:
                 self.chosen = vectorized
-                fabric.print("trainer.executor=auto trains clients in groups")
+                loop.fabric.print("trainer.executor=auto trains clients in groups")
                 return
-        fabric.print(f"trainer.executor=auto trains one client after the other: {why}")
+        loop.fabric.print(f"trainer.executor=auto trains one client after the other: {why}")
 
     @override
     def state_dict(self) -> dict[str, int]:
-        return self.chosen.state_dict()
+        return dict.fromkeys(self.session.loops, 0) if self.left else self.chosen.state_dict()
 
     @override
     def load_state_dict(self, state: Mapping[str, int]) -> None:
+        if state and not any(state.values()):
+            self._leave("as since an earlier round")
         self.chosen.load_state_dict(state)
 
     @override
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
-        return self.chosen.run(client_ids, broadcast)
+        if not isinstance(self.chosen, VectorizedExecutor):
+            yield from self.chosen.run(client_ids, broadcast)
+            return
+        ids, outcomes, why, session = list(client_ids), list[ClientUpdate | ClientFailure](), "", self.session
+        begun = [Outside(loop.model.task) for loop in session.loops.values()]
+        drawn = torch.get_rng_state()
+        try:
+            outcomes += self.chosen.outcomes(ids, broadcast)
+        except NotVectorizable as error:
+            why = str(error)
+        reasons = next(iter(session.loops.values())).workers.gather(why)
+        if not any(reasons):
+            yield from outcomes
+            return
+        for one in begun:
+            one.restore()
+        torch.set_rng_state(drawn)
+        session.store.undo()
+        self._leave(f"from round {broadcast.round_idx} on: {next(filter(None, reasons))}")
+        yield from self.chosen.run(ids, broadcast)
+
+    def _leave(self, told: str) -> None:
+        """Train one client after the other from now on."""
+        self.chosen, self.left = SequentialExecutor(self.session), True
+        next(iter(self.session.loops.values())).fabric.print(
+            f"trainer.executor=auto trains one client after the other {told}"
+        )
 
     @override
     def ask(self, question: Question, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate]:

@@ -11,9 +11,30 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
+_MODES = (str, bool)  # arguments that choose what an operation does
 
-class GroupLayers(TorchFunctionMode):
-    """Replaces ``F.linear`` and ``F.dropout`` within ``torch.vmap`` over clients.
+
+class Called(TorchFunctionMode):
+    """Notes the operations of torch: another objective, such as a sum for a mean, is another sequence of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sequence: list[Any] = []
+
+    @override
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.sequence.append(func)
+        self.sequence += [value for value in args if type(value) in _MODES]
+        if kwargs:
+            self.sequence += [value for value in kwargs.values() if type(value) in _MODES]
+            return func(*args, **kwargs)
+        return func(*args)
+
+
+class GroupLayers(Called):
+    """Replaces ``F.linear``, ``F.embedding`` and ``F.dropout`` within ``torch.vmap`` over clients.
 
     Args:
         dropout: In place of ``F.dropout``; None leaves it.
@@ -22,7 +43,9 @@ class GroupLayers(TorchFunctionMode):
 
     def __init__(self, dropout: Callable[..., Tensor] | None = None, by_sample: bool = False) -> None:
         super().__init__()
-        self._replaced: dict[Callable[..., Any], Callable[..., Any]] = {} if by_sample else {F.linear: linear}
+        self._replaced: dict[Callable[..., Any], Callable[..., Any]] = {F.embedding: embedding}
+        if not by_sample:
+            self._replaced[F.linear] = linear
         if dropout is not None:
             self._replaced[F.dropout] = dropout
 
@@ -30,7 +53,11 @@ class GroupLayers(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return self._replaced.get(func, func)(*args, **(kwargs or {}))
+        own = self._replaced.get(func)
+        if own is None:
+            return super().__torch_function__(func, types, args, kwargs)
+        self.sequence.append(func)
+        return own(*args, **(kwargs or {}))
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -45,3 +72,11 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if bias is not None:
         found = found + bias
     return found.reshape(*input.shape[:-1], weight.shape[0]).contiguous()
+
+
+def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
+    """``F.embedding``, whose ``padding_idx`` has no gradient; torch's rule for ``vmap`` leaves the index out."""
+    found = F.embedding(input, weight, padding_idx, *args, **kwargs)
+    if padding_idx is None:
+        return found
+    return torch.where((input == padding_idx % weight.shape[0]).unsqueeze(-1), found.detach(), found)

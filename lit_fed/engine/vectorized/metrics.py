@@ -21,7 +21,7 @@ from typing_extensions import override
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.lightning.meter import Meter, share
 from lit_fed.engine.method.differs import Differs
-from lit_fed.engine.vectorized.objective import NotVectorizable, Rows, StepMeter
+from lit_fed.engine.vectorized.objective import NotVectorizable, Rows, StepMeter, weight_of
 
 _RECORDED = ("forward", "update", "compute", "reset")
 _SHARE_STATE = MetricCollection._compute_groups_create_state_ref.__name__
@@ -193,12 +193,18 @@ class GroupMeter(StepMeter):
     # ------------------------------------------------------------------ after a step
 
     @override
+    def told(self, taken: Sequence[Tensor], counts: Tensor | None = None) -> tuple[list[Any], list[list[Tensor]]]:
+        weights, _ = super().told(taken, counts)
+        later = [(name, weight_of(size, counts is not None)) for name, size, _ in self._later]
+        calls = [(one.place, one.method, one.spec, one.leaves) for one in self._calls]
+        return [*weights, *later, *self._objects, *calls], _columns(taken, counts)
+
+    @override
     @torch.no_grad()
     def replay(self, taken: Sequence[Tensor], rows: Rows, counts: Tensor | None = None) -> list[Tensor]:
         if not self.used:  # and the host need not wait for its device
             return []
-        sizes = None if counts is None else counts.tolist()
-        columns = [tensor.unbind(0) if sizes is None else _joined(tensor, sizes) for tensor in taken]
+        columns = _columns(taken, counts)
         held = list(range(len(self._logs))[rows]) if isinstance(rows, slice) else rows.tolist()
         drawn = torch.get_rng_state()
         values: list[list[Tensor]] = [[] for _ in self._later]
@@ -226,6 +232,12 @@ def _reset(metrics: Sequence[Metric | MetricCollection]) -> None:
                 metric.reset()
 
 
+def _columns(taken: Sequence[Tensor], counts: Tensor | None) -> list[list[Tensor]]:
+    """Every argument of the recorded calls, by client."""
+    sizes = None if counts is None else counts.tolist()
+    return [list(tensor.unbind(0)) if sizes is None else _joined(tensor, sizes) for tensor in taken]
+
+
 def _joined(samples: Tensor, counts: Sequence[int]) -> list[Tensor]:
     """Every client's argument, from the arguments (n, B, …) of a step that took samples one by one.
 
@@ -234,7 +246,8 @@ def _joined(samples: Tensor, counts: Sequence[int]) -> list[Tensor]:
         counts: Of each client, without padding.
 
     Returns:
-        The rows of all samples, or the mean of a number; as for logged values, the probe finds where this is wrong.
+        The rows of all samples, or the mean of a number; as for logged values, a comparison with the batch without
+        padding finds where this is wrong.
     """
     own = [part[:count] for part, count in zip(samples, counts, strict=True)]
     return [part.flatten(0, 1) if part.ndim > 1 else part.double().mean().to(_floating(part)) for part in own]

@@ -100,9 +100,9 @@ class GroupClient(Client):
         raise NotVectorizable(f"algorithm.{self.hook} uses client.gradients, and a group has no graph yet")
 
 
-def differing_batch_idx() -> Differs:
-    """Placeholder of a batch's number, where the clients of a group are at different ones."""
-    return Differs(lambda: NotVectorizable(f"training_step or a step of evaluation uses batch_idx, {_DIFFERS}"))
+def differing(what: str) -> Any:
+    """Placeholder of a value that a step may read, where it differs between the clients of a group."""
+    return Differs(lambda: NotVectorizable(f"training_step or a step of evaluation uses {what}, {_DIFFERS}"))
 
 
 class StepMeter(Meter):
@@ -133,6 +133,15 @@ class StepMeter(Meter):
         """
         return []
 
+    def told(self, taken: Sequence[Tensor], counts: Tensor | None = None) -> tuple[list[Any], list[list[Tensor]]]:
+        """Weights of logged values and calls of metrics in a step, and the arguments of these calls by client.
+
+        Args:
+            taken: As in `replay`.
+            counts: As in `replay`.
+        """
+        return [(name, weight_of(size, counts is not None)) for name, size in self.logged], []
+
     @override
     def add(self, name: str, value: Any, batch_size: int | None = None, reduce_fx: Any = "mean") -> None:
         if isinstance(value, Metric):
@@ -149,6 +158,11 @@ class StepMeter(Meter):
         """Refuse another reduction than the mean."""
         if reduce_fx != "mean" and reduce_fx is not torch.mean:
             raise NotVectorizable(f"a step logs {name!r} with reduce_fx={reduce_fx!r}, which is not mean")
+
+
+def weight_of(size: int | None, by_sample: bool) -> int | None:
+    """The ``batch_size`` that a step gave to ``self.log``; None for the batch's, which by sample is 1."""
+    return None if by_sample and size == 1 else size
 
 
 class Stepper(nn.Module):
@@ -189,6 +203,8 @@ class GroupObjective:
         self.client = GroupClient(clients[0], loop.state.task_run)
         self.recorder = StepMeter() if recorder is None else recorder
         self.batch_idx: Any = 0
+        self.called: tuple[Any, ...] = ()
+        """Operations of the last step; equal for equal computations."""
         self._stepper = Stepper(loop.objective, loop.objective.training_step)
         self._rebound: list[str] = []
         self._common, begun = clients[0].begun, Tensors()
@@ -225,14 +241,22 @@ class GroupObjective:
         Returns:
             The objective, (n,), and each logged value, (n,).
         """
+        loss, values, taken = self.outputs(parameters, buffers, batch, rows, counts)
+        return loss, values + self.recorder.replay(taken, rows, counts)
+
+    def outputs(
+        self, parameters: Tensors, buffers: Tensors, batch: Any, rows: Rows, counts: Tensor | None = None
+    ) -> _OfStep:
+        """As `losses`, with the arguments of the task's metrics in place of their values."""
         own = self._of(rows)
         dropout = None
         if self._streams is not None and self.loop.fabric.device.type == "cpu":
             held = range(len(next(iter(parameters.values())))) if isinstance(rows, slice) else rows.tolist()
             dropout = GroupDropout(self._streams, held, None if counts is None else counts.tolist())
-        with GroupLayers(dropout, by_sample=counts is not None), self.recorder.recording():
+        with GroupLayers(dropout, by_sample=counts is not None) as layers, self.recorder.recording():
             loss, values, taken = self._as_a_group(parameters, buffers, batch, own, counts)
-        return loss, values + self.recorder.replay(taken, rows, counts)
+        self.called = tuple(layers.sequence)
+        return loss, values, taken
 
     def _as_a_group(
         self, parameters: Tensors, buffers: Tensors, batch: Any, own: dict[str, Any], counts: Tensor | None

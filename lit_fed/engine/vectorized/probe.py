@@ -1,29 +1,32 @@
 """Whether clients of a federation can be trained in groups.
 
-Known obstacles are refused by name. Training two clients both ways before the run finds silent ones (an optimizer that
+Known obstacles are refused by name. Training four clients both ways before the run finds silent ones (an optimizer that
 mixes clients, a loss that is not a mean).
 """
 
 from __future__ import annotations
 
-import math
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lit_fed.data.loaders.tensor_loader import TensorLoader
 from lit_fed.engine.clients.executor import failure
 from lit_fed.engine.clients.local import LocalLoop
-from lit_fed.engine.clients.session import Answer, Session
+from lit_fed.engine.clients.session import Session
 from lit_fed.engine.lightning.objective import task_name
 from lit_fed.engine.method.client import Client, LocalWork
+from lit_fed.engine.vectorized.alone import Result, aside, difference, tensors_of, train_alone
 from lit_fed.engine.vectorized.finish import GroupFinish
 from lit_fed.engine.vectorized.objective import NotVectorizable
-from lit_fed.engine.vectorized.training import GroupLoop
+from lit_fed.engine.vectorized.training import OF_ALL, GroupLoop
 from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.errors import NonFiniteUpdate
+from lit_fed.errors import ClientFailure
+from lit_fed.seeding import derive_seed
 
 _HOOKS = (
     "on_train_start",
@@ -44,28 +47,8 @@ _HOOKS = (
 )
 """Hooks that need a single client."""
 
+_PROBED = 4  # clients: the largest, the smallest, and drawn ones
 _PROBE_STEPS = 6
-_CLOSE, _ROUNDING = 1e-3, 1e-5
-_COARSE = 0.1  # of half precision, which rounds differently in other kernels
-_CAUSES = (
-    "something mixes clients or samples; or rounding grows in a deep network, which trainer.precision=64-true would "
-    "show; or the optimizer amplifies rounding, as Adam does for a bias of attention's keys (none with timm's "
-    "qkv_bias: false)"
-)
-
-
-class _Alone(NamedTuple):
-    """A client trained alone.
-
-    Args:
-        model: All tensors of its model.
-        answer: Tensors that it sends and keeps.
-        metrics: Logged means.
-    """
-
-    model: dict[str, Tensor]
-    answer: dict[str, Tensor]
-    metrics: dict[str, float]
 
 
 def refuse(loop: LocalLoop) -> None:
@@ -92,9 +75,10 @@ def refuse(loop: LocalLoop) -> None:
 
 
 def probe(session: Session, kind: str, broadcast: Broadcast, group: GroupLoop, finish: GroupFinish) -> None:
-    """Compare two clients of a kind trained and asked one after the other with the same clients as a group.
+    """Compare clients of a kind trained and asked one after the other with the same clients as a group.
 
-    States, generators and the model stay unchanged.
+    The clients are the largest, the smallest and two drawn ones, each with full batches and the smaller last one. A
+    client that fails alone shows nothing, and another takes its place. States, generators and the model stay unchanged.
 
     Args:
         session: Admits them.
@@ -105,13 +89,22 @@ def probe(session: Session, kind: str, broadcast: Broadcast, group: GroupLoop, f
 
     Raises:
         NotVectorizable: If the two ways differ, or the group fails.
-        ClientFailure: If a client's result alone is not finite, so that nothing can be compared.
+        ClientFailure: If every one of these clients fails alone, so that nothing can be compared.
     """
-    loop = session.loops[kind]
-    ids = _two_clients(session, kind)
-    cuda = [loop.fabric.device] if loop.fabric.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda), loop.model.lent(), _all_bits():
-        alone = {client_id: _train_alone(session, client_id, broadcast) for client_id in ids}
+    loop, alone, failed = session.loops[kind], dict[int, Result](), list[ClientFailure]()
+    with aside(loop) as outside, _all_bits():
+        for client_id in _drawn(session, kind):
+            try:
+                alone[client_id] = train_alone(session, _admit(session, client_id, broadcast))
+            except (Exception, SystemExit) as error:  # of any kind; the round names it, if the client takes part
+                failed.append(failure(client_id, broadcast.round_idx, error))
+            if len(alone) == _PROBED:
+                break
+        if failed and not alone:
+            raise failed[0]
+        if (drawn := outside.drawn()) is not None:
+            raise NotVectorizable(f"training draws from {drawn}{OF_ALL}")
+        ids = sorted(alone, key=lambda one: (-session.data.num_samples(one), one))
         group.pad_to = _largest_smaller_batch(session)
         if group.pad_to and not _misfit(session, group, finish, ids, broadcast, alone):
             return
@@ -150,39 +143,33 @@ def _largest_smaller_batch(session: Session) -> int:
     return found
 
 
-def _two_clients(session: Session, kind: str) -> list[int]:
-    """Two small clients, of different sizes where possible, the larger first; fewer in a smaller population."""
-    sizes: dict[int, list[int]] = {}
-    for client_id in session.data.clients:
-        if session.kinds[client_id] == kind and (size := session.data.num_samples(client_id)):
-            sizes.setdefault(size, []).append(client_id)
-    smallest = sorted(sizes)[:2]
-    return sizes[smallest[0]][:2] if len(smallest) == 1 else [sizes[size][0] for size in reversed(smallest)]
+def _drawn(session: Session, kind: str) -> list[int]:
+    """The largest client of a kind, the smallest, and drawn ones, of which the last replace others; all with data."""
+    num_samples = session.data.num_samples
+    found = [one for one in session.data.clients if session.kinds[one] == kind and num_samples(one)]
+    if not found:
+        return []
+    first = list(dict.fromkeys([max(found, key=num_samples), min(found, key=num_samples)]))
+    others = [one for one in found if one not in first]
+    drawn = random.Random(derive_seed(session.seed, "probe", kind)).sample(others, min(len(others), 2 * _PROBED))
+    return [*first, *drawn]
 
 
 def _admit(session: Session, client_id: int, broadcast: Broadcast) -> Client:
+    """A client whose training is cut to a few steps, with its smaller last batch among them."""
     client = session.admit(client_id, broadcast, "train")
     loader: Any = client.train_loader()
-    epochs, steps = client.work.epochs, client.work.steps
-    if len(loader) * (epochs or 1) > _PROBE_STEPS or (steps or 0) > _PROBE_STEPS:
+    each, epochs, steps = len(loader), client.work.epochs, client.work.steps
+    if each * (epochs or 1) > _PROBE_STEPS or (steps or 0) > _PROBE_STEPS:
         client.work = LocalWork(None, _PROBE_STEPS)
+        if each > _PROBE_STEPS and (epochs or (steps or 0) / each) >= 1:
+            before = client.around
+            client.around = lambda loader, one: _shortened(loader if before is None else before(loader, one))
     return client
 
 
-def _train_alone(session: Session, client_id: int, broadcast: Broadcast) -> _Alone:
-    client = _admit(session, client_id, broadcast)
-    session.become(client)
-    metrics = session.train(client).compute()
-    answer = session.answer(client)
-    try:
-        session.check_finite(client, metrics, answer)
-    except NonFiniteUpdate as error:
-        raise failure(client_id, broadcast.round_idx, error) from error
-    return _Alone(client.model.copy(), {name: tensor.clone() for name, tensor in _tensors(answer).items()}, metrics)
-
-
-def _tensors(answer: Answer) -> dict[str, Tensor]:
-    return {**answer.kept, **answer.payload}
+def _shortened(loader: Any) -> Any:
+    return loader.shortened(_PROBE_STEPS) if type(loader) is TensorLoader else loader
 
 
 def _misfit(
@@ -191,10 +178,12 @@ def _misfit(
     finish: GroupFinish,
     ids: Sequence[int],
     broadcast: Broadcast,
-    alone: Mapping[int, _Alone],
+    alone: Mapping[int, Result],
 ) -> str:
     """The first difference between the two ways; empty where there is none."""
     clients = [_admit(session, client_id, broadcast) for client_id in ids]
+    if not clients:
+        return ""
     try:
         trained = group.train(clients)
     except NotVectorizable as error:
@@ -203,38 +192,16 @@ def _misfit(
         if "randomness" in str(error):
             return "training draws random numbers (dropout, say), which come from each client's own stream"
         return " ".join(str(error).split())[:300]
-    close = _COARSE if _is_coarse(group.loop) else _CLOSE
     answers = finish.of_all(clients, trained.tensors)
     for idx, (client, logged) in enumerate(zip(clients, trained.metrics, strict=True)):
-        expected = alone[client.id]
-        for name, tensor in client.model.tensors(trained.tensors).items():
-            if not _is_close(tensor, expected.model[name], client.begun.get(name), close):
-                return f"{name!r} differs after training in a group and alone: {_CAUSES}"
-        for name, value in expected.metrics.items():
-            if not abs(value - logged.get(name, math.nan)) <= close * (1 + abs(value)):
-                return f"the logged {name!r} differs between a client in a group and alone"
-        found = _tensors(session.answer(client))
-        if answers is not None and not _same(found, _tensors(answers[idx])):
+        found = tensors_of(session.answer(client))
+        if answers is not None and not _same(found, tensors_of(answers[idx])):
             finish.together = False
-        for name, tensor in found.items():
-            if name not in expected.answer or not _is_close(
-                tensor, expected.answer[name], client.begun.get(name), close
-            ):
-                return (
-                    f"algorithm.finish gives a different {name!r} for a client in a group than alone, though its model "
-                    "is the same after training; it must depend on the client only"
-                )
+        result = Result(client.model.tensors(trained.tensors), found, logged)
+        if misfit := difference(group.loop, client.begun, result, alone[client.id]):
+            return misfit
+    group.trust(range(len(ids)))
     return ""
-
-
-def _is_close(found: Tensor, expected: Tensor, begun: Tensor | None, close: float) -> bool:
-    """Whether two results differ by rounding only, relative to the client's movement."""
-    if found.shape != expected.shape:
-        return False
-    infinite = expected.isinf() & (found == expected)  # a method's state may start so
-    found, expected = found.double().masked_fill(infinite, 0), expected.double().masked_fill(infinite, 0)
-    moved = expected if begun is None else expected - begun.double().masked_fill(infinite, 0)
-    return bool((found - expected).norm() <= close * moved.norm() + _ROUNDING * expected.norm())
 
 
 def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
@@ -242,7 +209,3 @@ def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(
         tensor.dtype == other[name].dtype and tensor.equal(other[name]) for name, tensor in one.items()
     )
-
-
-def _is_coarse(loop: LocalLoop) -> bool:
-    return str(loop.fabric.strategy.precision.precision) not in ("32-true", "64-true")

@@ -8,7 +8,7 @@ sequential evaluation by rounding only.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,8 +24,9 @@ from lit_fed.engine.clients.session import Session
 from lit_fed.engine.lightning.metric_names import plain_name
 from lit_fed.engine.lightning.sums import StackedSums
 from lit_fed.engine.method.algorithm import Algorithm
+from lit_fed.engine.vectorized.alone import Outside
 from lit_fed.engine.vectorized.metrics import GroupMeter
-from lit_fed.engine.vectorized.objective import NotVectorizable, differing_batch_idx
+from lit_fed.engine.vectorized.objective import NotVectorizable, differing
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.payload import ClientUpdate
 
@@ -79,22 +80,37 @@ class SharedEvaluation:
         if not isinstance(whole, TensorLoader) or not len(whole) or not whole.is_fixed:
             return
         loaders = self._loaders(question.loader, ids, whole)
-        alike = self._alike(list(loaders), broadcast)
-        if not alike or not self._fits(whole, question.subset):
+        alike, outside = self._alike(list(loaders), broadcast), Outside(self.loop.model.task)
+        if not alike:
             return
-        rows = [loaders[client_id].indices.numpy() for client_id in alike]
+        try:
+            found = self._together(alike, loaders, whole, question.subset)
+            if outside.drawn() is None:
+                yield from found
+                return
+        except Exception:  # of any kind: a client asked alone raises its error
+            pass
+        outside.restore()
+
+    def _together(
+        self, ids: Sequence[int], loaders: Mapping[int, TensorLoader], whole: TensorLoader, subset: Subset
+    ) -> list[ClientUpdate]:
+        if not self._fits(whole, subset):
+            return []
+        rows = [loaders[client_id].indices.numpy() for client_id in ids]
         places = _places(np.concatenate(rows), whole.indices.numpy())
         if places is None:
-            return
+            return []
         sizes = np.array([len(own) for own in rows])
-        samples = self._samples(whole, question.subset, places)
+        samples, found = self._samples(whole, subset, places), list[ClientUpdate]()
         means = {name: _means(values[places], sizes) for name, values in samples.columns.items()}
-        for idx, (client_id, end) in enumerate(zip(alike, sizes.cumsum().tolist(), strict=True)):
+        for idx, (client_id, end) in enumerate(zip(ids, sizes.cumsum().tolist(), strict=True)):
             metrics = {name: values[idx] for name, values in means.items()} if sizes[idx] else {}
             if self._meter.used:
                 size = loaders[client_id].batch_size
                 metrics |= self._of_metrics(samples.taken, places[end - sizes[idx] : end], size)
-            yield ClientUpdate(client_id, {}, metrics=metrics, kind=self.kind)
+            found.append(ClientUpdate(client_id, {}, metrics=metrics, kind=self.kind))
+        return found
 
     def _loaders(
         self, loader_of: Callable[[int | None], Iterable[object]], ids: Iterable[int], whole: TensorLoader
@@ -196,7 +212,7 @@ class SharedEvaluation:
     def _values(self, batch: Any, whole: TensorLoader, subset: Subset) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Values that the task logs of each sample of a batch, (B,), by name, and arguments of its metrics (B, …)."""
         loop, stage, recorder = self.loop, self.loop.evaluation_stage(subset), self._meter
-        step, batch_idx = loop.bound(f"{stage}_step"), differing_batch_idx()
+        step, batch_idx = loop.bound(f"{stage}_step"), differing("batch_idx")
 
         def one(sample: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
             recorder.begin()
@@ -204,12 +220,13 @@ class SharedEvaluation:
             return tuple(recorder.values), tuple(recorder.taken)
 
         loop.state.meter, loop.trainer.stage = recorder, "test" if subset == "test" else "validate"
+        loop.trainer.meter = differing("self.trainer.callback_metrics")
         loop.begin_metrics(sync=False)
         try:
             with loop.mode(str(stage)), loop.autocast(), recorder.recording():
                 values, taken = torch.vmap(one)(loop.to_device(batch, whole))
         finally:
-            loop.state.meter = None
+            loop.state.meter = loop.trainer.meter = None
         _check_weights(recorder.logged)
         logged = zip(recorder.logged, values, strict=True)
         return {plain_name(name): found for (name, _), found in logged}, list(taken)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,15 +16,27 @@ from torch.optim import Optimizer
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.lightning.sums import StackedSums
 from lit_fed.engine.method.client import Client, Pass, Phase, Tensors
+from lit_fed.engine.method.differs import Differs
 from lit_fed.engine.method.model import ModelView
 from lit_fed.engine.method.steps import EffectiveSteps
 from lit_fed.engine.method.task_run import TaskRunOn
+from lit_fed.engine.vectorized.alone import Outside, closeness
 from lit_fed.engine.vectorized.batches import Collected, Gathered, GroupBatches, can_gather, cut, total_steps
 from lit_fed.engine.vectorized.dropout import Streams
+from lit_fed.engine.vectorized.layers import Called
 from lit_fed.engine.vectorized.metrics import GroupMeter
-from lit_fed.engine.vectorized.objective import GroupObjective, NotVectorizable, StackedTensors, differing_batch_idx
+from lit_fed.engine.vectorized.objective import (
+    GroupObjective,
+    NotVectorizable,
+    StackedTensors,
+    differing,
+    weight_of,
+)
 from lit_fed.tensors import on_device
 
+_ROUNDING = 1e-6
+OF_ALL = ", which all clients share"
+_CLOCK = ("num_training_batches", "estimated_stepping_batches", "global_step")
 _Logged = tuple[str, Sequence[int] | None, Tensor]  # a name, each client's weight (None: its batch's size) and value
 
 
@@ -49,6 +61,22 @@ def holdings(client: Client) -> Any:
     return client.is_new, tuple(client.begun), tuple(client.results), shapes
 
 
+class _Tried(NamedTuple):
+    """A step of some clients, to be compared with another way through it.
+
+    Args:
+        values: The objective and logged values, (n,) each.
+        gradients: Of every trained parameter, (n, …).
+        told: Weights of logged values, and calls of metrics.
+        columns: Arguments of the calls, by client.
+    """
+
+    values: list[Tensor]
+    gradients: list[Tensor]
+    told: list[Any]
+    columns: list[list[Tensor]]
+
+
 class GroupLoop:
     """Trains groups of clients of one kind.
 
@@ -62,6 +90,20 @@ class GroupLoop:
         self.loop = loop
         self.pad_to = pad_to
         self.meter = GroupMeter(loop)
+        self.fresh: dict[Any, int] = {}
+        """Computations of the last group that no comparison with a client alone has shown, and a client of each."""
+        self.checked: set[int] = set()
+        """Sizes of padded batches that were compared with batches without padding."""
+        self._trusted: set[Any] = set()
+
+    def note(self, computation: Any, idx: int) -> None:
+        """Note a computation, by the operations that it is made of, and one of its clients."""
+        if computation not in self._trusted:
+            self.fresh.setdefault(computation, idx)
+
+    def trust(self, compared: Collection[int]) -> None:
+        """Trust the new computations of the last group's clients whose results are those alone."""
+        self._trusted |= {computation for computation, idx in self.fresh.items() if idx in compared}
 
     def train(self, clients: Sequence[Client]) -> Trained:
         """Run the clients' local work; each then has its trained tensors as ``client.model``, and its results.
@@ -82,23 +124,26 @@ class GroupLoop:
         if len({len(phases) for phases in work}) > 1:
             raise NotVectorizable("clients of a round have different phases; a group needs equal ones")
         meter, streams = StackedSums(len(clients)), Streams(clients)
+        self.fresh, outside = {}, Outside(model.task)
         self.meter.renew(len(clients))
         with self._at_work(clients[0].round_idx):
             for phases in zip(*work, strict=True):
                 self._run(phases, clients, tensors, meter, streams)
+        if (drawn := outside.drawn()) is not None:
+            raise NotVectorizable(f"training draws from {drawn}{OF_ALL}")
         return Trained(tensors, [one | other for one, other in zip(meter.means(), self.meter.computed(), strict=True)])
 
     @contextmanager
     def _at_work(self, round_idx: int) -> Iterator[None]:
         state, trainer = self.loop.state, self.loop.trainer
-        state.training, trainer.stage = True, "fit"
+        state.training, trainer.stage, trainer.meter = True, "fit", differing("self.trainer.callback_metrics")
         trainer.current_epoch, trainer.global_step = round_idx, 0
         if not self.loop.objective.training:
             self.loop.objective.train()
         try:
             yield
         finally:
-            state.meter, state.training, state.public = None, False, False
+            state.meter, state.training, state.public, trainer.meter = None, False, False, None
 
     def _run(
         self,
@@ -157,6 +202,7 @@ class _PhaseOfGroup:
         streams: Streams,
     ) -> None:
         loop = self.loop = group.loop
+        self.group, self.streams, self.phases = group, streams, phases
         self.pad_to, self.phase, self.clients, self.meter = group.pad_to, phases[0], clients, meter
         self.device = loop.fabric.device
         loop.model.set_trainable(self.phase.trains)
@@ -175,13 +221,14 @@ class _PhaseOfGroup:
         loop, lengths = self.loop, self.batches.num_steps
         loop.state.public, loop.state.client = self.phase.public, self.objective.client
         loop.state.meter = self.objective.recorder
-        loop.expect(self.phase)
+        clock = self._set_clock()
         accumulate = loop.gradients.accumulate if self.phase.moves else 1
         if accumulate > 1 and len({*zip(lengths, self.batches.each, strict=True)}) > 1:
             raise NotVectorizable("with accumulate_grad_batches, the clients of a group need equally many batches")
         optimizers, schedulers = loop.optimizers.build(
             self.phase.name, loop.trainer.current_epoch, self.clients[0].rate_of(self.phase)
         )
+        loop.trainer.optimizers, loop.trainer.schedulers = optimizers, [entry.scheduler for entry in schedulers]
         optimizer = optimizers[0]
         if schedulers and len(set(lengths)) > 1:
             raise NotVectorizable("with a schedule by steps, the clients of a group need equally many batches")
@@ -211,6 +258,7 @@ class _PhaseOfGroup:
                 group["params"] = parameters
             optimizer.state.clear()
             loop.state.meter = None
+            vars(loop.trainer).update(clock)
         for client, length in zip(self.clients, lengths, strict=True):
             client.steps.extend(distances[length], self.steps)
         if not self.phase.moves:
@@ -218,6 +266,22 @@ class _PhaseOfGroup:
             for idx, (client, count) in enumerate(zip(self.clients, samples.tolist(), strict=True)):
                 means = {name: part[idx] / count for name, part in parts.items()} if count else {}
                 client.results[self.phase.name] = means
+
+    def _set_clock(self) -> dict[str, Any]:
+        """Set the task's clock; a value that differs between clients is refused where it is read.
+
+        Returns:
+            The first client's.
+        """
+        loop, found = self.loop, list[dict[str, Any]]()
+        lengths = zip(self.batches.each, self.batches.num_steps, strict=True)
+        for phase in reversed(dict(zip(lengths, self.phases, strict=True)).values()):
+            loop.expect(phase)
+            found.append({name: getattr(loop.trainer, name) for name in _CLOCK})
+        for name in _CLOCK:
+            if any(one[name] != found[0][name] for one in found):
+                setattr(loop.trainer, name, differing(f"self.trainer.{name}"))
+        return found[-1]
 
     def _add_gradients(self, sums: StackedSums, sizes: Sequence[int]) -> None:
         """Add the gradients of the first clients' batches, each weighted by its samples."""
@@ -230,7 +294,7 @@ class _PhaseOfGroup:
         """The number of the batch in its epoch, where all clients are at the same."""
         each = self.batches.each
         alike = each[0] == each[active - 1] or step < each[active - 1]
-        return step % each[0] if alike else differing_batch_idx()
+        return step % each[0] if alike else differing("batch_idx")
 
     def _ends_here(self, step: int, batch_idx: int, accumulate: int) -> bool:
         """Whether to step on the accumulated gradients, also on those left over at the end of an epoch."""
@@ -280,18 +344,23 @@ class _PhaseOfGroup:
         ways: dict[tuple[int, bool], list[int]] = {}
         for idx, size in enumerate(sizes):
             ways.setdefault((self.pad_to, True) if size < self.pad_to else (size, False), []).append(idx)
-        recorder = self.objective.recorder
+        recorder, width = self.objective.recorder, max(*sizes, self.pad_to)
+        for size in sorted({size for size in sizes if size < self.pad_to} - self.group.checked):
+            self._check_padding(
+                batch, size, on_device([i for i, n in enumerate(sizes) if n == size], self.device), width
+            )
         if len(ways) == 1:
             ((_, padded),) = ways
             loss, values = self._losses_of(batch, slice(0, len(sizes)), sizes if padded else None)
-            named = zip(recorder.logged, values, strict=True)
+            weighed = [(name, weight_of(size, padded)) for name, size in recorder.logged]
+            named = zip(weighed, values, strict=True)
             return loss, [(name, None if size is None else [size] * len(sizes), v) for (name, size), v in named]
-        parts, given, width = [], [], max(*sizes, self.pad_to)
+        parts, given = [], []
         for (size, padded), own in ways.items():
             rows = on_device(own, self.device)
             counts = [sizes[idx] for idx in own] if padded else None
             parts.append(self._losses_of(cut(batch, rows, size, width), rows, counts))
-            given.append([weight for _, weight in recorder.logged])
+            given.append([weight_of(weight, padded) for _, weight in recorder.logged])
         back = on_device([idx for own in ways.values() for idx in own], self.device).argsort()
         loss = torch.cat([part[0] for part in parts])[back]
         values = [torch.cat(column)[back] for column in zip(*(part[1] for part in parts), strict=True)]
@@ -305,10 +374,41 @@ class _PhaseOfGroup:
         buffers = {name: tensor[rows] for name, tensor in self.buffers.items()}
         counts = None if sizes is None else on_device(sizes, self.device)
         loss, values = self.objective.losses(parameters, buffers, batch, rows, counts)
+        self.group.note((counts is None, *self.objective.called), 0 if isinstance(rows, slice) else int(rows[0]))
         if isinstance(rows, Tensor):
             for name, tensor in buffers.items():
                 self.buffers[name][rows] = tensor
         return loss, values
+
+    def _check_padding(self, batch: Any, size: int, rows: Tensor, width: int) -> None:
+        """Compare a step's batches of one size, padded, with the same batches without padding.
+
+        Raises:
+            NotVectorizable: If they differ in an objective, a gradient, a logged value, or a metric.
+        """
+        self.group.checked.add(size)
+        counts = on_device([size] * len(rows), self.device)
+        padded, plain = (
+            self._tried(cut(batch, rows, to, width), rows, given) for to, given in ((self.pad_to, counts), (size, None))
+        )
+        if not _alike(padded, plain, closeness(self.loop)):
+            raise NotVectorizable(
+                f"a batch of {size} samples has other gradients, logged values or metrics than its samples one by one"
+            )
+
+    def _tried(self, batch: Any, rows: Tensor, counts: Tensor | None) -> _Tried:
+        """Outputs and gradients of a step, without a trace."""
+        leaves = {name: leaf.detach()[rows].requires_grad_() for name, leaf in self.leaves.items()}
+        parameters = {**{name: tensor[rows] for name, tensor in self.still.items()}, **leaves}
+        buffers = {name: tensor[rows] for name, tensor in self.buffers.items()}
+        with self.streams.repeated():
+            loss, values, taken = self.objective.outputs(parameters, buffers, batch, rows, counts)
+        found = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
+        gradients = [
+            torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves.values(), found, strict=True)
+        ]
+        told, columns = self.objective.recorder.told(taken, counts)
+        return _Tried([loss, *values], gradients, told, columns)
 
     def _step(self, optimizer: Optimizer, active: int) -> None:
         loop, leaves = self.loop, self.leaves
@@ -321,8 +421,36 @@ class _PhaseOfGroup:
             for name, gradient in self.objective.correct(held, found, slice(0, active)).items():
                 leaves[name].grad = found[name] = gradient
         loop.gradients.clip(list(found.values()))
-        loop.take_step(optimizer)
-        loop.trainer.global_step += 1
+        if type(optimizer).__module__.startswith("torch."):
+            loop.take_step(optimizer)
+        else:
+            with Called() as called:
+                loop.take_step(optimizer)
+            self.group.note(("step", *called.sequence), 0)
+        if not isinstance(loop.trainer.global_step, Differs):
+            loop.trainer.global_step += 1
+
+
+def _alike(found: _Tried, expected: _Tried, close: float) -> bool:
+    """Whether two ways through a step differ by rounding only; a client without finite values shows nothing."""
+    if found.told != expected.told:
+        return False
+    loss = expected.values[0].double()
+    apart, whole = torch.zeros_like(loss), torch.zeros_like(loss)
+    for one, other in zip(found.gradients, expected.gradients, strict=True):
+        apart += (one.double() - other.double()).square().reshape(len(loss), -1).sum(1)
+        whole += other.double().square().reshape(len(loss), -1).sum(1)
+    near = (apart.sqrt() <= close * whole.sqrt() + _ROUNDING * (1 + loss.abs())) | ~whole.isfinite()
+    for one, other in zip(found.values, expected.values, strict=True):
+        near &= ((one - other).abs() <= close * (1 + other.abs())) | ~other.isfinite()
+    for parts in zip(found.columns, expected.columns, strict=True):
+        for one, other in zip(*parts, strict=True):
+            if one.shape != other.shape:
+                return False
+            off = (one.double() - other.double()).norm()
+            if off > close * (1 + other.double().norm()):  # False for NaN
+                return False
+    return bool(near.all())
 
 
 def _weights(given: Sequence[int | None], parts: Iterable[Sequence[int]], sizes: Sequence[int]) -> Sequence[int] | None:

@@ -327,6 +327,20 @@ def test_what_is_read_may_be_changed_without_changing_what_is_read_next(tmp_path
         found.add_(1.0)
 
 
+def test_what_is_undone_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packs, "_MOST_BYTES", 100)  # two packs of three states, and a rest
+    store = of_five(tmp_path)
+    kept = files(tmp_path)
+    for client_id in range(8):
+        store.put(client_id, state(9.0))
+    assert files(tmp_path) > kept
+    store.undo()
+    assert files(tmp_path) == kept
+    store.put(3, state(7.0))
+    store.commit(ALONE, 2)
+    assert [value(store, client_id) for client_id in (0, 3, 7)] == [0.0, 7.0, None]
+
+
 def test_a_client_that_is_written_twice_in_a_round_has_its_last_state(tmp_path: Path) -> None:
     store = opened(tmp_path)
     for number in (1.0, 2.0):
