@@ -290,7 +290,7 @@ def test_a_node_that_lies_about_itself_is_refused_and_may_come_again(
     make = small(data=lambda: Points(num_clients=3))
     made = run_with(tmp_path, make, [[0], [1], [2]], "hello", lambda answer: next(left, lambda one: one)(answer))
     assert made.run.next_round == 2
-    refusals = [line for line in lines().split("\n") if line.startswith("refused node 3: ")]
+    refusals = [line for line in lines().split("\n") if " WARNING refused node 3: " in line]
     assert len(refusals) == 1  # the second is the same
     assert re.search(words, refusals[0]), refusals[0]
 
