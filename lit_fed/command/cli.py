@@ -22,7 +22,7 @@ from lit_fed.command.reading.config_files import ConfigFiles
 from lit_fed.command.reading.own import add_overwrite
 from lit_fed.command.reading.parts import add_parts, build_parts, set_seed
 from lit_fed.command.reading.words import CommandLine
-from lit_fed.command.refusals.explain import explain
+from lit_fed.command.refusals.explain import causes, explain
 from lit_fed.command.roots import PARTS, import_named
 from lit_fed.command.table import COMMANDS, Call, asked
 from lit_fed.errors import ConfigError, LitFedError, brief, reason
@@ -276,7 +276,7 @@ def main(args: list[str] | None = None) -> None:
         line = user_error(error, words)
         if line is None:
             raise
-        ours = next((cause for cause in _causes(error) if isinstance(cause, LitFedError)), None)
+        ours = next((cause for cause in causes(error) if isinstance(cause, LitFedError)), None)
         if ours is not None and ours.details and _rank() == 0:
             print(ours.details, file=sys.stderr)  # the traceback of the user's own code
         _fail(line, ours.status if ours is not None else 2)
@@ -302,25 +302,17 @@ def check_text(words: Sequence[str]) -> None:
 
 def user_error(error: BaseException, args: Sequence[str]) -> str | None:
     """One line about a mistake that a user can correct; None for an error that needs its traceback."""
-    for cause in _causes(error):
+    for cause in causes(error):
         if isinstance(cause, LitFedError):
             return str(cause)
     if isinstance(error, ArgumentError):
-        return brief(explain(str(error), args))
-    for cause in _causes(error):
+        return brief(explain(error, args))
+    for cause in causes(error):
         if isinstance(cause, MemoryError) or (isinstance(cause, RuntimeError) and "allocate memory" in str(cause)):
             return reason(cause)
         if isinstance(cause, OSError) and cause.strerror and (cause.filename or cause.errno in _FULL):
             return f"{cause.filename}: {cause.strerror}" if cause.filename else cause.strerror
     return None
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    """An error and its causes: the parser wraps errors of a class's constructor."""
-    chain = [error]
-    while chain[-1].__cause__ is not None:
-        chain.append(chain[-1].__cause__)
-    return chain
 
 
 def _rank() -> int:

@@ -47,5 +47,5 @@ def _model(model: Namespace, name: str, own: Any, max_rounds: int | None) -> Lig
     try:
         made: LightningModule = instantiate(parser, parser.parse_object({"model": config}), max_rounds).model
     except ArgumentError as error:
-        raise ConfigError(explain(str(error)).replace("model.init_args.", f"trainer.kinds.{name}.", 1)) from error
+        raise ConfigError(explain(error).replace("model.init_args.", f"trainer.kinds.{name}.", 1)) from error
     return made

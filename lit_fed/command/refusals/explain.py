@@ -1,16 +1,14 @@
-"""One line from a parser's nested report: the key that is wrong, and what to do.
+"""One line from a parser's error: the key that is wrong, and what to do.
 
-jsonargparse reports errors as text only, also in 4.53: an indented tree of every alternative that it tried. `_PHRASES`
-and `_FLAT` hold all of its English that is read here; keys give the place in the configuration, the innermost complaint
-the reason. Other text is joined into one line as it is. The package's version is bounded, because every release may
-reword its errors.
+jsonargparse raises an error from its cause, link by link: a key, the class at that key, a key of the class, and so on
+down to the reason. `_LINKS` holds the beginnings of links that are read here; a reason that it lacks is told as it is.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from jsonargparse import ArgumentParser
 
@@ -18,122 +16,157 @@ from lit_fed.command.refusals import suggest
 from lit_fed.command.refusals.suggest import join_and, join_or
 from lit_fed.command.table import COMMANDS, asked
 
-# Patterns of a report's lines, by kind; the first that matches counts.
-_PHRASES = (
-    ("noise", r"Does not validate against|Errors:|Given value type|Expected a <class 'NoneType'>|Expected a path but"),
-    ("noise", r"Subclass types expect|a class path \(str\)|a dict (?:with|without) |Given value: N\w+\("),
-    ("key", r'Parser key "([^"]+)"'),
+# Patterns of links by kind; the first that matches counts.
+_LINKS = (
+    ("key", r'Parser key "([^"]+)": ?(.*)'),
     ("class", r"Problem with given class_path '([^']+)'"),
-    ("bases", r"Subtypes: (.*)"),
-    ("given", r"Given value: (.*?)(?:\. Got value: .*)?$"),
-    ("unknown", r"Option '([^']+)' is not accepted"),
+    ("maker", r"Type (.+?) expects a function or a callable class: (?s:.*)Got value: (?:\w+\(class_path=')?([^']*)"),
+    ("union", r"Does not validate against any of the Union subtypes\nSubtypes: \[(.*)\]\n(?s:.*)\nGiven value: (.*)"),
+    ("unknown", r"(?:Group '(.+)' does not accept option|Subcommand '.+' does not accept option|Option) '([^']+)'"),
     ("absent", r"the following arguments are required: (.+)"),
-    ("no_class", r"Expected a dot import path string: (\S+)"),
-    ("no_class", r"Import path (\S+) does not correspond to a subclass"),
-    ("foreign", r"Import path does not correspond to a subclass"),
-    ("abstract", r"Expected an instantiatable class, but"),
-    ("no_import", r"module '[^']+' has no attribute '[^']+'|No module named '[^']+'"),
-    ("no_mapping", r"Not a valid subclass"),
-    ("wanted", r"Expected an? (.+)"),
-    ("reason", r"(.*)"),
-)
-# Patterns of reports that are one line, and functions that answer them, given the command line.
-_FLAT: tuple[tuple[str, Callable[[str, Sequence[str]], str]], ...] = (
-    (r"unrecognized arguments: (.+)", lambda words, args: suggest.option(words.split(), *_asked_for(args))),
-    (r"(?:Subcommand|Group) '.+' does not accept option '([^']+)'", lambda name, args: _no_key(name, args)),
-    (r"Option '[^']+' is not accepted before subcommand '([^']+)'", lambda name, _: _too_early(name)),
-    (r"Option '([^']+)' is not accepted$", lambda name, args: _no_key(name, args)),
-    (r"argument (\S+): expected (?:one|at least one) argument", lambda option, args: _no_value(option, args)),
-    (r"the following arguments are required: (.+)", lambda names, _: missing(names.split(", "))),
-    (r"expected \"subcommand\" to be one of", lambda *_: _no_command()),
-    (r"argument subcommand: invalid choice: '([^']*)'", lambda word, _: _wrong_command(word)),
+    ("stray", r"unrecognized arguments: (.+)"),
+    ("no_value", r"argument (\S+): expected (?:one|at least one) argument"),
+    ("no_class", r"(?:Expected a dot import path string:|Import path) (\S+)"),
+    ("abstract", r"Expected an instantiatable class, but (\S+) is abstract"),
+    ("no_settings", r"Not a valid subclass of"),
+    ("wanted", r"Expected an? (.+)\. Got value: (.*)"),
 )
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list", "str": "a text"}
-_KINDS |= {"dict": "a mapping", "tuple": "a list"}
+_KINDS |= {"dict": "a mapping", "tuple": "a list", "NoneType": ""}
 
 
-def explain(message: str, args: Sequence[str] = ()) -> str:
-    """Reduce a parser's report to one line.
+@dataclass
+class _Facts:
+    """A mistake: its keys, the class that has it, the types and the value there, and the reason."""
+
+    keys: list[str] = field(default_factory=list)
+    owner: str = ""
+    types: str = ""
+    given: str | None = None
+    kind: str = ""
+    what: str = ""
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    """An error and its causes, outermost first."""
+    chain = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    return chain
+
+
+def explain(error: BaseException, args: Sequence[str] = ()) -> str:
+    """Reduce a parser's error to one line.
 
     Args:
-        message: The report.
+        error: The error.
         args: The command line that it is about.
     """
-    for pattern, answer in _FLAT:
-        if match := re.match(pattern, message, re.DOTALL):
-            return answer(match.group(match.lastindex or 0), args)
-    if message.startswith(("Problems parsing config", "Unexpected config")):
-        return " ".join(message.split())
-    return _tell(_read(message))
+    facts = _read(error)
+    if not facts.keys and facts.kind in ("", "unknown") and [*args[:1]] != [asked(args)]:
+        return _of_command(args)
+    return _tell(facts, ".".join(facts.keys), args)
 
 
-def _read(message: str) -> dict[str, list[str]]:
-    """Facts of a nested report by kind, outermost first."""
-    facts: dict[str, list[str]] = defaultdict(list)
-    for line in message.splitlines():
-        text = line.strip().removeprefix("- ")
-        if made_of := re.match(r"Type (.+?) expects a function or a callable class: (.*)", text):
-            facts["bases"], text = [made_of.group(1)], made_of.group(2)
-            if text.startswith(("Parser key", "Option", "the following")):
-                facts["key"].append("init_args")
-        text, *values = text.split(". Got value: ")
-        facts["class"] += re.findall(r"^Namespace\(class_path='([^']+)'", values[-1] if values else "")
-        value = "" if not values or values[0].startswith("Namespace(") else values[0]
-        kind, found = next((kind, m.group(m.lastindex or 0)) for kind, p in _PHRASES if (m := re.match(p, text)))
-        if kind == "class":
-            facts["key"].append("init_args")
-        elif kind == "key":
-            facts["bases"] = []
-        elif kind == "wanted" and value:
-            facts["given"].append(value)
-        elif kind == "no_import":
-            named = value or facts["class"][-1]
-            if (package := re.match(r"No module named '([^']+)'", text)) and not named.startswith(package.group(1)):
-                kind, found = "reason", f"{named} cannot be imported: {found}"  # by the class's own module
-            else:
-                kind, found = "no_class", named
-        if (found and found not in facts[kind]) or kind in ("key", "class"):
-            facts[kind].append(found)
+def _read(error: BaseException) -> _Facts:
+    facts, within = _Facts(), False
+    for kind, first, second in _links(error):
+        if kind in ("key", "unknown", "absent") and within:
+            facts.keys.append("init_args")
+        elif kind == "key" and facts.keys and f"{first}.".startswith(f"{facts.keys[-1]}."):
+            facts.keys.pop()  # the same link again, or its whole name
+        within = kind in ("class", "maker")
+        match kind:
+            case "key":
+                facts.keys.append(first)
+                facts.types, facts.given, facts.what = "", None, second
+            case "class":
+                facts.owner = first
+            case "maker":
+                facts.types, facts.owner = first, second
+            case "union":
+                facts.types, facts.given = first, second
+            case "wanted":
+                facts.kind, facts.what = kind, first
+                facts.given = second if facts.given is None else facts.given
+            case _:
+                facts.kind, facts.what = kind, ".".join(filter(None, (first, second)))
     return facts
 
 
-def _tell(facts: dict[str, list[str]]) -> str:
-    inner = ".".join(facts["key"])
-    key = inner.removesuffix(".init_args")
-    bases = suggest.classes_in(facts["bases"][-1] if facts["bases"] else "")
-    given = facts["given"][0] if facts["given"] else None
-    wanted = list(dict.fromkeys(_kind(kind) for kind in facts["wanted"]))
-    if facts["unknown"] == ["class_path"]:
-        return suggest.beside_class_path(key, given)
-    if facts["unknown"]:
-        return suggest.setting(f"{inner}.{facts['unknown'][0]}", facts["class"][-1])
-    if facts["absent"]:
-        absent = [f"{inner}.{name}" if inner else name for name in facts["absent"][0].split(", ")]
-        return f"{join_and(absent)} missing; give it a value"
-    if facts["abstract"] and given is not None and re.fullmatch(r"[A-Za-z_][\w.]*", given):
-        return f"{key}: {given} is abstract; name a class that derives from it{suggest.choices(bases)}"
-    if facts["foreign"] and given is not None:
-        facts["no_class"].append(given)
-    if facts["no_class"]:
-        name = facts["no_class"][-1]
-        if suggest.close_class(name, bases) or not wanted:
-            return f"{key}: {suggest.no_class(name, bases)}"
-    no_class = bool(facts["no_class"] or facts["no_mapping"] or facts["abstract"])
-    if no_class and not wanted:
-        return f"{key}: a class is needed; give class_path and init_args{suggest.choices(bases)}"
-    if wanted:
-        a_class = no_class and "a number" not in wanted  # where a number is wanted, the class would be Tensor
-        hint = f"; write {key}+={given}" if given in [cls.__name__ for cls in suggest.subclasses(bases)] else ""
-        told = "" if given is None else f", not {given}"
-        return f"{key}: expected {join_or(wanted + ['a class'] * a_class)}{told}{hint}"
-    return ": ".join(part for part in (key, " ".join(": ".join(facts["reason"]).split())) if part)
+def _links(error: BaseException) -> Iterator[tuple[str, str, str]]:
+    """Links of an error by their kinds, each with up to two texts."""
+    owner = alternatives = kind = ""
+    for link in causes(error):
+        text, missed = str(link), getattr(link, "name", None) or "\0"
+        kind, first, second = _link(text)
+        alternatives = text if kind == "union" else alternatives if kind == "wanted" else ""
+        if kind in ("class", "maker"):
+            owner = second or first
+        elif isinstance(link, ModuleNotFoundError) and not owner.startswith(missed):  # of the class's own module
+            first = f"{owner} cannot be imported: {text}"
+        elif isinstance(link, ModuleNotFoundError) or (isinstance(link, AttributeError) and owner.endswith(missed)):
+            kind, first = "no_class", owner
+        yield kind, first, second
+    if kind == "wanted" and "- Problem with given class_path" in alternatives:
+        for line in alternatives[alternatives.index("- Problem with") :].splitlines():  # the cause is the first alternative: a class was meant
+            kind, *texts = _link(line.strip(" -"))
+            if kind:
+                yield kind, *texts
+            if kind in ("unknown", "absent", "wanted"):
+                break
 
 
-def _kind(kind: str) -> str:
-    if literal := re.match(r"(?:typing\.)?Literal\[(.+)\]", kind):
-        return join_or(literal.group(1).split(", "))
-    name = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", kind)
-    return _KINDS.get(name, name)
+def _link(text: str) -> tuple[str, str, str]:
+    for kind, pattern in _LINKS:
+        if match := re.match(pattern, text):
+            return kind, *(*match.groups(""), "", "")[:2]
+    return "", text, ""
+
+
+def _tell(facts: _Facts, key: str, args: Sequence[str]) -> str:
+    match facts.kind:
+        case "unknown" if facts.what == "class_path":
+            return suggest.beside_class_path(key.removesuffix(".init_args"), facts.given)
+        case "unknown" if key:
+            return suggest.setting(f"{key}.{facts.what}", facts.owner)
+        case "unknown":
+            return suggest.key(facts.what, *_asked_for(args))
+        case "absent" if key:
+            return f"{join_and([f'{key}.{name}' for name in facts.what.split(', ')])} missing; give it a value"
+        case "absent":
+            return missing(facts.what.split(", "))
+        case "stray":
+            return suggest.option(facts.what.split(), *_asked_for(args))
+        case "no_value":
+            return _no_value(facts.what, args)
+        case "":
+            return " ".join((f"{key}: {facts.what}" if key else facts.what).split())
+    return f"{key}: {_of_type(facts, key)}"
+
+
+def _of_type(facts: _Facts, key: str) -> str:
+    """Reason why a value is not of its type."""
+    bases, given = suggest.classes_in(facts.types), str(facts.given)
+    if facts.kind == "no_class" or (facts.kind == "wanted" and suggest.close_class(given, bases)):
+        return suggest.no_class(facts.what if facts.kind == "no_class" else given, bases)
+    if facts.kind == "abstract" and facts.what in given:  # else it is the base, where no class is given
+        return f"{facts.what} is abstract; name a class that derives from it{suggest.choices(bases)}"
+    if facts.kind in ("abstract", "no_settings"):
+        return f"a class is needed; give class_path and init_args{suggest.choices(bases)}"
+    hint = f"; write {key}+={given}" if given in [cls.__name__ for cls in suggest.subclasses(bases)] else ""
+    return f"expected {join_or(_kinds(facts.types or facts.what))}, not {given or repr(given)}{hint}"
+
+
+def _kinds(types: str) -> list[str]:
+    """Types in words, classes last, and none where a number will do: it would be torch's Tensor."""
+    while (outer := re.sub(r"(?<!Literal)\[[^\[\]]*\]", "", types)) != types:
+        types = outer
+    kinds = []
+    for literal, name in re.findall(r"Literal\[([^\]]+)\]|([\w.]+)(?:'>)?(?:, |$)", types):
+        kinds += literal.split(", ") if literal else [_KINDS.get(name, "a class" if "." in name else name)]
+    known = [kind for kind in dict.fromkeys(kinds) if kind and kind != "a class"]
+    return [*known, *["a class"] * ("a class" in kinds and "a number" not in known)]
 
 
 # ---------------------------------------------------------------------- commands
@@ -148,10 +181,6 @@ def missing(names: Sequence[str]) -> str:
         shown = [f"--{key}" if key in options or not options else key.upper() for key in keys]
         return f"{join_and(shown)} missing; see lit-fed {command} --help"
     return f"{join_and(keys)} missing; name a class with --{keys[0]} or in a file given with --config"
-
-
-def _no_key(name: str, args: Sequence[str]) -> str:
-    return suggest.key(name, *_asked_for(args))
 
 
 def _asked_for(args: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -182,14 +211,12 @@ def _no_value(option: str, args: Sequence[str]) -> str:
     return f"{name} needs a value"
 
 
-def _no_command() -> str:
-    return f"no command given; choose {join_or(list(COMMANDS))}, as in: lit-fed fit --config my.yaml"
-
-
-def _wrong_command(word: str) -> str:
-    close = suggest.close(word, COMMANDS)
-    return f"there is no command {word!r}; " + (f"did you mean {close}?" if close else f"choose {join_or([*COMMANDS])}")
-
-
-def _too_early(command: str) -> str:
-    return f"settings come after the command: lit-fed {command} --config my.yaml"
+def _of_command(words: Sequence[str]) -> str:
+    """Message about a command line that does not begin with a command."""
+    command, word = asked(words), words[0] if words else "-"
+    if not word.startswith("-"):
+        close = suggest.close(word, COMMANDS)
+        return f"there is no command {word!r}; " + (f"did you mean {close}?" if close else f"choose {join_or([*COMMANDS])}")
+    if command is not None:
+        return f"settings come after the command: lit-fed {command} --config my.yaml"
+    return f"no command given; choose {join_or([*COMMANDS])}, as in: lit-fed fit --config my.yaml"
