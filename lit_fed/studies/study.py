@@ -213,7 +213,7 @@ def read_study(path: str | Path, profile: str | None = None) -> Study:
     """
     path = Path(located(path))
     content = read_settings(path, "study file", "holds no study; write keys such as rows:, columns: and metric:")
-    check_values(content, where=f"{path}: ")
+    check_values(content, where=lambda _keys: f"{path}: ")
     where = Where(str(path))
     where.check_keys(content, _STUDY)
     profiles = where.mapping(content, "profiles")

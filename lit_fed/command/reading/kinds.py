@@ -9,7 +9,7 @@ from jsonargparse import ArgumentError, Namespace
 from lightning import LightningModule
 
 from lit_fed.command.reading.making import instantiate
-from lit_fed.command.reading.replaced import TRAINED_BY, over
+from lit_fed.command.reading.settings import TRAINED_BY, Settings
 from lit_fed.command.refusals.explain import explain
 from lit_fed.engine.method.kinds import CHOSEN_BY
 from lit_fed.errors import ConfigError
@@ -39,13 +39,15 @@ def _model(model: Namespace, name: str, own: Any, max_rounds: int | None) -> Lig
         raise ConfigError(f"trainer.kinds.{name} is {own!r}; it must hold settings of the model, and clients")
     shared = (model.get("init_args") or Namespace()).as_dict()
     changed = {key: value for key, value in own.items() if key not in CHOSEN_BY}
+    plain = {key: value for key, value in changed.items() if key not in TRAINED_BY}
+    merged = Settings()
+    merged.content["model"] = {"class_path": model.class_path, "init_args": shared | plain}
     for key in TRAINED_BY.keys() & changed.keys():
-        changed[key] = over(shared.get(key), changed[key], TRAINED_BY[key])
-    config = {"class_path": model.class_path, "init_args": shared | changed}
+        merged.put(("model", key), changed[key])
     parser = Parser(exit_on_error=False)
     parser.add_subclass_arguments(LightningModule, "model", required=True)
     try:
-        made: LightningModule = instantiate(parser, parser.parse_object({"model": config}), max_rounds).model
+        made: LightningModule = instantiate(parser, parser.parse_object(merged.finish()), max_rounds).model
     except ArgumentError as error:
         raise ConfigError(explain(error).replace("model.init_args.", f"trainer.kinds.{name}.", 1)) from error
     return made

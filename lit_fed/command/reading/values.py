@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from lit_fed.errors import ConfigError
 _LARGEST = 2**63 - 1  # the largest integer of tensors, arrays and loops
 
 
-def check_values(settings: Any, key: str = "", where: str = "") -> None:
+def check_values(settings: Any, key: str = "", where: Callable[[Sequence[str]], str] = lambda _keys: "") -> None:
     """Refuse NaN, infinity, whole numbers beyond 64 bits and texts with NUL, at any depth.
 
     Defaults of a class pass: a class may use infinity as its default.
@@ -23,7 +23,7 @@ def check_values(settings: Any, key: str = "", where: str = "") -> None:
     Args:
         settings: A configuration, or a part of one.
         key: Dotted key of that part.
-        where: Prefix for messages: the file, if ``settings`` does not come from a command line.
+        where: Prefix for messages, given a value's keys: the file that it is from.
 
     Raises:
         ConfigError: For the first such value, with its key.
@@ -35,7 +35,7 @@ def check_values(settings: Any, key: str = "", where: str = "") -> None:
     settings = vars(settings) if isinstance(settings, Namespace) else settings
     if not isinstance(settings, Mapping):
         if wrong := _wrong(settings):
-            raise ConfigError(f"{where}{key.replace('.init_args.', '.')} is {wrong}")
+            raise ConfigError(f"{where(key.split('.'))}{key.replace('.init_args.', '.')} is {wrong}")
         return
     for name, value in settings.items():
         if name == "init_args" and isinstance(settings.get("class_path"), str):

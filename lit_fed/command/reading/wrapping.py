@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning import LightningDataModule
 
+from lit_fed.command.reading.settings import content_of
 from lit_fed.command.refusals.suggest import named_class
 from lit_fed.command.roots import PARTS
 from lit_fed.data import Wrapped
@@ -14,29 +15,29 @@ from lit_fed.data import Wrapped
 _CLASS = "Wrapped"
 
 
-def wrapped_settings(content: Any) -> Any:
-    """A configuration with `Wrapped` around a plain LightningDataModule.
+def wrapped(data: Any) -> Any:
+    """``data`` with `Wrapped` around a plain LightningDataModule.
 
     Its ``init_args`` are the module's, except settings that only `Wrapped` has, such as ``num_clients``.
 
     Args:
-        content: Content of a configuration file.
+        data: A class with its settings, its name, or both as an option's text.
 
     Returns:
-        The content unchanged if `data` is anything else.
+        The same if it is anything else.
     """
-    data = content.get("data") if isinstance(content, dict) else None
-    section: dict[str, Any] = data if isinstance(data, dict) else {"class_path": data}
+    content = content_of(data)
+    section: dict[str, Any] = content if isinstance(content, dict) else {"class_path": content}
     module = plain_module(section.get("class_path"))
     settings = section.get("init_args") or {}
     if module is None or not isinstance(settings, dict):
-        return content
+        return data
     population = _settings_of(Wrapped) - _settings_of(module)
     own = {key: value for key, value in settings.items() if key not in population}
     rest = {key: value for key, value in settings.items() if key in population}
     inner = {"class_path": section["class_path"], **({"init_args": own} if own else {})}
     others = {key: value for key, value in section.items() if key not in ("class_path", "init_args")}
-    return {**content, "data": {"class_path": _CLASS, "init_args": {"module": {**inner, **others}, **rest}}}
+    return {"class_path": _CLASS, "init_args": {"module": {**inner, **others}, **rest}}
 
 
 def plain_module(path: Any) -> type | None:

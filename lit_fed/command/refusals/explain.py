@@ -7,7 +7,7 @@ down to the reason. `_LINKS` holds the beginnings of links that are read here; a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from jsonargparse import ArgumentParser
@@ -55,17 +55,25 @@ def causes(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def explain(error: BaseException, args: Sequence[str] = ()) -> str:
+def explain(
+    error: BaseException, args: Sequence[str] = (), origin: Callable[[Sequence[str]], str | None] = lambda _keys: None
+) -> str:
     """Reduce a parser's error to one line.
 
     Args:
         error: The error.
         args: The command line that it is about.
+        origin: File and line of a setting, given its keys; empty for an option's.
     """
     facts = _read(error)
     if not facts.keys and facts.kind in ("", "unknown") and [*args[:1]] != [asked(args)]:
         return _of_command(args)
-    return _tell(facts, ".".join(facts.keys), args)
+    key, inner = ".".join(facts.keys), {"unknown": facts.what, "no_class": "class_path", "abstract": "class_path"}
+    where = origin(f"{key}.{inner.get(facts.kind, '')}".strip(".").split("."))
+    if facts.kind == "unknown" and where == "" and not key:
+        return suggest.option([f"--{facts.what}"], *_asked_for(args))
+    told = _tell(facts, key, args)
+    return f"{where}: {told}" if where else told
 
 
 def _read(error: BaseException) -> _Facts:
@@ -108,8 +116,8 @@ def _links(error: BaseException) -> Iterator[tuple[str, str, str]]:
         elif isinstance(link, ModuleNotFoundError) or (isinstance(link, AttributeError) and owner.endswith(missed)):
             kind, first = "no_class", owner
         yield kind, first, second
-    if kind == "wanted" and "- Problem with given class_path" in alternatives:
-        for line in alternatives[alternatives.index("- Problem with") :].splitlines():  # the cause is the first alternative: a class was meant
+    if kind == "wanted" and "- Problem with given" in alternatives:  # the cause is the first: a class was meant
+        for line in alternatives[alternatives.index("- Problem with given") :].splitlines():
             kind, *texts = _link(line.strip(" -"))
             if kind:
                 yield kind, *texts
@@ -135,11 +143,13 @@ def _tell(facts: _Facts, key: str, args: Sequence[str]) -> str:
         case "absent" if key:
             return f"{join_and([f'{key}.{name}' for name in facts.what.split(', ')])} missing; give it a value"
         case "absent":
-            return missing(facts.what.split(", "))
+            return missing(facts.what.split(", "), str(asked(args)))
         case "stray":
             return suggest.option(facts.what.split(), *_asked_for(args))
         case "no_value":
             return _no_value(facts.what, args)
+        case "no_settings" if "'class_path':" in str(facts.given):
+            return suggest.beside_class_path(key, facts.given)
         case "":
             return " ".join((f"{key}: {facts.what}" if key else facts.what).split())
     return f"{key}: {_of_type(facts, key)}"
@@ -172,11 +182,10 @@ def _kinds(types: str) -> list[str]:
 # ---------------------------------------------------------------------- commands
 
 
-def missing(names: Sequence[str]) -> str:
-    """Message about missing parts of a run, or missing options."""
-    keys = suggest.in_order([name.partition(".")[2] or name for name in names])
+def missing(names: Sequence[str], command: str = "") -> str:
+    """Message about missing parts of a run, or missing options of a command."""
+    keys = suggest.in_order([name.removeprefix(f"{command}.") for name in names])
     if not suggest.are_parts(keys):
-        command = names[0].partition(".")[0]
         options = _own_options([command])
         shown = [f"--{key}" if key in options or not options else key.upper() for key in keys]
         return f"{join_and(shown)} missing; see lit-fed {command} --help"
@@ -216,7 +225,8 @@ def _of_command(words: Sequence[str]) -> str:
     command, word = asked(words), words[0] if words else "-"
     if not word.startswith("-"):
         close = suggest.close(word, COMMANDS)
-        return f"there is no command {word!r}; " + (f"did you mean {close}?" if close else f"choose {join_or([*COMMANDS])}")
+        hint = f"did you mean {close}?" if close else f"choose {join_or([*COMMANDS])}"
+        return f"there is no command {word!r}; {hint}"
     if command is not None:
         return f"settings come after the command: lit-fed {command} --config my.yaml"
     return f"no command given; choose {join_or([*COMMANDS])}, as in: lit-fed fit --config my.yaml"
