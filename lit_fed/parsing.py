@@ -128,7 +128,8 @@ class Parser(LightningArgumentParser):
     """A parser that passes its help format and its mode on to parsers it makes; a schedule's length may be null."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        ours: dict[str, Any] = {"formatter_class": HelpFormatter, "parser_mode": PARSER_MODE}
+        # argparse would take --trainer.max for --trainer.max_rounds
+        ours: dict[str, Any] = {"formatter_class": HelpFormatter, "parser_mode": PARSER_MODE, "allow_abbrev": False}
         super().__init__(*args, **(ours | kwargs))
 
     def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:

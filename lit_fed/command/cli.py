@@ -24,7 +24,7 @@ from lit_fed.command.reading.parts import add_parts, build_parts, set_seed
 from lit_fed.command.reading.words import CommandLine
 from lit_fed.command.refusals.explain import causes, explain
 from lit_fed.command.roots import PARTS, import_named
-from lit_fed.command.table import COMMANDS, Call, asked
+from lit_fed.command.table import COMMANDS, Call
 from lit_fed.errors import ConfigError, LitFedError, brief, reason
 from lit_fed.parsing import Parser
 from lit_fed.trainer import FederatedTrainer
@@ -38,17 +38,18 @@ class FederatedCLI(LightningCLI):
 
     Args:
         args: Arguments instead of ``sys.argv[1:]``.
+        files: Files that are read already, where several command lines share some.
 
     Attributes:
         status: Exit status of a command that is not the trainer's.
     """
 
     status = 0
-    files: ConfigFiles | None = None
-    """Files that are read already, where several command lines share some."""
 
-    def __init__(self, args: list[str] | None = None) -> None:
+    def __init__(self, args: list[str] | None = None, files: ConfigFiles | None = None) -> None:
         self._words = sys.argv[1:] if args is None else list(args)
+        self._prints = any(word.startswith("--print_config") for word in self._words)
+        self._line = CommandLine(self._words, files)
         super().__init__(
             model_class=LightningModule,
             datamodule_class=PARTS["data"],
@@ -59,8 +60,7 @@ class FederatedCLI(LightningCLI):
             parser_class=Parser,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            # commands' parsers inherit both; argparse would take --trainer.max for --trainer.max_rounds
-            parser_kwargs={"allow_abbrev": False, "exit_on_error": False},
+            parser_kwargs={"exit_on_error": False},  # which commands' parsers inherit
             args=args,
         )
 
@@ -70,11 +70,14 @@ class FederatedCLI(LightningCLI):
     def setup_parser(
         self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]
     ) -> None:
-        """Take the parser that `rehearse` made for the command, or make it."""
-        if made := _REHEARSED.pop(str(asked(self._words)), None):
-            vars(self).update(made)
-        else:
+        """Make a command's parsers once a process: that takes as long as reading three commands."""
+        command = self._line.command
+        key = tuple(filter(self._has_options, COMMANDS)), COMMANDS[command].room_of(self._words) if command else ""
+        if self._prints or key not in _PARSERS:  # the parser keeps the request to print
             super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
+            names = ("parser", "_subcommand_parsers", "_subcommand_method_arguments")
+            _PARSERS[key] = {name: vars(self)[name] for name in names}
+        vars(self).update(_PARSERS.pop(key) if self._prints else _PARSERS[key])
 
     @override
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
@@ -137,15 +140,13 @@ class FederatedCLI(LightningCLI):
 
     def _has_options(self, name: str) -> bool:
         """Whether a command gets its options: only the one that is called, so that others cost no import."""
-        return name == asked(self._words)
+        return name == self._line.command
 
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        words = self._words if args is None else list(args)
-        self._line = CommandLine(words, self.files)
+        """Read settings by the command's own parser, which is twice as fast as that of all commands, which prints."""
         command = str(self._line.command)
-        prints = any(word.startswith("--print_config") for word in words)  # by the parser of all commands only
-        if words[:1] == [command] and not prints:  # a command's own parser is twice as fast
+        if self._words[:1] == [command] and not self._prints:
             self.config = Namespace({"subcommand": command, command: self._line.parse(self._parser(command), skip=1)})
         else:
             self.config = self._line.parse(parser)
@@ -214,12 +215,8 @@ class FederatedCLI(LightningCLI):
         return dumped
 
 
-class _Rehearsal(FederatedCLI):
-    """Reads a command line and does not run it."""
-
-    @override
-    def _set_seed(self) -> None:
-        """Leave the generators alone."""
+class _Reading(FederatedCLI):
+    """A command line that is read and not run."""
 
     @override
     def instantiate_classes(self) -> None:
@@ -230,19 +227,21 @@ class _Rehearsal(FederatedCLI):
         """Run nothing."""
 
 
-_REHEARSED: dict[str, dict[str, Any]] = {}
-"""Parsers by command."""
+_PARSERS: dict[tuple[tuple[str, ...], str], dict[str, Any]] = {}
+"""Parsers by the commands whose options they have, and the room."""
 
 
-def rehearse(words: Sequence[str]) -> None:
-    """Read a command line, so that a process forked from this one has its parser and all that parsing looks up.
+def resolve(words: Sequence[str], files: ConfigFiles | None = None) -> str:
+    """Read a command line of the trainer without running it.
 
     Args:
         words: The command line, from the command on.
+        files: Files that are read already.
+
+    Returns:
+        The resolved configuration as YAML.
     """
-    read = vars(_Rehearsal(list(words)))
-    made = ("parser", "_subcommand_parsers", "_subcommand_method_arguments")
-    _REHEARSED[words[0]] = {name: read[name] for name in made}
+    return _Reading(list(words), files)._resolved_config()
 
 
 # ---------------------------------------------------------------------- the program

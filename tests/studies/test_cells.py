@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from lit_fed import Classifier
+from lit_fed.command.cli import resolve
 from lit_fed.errors import ConfigError
-from lit_fed.studies.cells import _ANY, Cell, _reader, chosen, lay_out
+from lit_fed.studies.cells import _ANY, Cell, chosen, lay_out
 from lit_fed.studies.jobs import share_machine
 from lit_fed.studies.metric_check import check_metrics
 from lit_fed.studies.parts import check_parts
@@ -54,7 +55,7 @@ def test_a_cell_is_an_ordinary_command(tmp_path):
 )
 def test_a_cell_draws_pictures_only_for_a_study_that_asks_for_them(asks, draws, tmp_path):
     (cell, _), (plain, _) = (grid_of(tmp_path, name, **changes).cells for name, changes in (("a", asks), ("b", {})))
-    config = _reader().read({0: cell.command[1:]}, "here")[0]
+    config = yaml.safe_load(resolve(cell.command))
     assert config["trainer"]["enable_pictures"] is draws
     assert cell.fingerprint == plain.fingerprint, "pictures change no result"
 

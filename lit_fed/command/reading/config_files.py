@@ -5,11 +5,10 @@ A file may name others: ``config:`` a whole one, a section such as ``model:`` on
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -25,31 +24,22 @@ SECTIONS = ("trainer", *PARTS)
 
 _PARTS = [(section,) for section in SECTIONS]
 _ENDINGS = (".yaml", ".yml")
-_DEEPEST = 9  # a file that names itself has no end; the parser refuses it
+_DEEPEST = 9  # a file that names itself has no end
 _NEEDED = {"trainer": "settings, such as max_rounds"} | dict.fromkeys(PARTS, "class_path and init_args")
 _NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
 _NO_SETTINGS = {f"tag:yaml.org,2002:{name}": name for name in ("set", "omap", "pairs", "binary")}
 
 
-class Part(NamedTuple):
-    """Settings from an option, or below one key of a file.
-
-    Args:
-        keys: Keys that lead to the value.
-        value: The value, with files in place of their names.
-        origins: Files and lines of all settings in it, by place; None for an option's text.
-    """
-
-    keys: Place
-    value: Any
-    origins: dict[Place, str] | None
+Part = tuple[Place, Any, dict[Place, str] | None]
+"""Settings from an option, or below one key of a file: the keys that lead to them; their value, with files in place of
+their names; and files and lines of all settings in it, by place, None for an option's text."""
 
 
 class ConfigFiles:
     """The configuration files that a command has read so far."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, Text] = {}
+        self._text = cache(read_text)
 
     def parts(self, value: str) -> Iterator[Part]:
         """Parts of a ``--config``, in order.
@@ -77,24 +67,18 @@ class ConfigFiles:
             raise ConfigError(f"{option} sets a part of a kind; set all of it, as --trainer.kinds.{keys[2]} '{{…}}'")
         found = self._filled(place_of(keys), value, Path(), origins, 0)
         if origins:
-            return Part(keys, found, origins)
+            return keys, found, origins
         try:
             parsed(value)
         except yaml.constructor.ConstructorError as error:
             raise ConfigError(f"{option}: {error.problem}") from error
         except (yaml.YAMLError, ValueError):
             pass  # for the parser to judge
-        return Part(keys, value, None)
-
-    def _text(self, path: Path) -> Text:
-        if not is_file(str(path)):
-            return read_text(path)  # which raises
-        key = os.path.realpath(path)
-        if key not in self._texts:
-            self._texts[key] = read_text(path)
-        return self._texts[key]
+        return keys, value, None
 
     def _file(self, path: Path, depth: int = 0) -> Iterator[Part]:
+        if depth > _DEEPEST:
+            raise ConfigError(f"loop detected: config file {brief(path)} names itself")
         return self._parts(self._text(path), f"config file {brief(path)}", path.parent, depth)
 
     def _parts(self, text: Text, where: str, folder: Path, depth: int = 0) -> Iterator[Part]:
@@ -102,11 +86,11 @@ class ConfigFiles:
         _check(text, where)
         lines = _lines(text, where, ())
         for key, value in content.items():
-            if key == "config" and isinstance(value, str) and depth < _DEEPEST:
+            if key == "config" and isinstance(value, str):
                 yield from self._file(folder / value, depth + 1)
             else:
                 origins = {place: line for place, line in lines.items() if place[0] == key}
-                yield Part((key,), self._filled((key,), value, folder, origins, depth), origins)
+                yield (key,), self._filled((key,), value, folder, origins, depth), origins
 
     def _named(self, place: Place, path: Path, origins: dict[Place, str], depth: int = 0) -> Any:
         """Settings of a section, or of a class, from a file of its own."""
@@ -120,26 +104,19 @@ class ConfigFiles:
     def _filled(self, place: Place, value: Any, folder: Path, origins: dict[Place, str], depth: int) -> Any:
         """A value with the content of files in place of the names of files of classes."""
         if isinstance(value, dict):
-            return {
-                key: self._filled(place_of((*place, str(key))), item, folder, origins, depth)
-                for key, item in value.items()
-            }
+            fill = partial(self._filled, folder=folder, origins=origins, depth=depth)
+            return {key: fill(place_of((*place, str(key))), item) for key, item in value.items()}
         if isinstance(value, list):
             return [self._filled(place, item, folder, origins, depth) for item in value]
         if isinstance(value, str) and value.endswith(_ENDINGS) and depth < _DEEPEST:
             path = folder / value
-            if place in _PARTS or (is_file(str(path)) and (place in CLASSES or self._holds_class(path, folder))):
+            if place in _PARTS or (is_file(str(path)) and (place in CLASSES or self._is_missed(path, folder))):
                 return self._named(place, path, origins, depth + 1)
         return value
 
-    def _holds_class(self, path: Path, folder: Path) -> bool:
-        """Whether a file holds a class, and the parser, which finds files from the working directory, would miss it."""
-        if folder == Path():
-            return False
-        with suppress(ConfigError):
-            content = self._text(path).content
-            return isinstance(content, dict) and "class_path" in content
-        return False
+    def _is_missed(self, path: Path, folder: Path) -> bool:
+        """Whether a file holds a class, and the parser would look for it in the working directory."""
+        return folder != Path() and "class_path:" in self._text(path)
 
 
 def _lines(text: Text, where: str, above: Place) -> dict[Place, str]:

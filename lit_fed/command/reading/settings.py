@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,19 +19,19 @@ from torch import nn
 from lit_fed.command.refusals.suggest import named_class, parameters_of
 from lit_fed.command.roots import PLACES
 from lit_fed.errors import ConfigError
-from lit_fed.parsing import parsed
+from lit_fed.parsing import Parser, parsed
 
 Place = tuple[str, ...]
 """Keys that lead to a setting, without ``init_args``."""
 
-TRAINED_BY: dict[str, type] = {
-    "optimizer": torch.optim.Optimizer,
-    "lr_scheduler": torch.optim.lr_scheduler.LRScheduler,
+TRAINED: dict[Place, tuple[type, ...]] = {
+    ("model", "optimizer"): (torch.optim.Optimizer,),
+    ("model", "lr_scheduler"): (torch.optim.lr_scheduler.LRScheduler,),
 }
-"""Settings of a model that are classes: a different class starts afresh."""
+"""Bases of a model's classes that begin anew where they replace others, by place."""
 
 _GROUPS: tuple[Place, ...] = ((), ("trainer",))
-_TRAINED = {("model", key): (base,) for key, base in TRAINED_BY.items()}
+_OF_CLASS = {"class_path", "init_args", "dict_kwargs"}
 
 
 def place_of(keys: Sequence[str]) -> Place:
@@ -38,7 +39,7 @@ def place_of(keys: Sequence[str]) -> Place:
     return tuple(key for key in keys if key != "init_args")
 
 
-CLASSES = {place_of(key.split(".")): bases for key, bases in PLACES.items() if key != "trainer"} | _TRAINED
+CLASSES = {place_of(key.split(".")): bases for key, bases in PLACES.items() if key != "trainer"} | TRAINED
 """Bases of the classes whose place is known."""
 
 
@@ -62,108 +63,90 @@ class Settings:
             value: The value.
             origins: Origins of its settings; None for an option's.
         """
-        self._put(self.content, tuple(keys), value, ())
-        if origins is None:
-            origins = dict.fromkeys((place_of(keys), *leaves(content_of(value), place_of(keys))), "")
-        self.origins.update(origins)
+        place, content = place_of(keys), content_of(value)
+        structured = len(place) > 2 and isinstance(content, dict | list)  # below the parser's own options
+        self.content = self._over(self.content, _inside(keys, content if structured else value), ())
+        found = dict(origins or {place: ""})
+        for leaf in leaves(content, place):
+            found[(*leaf, "class_path")] = found[leaf] = found.get(leaf, found.get(place, ""))  # a lone text is a class
+        self.origins.update(found)
 
     def origin(self, keys: Sequence[str]) -> str | None:
         """Origin of a setting, or of what holds it; None for a default."""
         place = place_of(keys)
-        known = next((place[:n] for n in range(len(place), 0, -1) if place[:n] in self.origins), None)
-        return None if known is None else self.origins[known]
+        owners = (place[:n] for n in range(len(place), 0, -1))
+        return next((self.origins[owner] for owner in owners if owner in self.origins), None)
+
+    def class_at(self, *place: str) -> dict[str, Any]:
+        """The class at a place, with its settings; empty if there is none."""
+        found: dict[str, Any] = {"init_args": self.content}
+        for key in place:
+            found = _class(found.get("init_args", {}).get(key), True) or {}
+        return found
 
     def finish(self) -> dict[str, Any]:
         """The content, with an optimizer's own settings in place of those of the model's default optimizer."""
-        model = _class(self.content.get("model"), True, ("model",)) or {}
-        made = named_class(model.get("class_path"), [LightningModule])
-        for place, bases in _TRAINED.items():
-            given = _class(model.get("init_args", {}).get(place[-1]), True, place) or {}
+        made = named_class(self.class_at("model").get("class_path"), [LightningModule])
+        for place, bases in TRAINED.items():
+            given = self.class_at(*place)
             named, default = named_class(given.get("class_path"), bases), _default(made, place[-1])
             if None not in (named, default) and named is not default:
                 own = self._begun(named, default, given["init_args"], place)
-                model["init_args"] = {**model["init_args"], place[-1]: {**given, "init_args": own}}
-                self.content["model"] = model
+                self.content = self._over(self.content, _inside(place, {**given, "init_args": own}), ())
         return self.content
 
-    def _put(self, inside: dict[str, Any], keys: Place, value: Any, place: Place) -> None:
-        key, *rest = keys
-        name = key.removesuffix("+")
-        slot = f"{name}+" if name not in inside and (f"{name}+" in inside or key != name) else name
-        if rest:
-            inside[slot] = self._within(inside.get(slot), tuple(rest), value, (*place, name))
-        elif key != name:
-            inside[slot] = [*_items(inside.get(slot)), *_items(value, new=True)]
-        else:
-            inside.pop(f"{name}+", None)
-            inside[name] = self._over(inside.get(name), value, (*place, name))
-
-    def _within(self, old: Any, keys: Place, value: Any, place: Place) -> Any:
-        """An old value with a new one at keys inside it; in a list they lead into the last item."""
-        old = content_of(old)
-        if isinstance(old, list) and old:
-            return [*old[:-1], self._within(old[-1], keys, value, place)]
-        of_class = keys[0] in ("class_path", "init_args", "dict_kwargs")
-        below = None if place in _GROUPS else _class(old, of_class or place in CLASSES, place)
-        if below is None and not of_class and place not in CLASSES:
-            inside = dict(old) if isinstance(old, dict) else {}
-            self._put(inside, keys, value if place in _GROUPS else content_of(value, scalars=False), place)
-            return inside
-        if of_class and (keys[0] != "init_args" or len(keys) == 1):
-            for key in reversed(keys):
-                value = {key: value}
-            return self._over(old, value, place)
-        above = keys[1:] if of_class else keys
-        spec = below or {"init_args": {}}
-        inside = dict(spec["init_args"])
-        self._put(inside, above, value, place)
-        return {**spec, "init_args": inside} if "class_path" in spec else inside
-
     def _over(self, old: Any, new: Any, place: Place) -> Any:
-        """A new value over an old one."""
-        if place in _GROUPS:
-            new = content_of(new)
-            if not isinstance(new, dict):
-                raise ConfigError(f"{'.'.join(place)} is {new}; it must hold settings, such as max_rounds")
-            inside = dict(old or {})
-            for key, value in new.items():
-                self._put(inside, (key,), value, place)
-            return inside
+        """A new value over an old one; in a list, an option's keys lead into the last item."""
+        inside = isinstance(new, _Inside)
+        if inside and isinstance(items := content_of(old), list) and items:
+            return [*items[:-1], self._over(items[-1], new, place)]
         if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
             return [self._over(*pair, place) for pair in zip(old, new, strict=True)]
-        known = place in CLASSES
-        below = _class(old, known, place)
-        above = _class(new, known or below is not None, place)
-        if (
-            below is None
-            or above is None
-            or not (known or isinstance(content_of(old), dict) or "class_path" not in above)
-        ):
+        if place in _GROUPS:
+            if not isinstance(found := content_of(new), dict):
+                raise ConfigError(f"{'.'.join(place)} is {found}; it must hold settings, such as max_rounds")
+            return self._merged(old, found, place)
+        known = place in CLASSES or inside or (isinstance(new, dict) and "init_args" in new and "class_path" not in new)
+        below = _class(old, known) or ({"init_args": {}} if inside else None)
+        by_text = below is not None and isinstance(content_of(new), str) and named_class(new, [object]) is not None
+        above = _class(new, known or by_text)  # elsewhere a lone text may be a text
+        if below is None or above is None:
             return new
-        if not known and isinstance(content_of(new), str) and named_class(new, [object]) is None:
-            return new  # a text
         before, name = below.get("class_path"), above.get("class_path") or below.get("class_path")
-        inside = below["init_args"]
+        settings = below["init_args"]
         if before and name != before:
             bases = CLASSES.get(place, (object,))
             replaced, named = named_class(before, bases), named_class(name, bases)
-            inside = inside if replaced is named else self._kept(inside, replaced, named, place)
-        inside = dict(inside)
-        for key, value in above["init_args"].items():
-            self._put(inside, (key,), value, place)
-        if not name or (not inside and isinstance(new, str)):
-            return new if name else inside
-        return {**below, **above, "class_path": name, "init_args": inside}
+            settings = settings if replaced is named else self._kept(settings, replaced, named, place)
+        settings = self._merged(settings, above["init_args"], place)
+        if not name or (not settings and isinstance(new, str)):
+            return new if name else settings
+        return {"class_path": name, **below, **above, "init_args": settings}
+
+    def _merged(self, old: Any, new: dict[str, Any], place: Place) -> dict[str, Any]:
+        """New settings over old ones; a key with a plus adds to a list, to the default where there is none."""
+        found = dict(old) if isinstance(old, dict) else {}
+        for key, value in new.items():
+            name = key.removesuffix("+")
+            if key == name and not isinstance(value, _Inside):
+                found.pop(f"{name}+", None)
+            slot = f"{name}+" if name not in found and (f"{name}+" in found or key != name) else name
+            if key == name:
+                found[slot] = self._over(found.get(slot), value, (*place, name))
+            else:
+                before, added = content_of(found.get(slot)), content_of(value)
+                before = before if isinstance(before, list) else [before] * isinstance(before, dict | str)
+                found[slot] = [*before, *(added if isinstance(added, list) else [added])]
+        return found
 
     def _kept(self, inside: dict[str, Any], replaced: type | None, named: type | None, place: Place) -> dict[str, Any]:
         """Settings of a class that another one keeps; unknown ones stay, for the parser to refuse."""
-        took, takes, trained = parameters_of(replaced), parameters_of(named), place in _TRAINED
-        kept = {
-            key: value
-            for key, value in inside.items()
-            if key.removesuffix("+") not in took
-            or (key.removesuffix("+") in takes and not (trained and self.origins.get((*place, key)) != ""))
-        }
+        took, takes, trained = _settings_of(replaced), _settings_of(named), place in TRAINED
+        kept = {}
+        for key, value in inside.items():
+            name, of_option = key.removesuffix("+"), self.origins.get((*place, key)) == ""
+            if name not in took or (name in takes and (of_option or not trained)):
+                kept[key] = value
         return self._begun(named, replaced, kept, place) if trained else kept
 
     def _begun(self, named: type | None, replaced: type | None, inside: dict[str, Any], place: Place) -> dict[str, Any]:
@@ -183,46 +166,46 @@ def leaves(value: Any, above: Place) -> Iterator[Place]:
         yield above
 
 
-def content_of(value: Any, scalars: bool = True) -> Any:
-    """Content of an option's text; other values, and texts that are not YAML, as they are.
-
-    Args:
-        value: The value.
-        scalars: Whether to take a text for a number, true, false or null too.
-    """
-    if not isinstance(value, str):
-        return value
+def content_of(value: Any) -> Any:
+    """Content of an option's text; other values, and texts that are not YAML, as they are."""
     with suppress(yaml.YAMLError, ValueError):
-        found = parsed(value).content
-        return found if scalars or isinstance(found, dict | list) else value
+        return parsed(value).content if isinstance(value, str) else value
     return value
 
 
-def _class(value: Any, known: bool, place: Place) -> dict[str, Any] | None:
+class _Inside(dict[str, Any]):
+    """A setting with the keys that lead to it: what else their owners hold stays."""
+
+
+def _inside(keys: Sequence[str], value: Any) -> Any:
+    for key in reversed(keys):
+        value = _Inside({key: value})
+    return value
+
+
+def _class(value: Any, known: bool) -> dict[str, Any] | None:
     """A class with its settings; None for other values.
 
     Args:
-        value: The value; a lone text names a class.
-        known: Whether a class must be there, so that a plain mapping holds its settings.
-        place: The place.
+        value: The value; where a class is known to be, a lone text names it.
+        known: Whether it must be one, so that a plain mapping holds its settings.
     """
     value = content_of(value)
     if isinstance(value, str):
-        return {"class_path": value, "init_args": {}}
-    if not isinstance(value, dict) or not (known or "class_path" in value or "init_args" in value):
+        return {"class_path": value, "init_args": {}} if known else None
+    if not isinstance(value, dict) or (_OF_CLASS.isdisjoint(value) and not known):
         return None
-    if "class_path" not in value and "init_args" not in value:
-        return {"init_args": value}
-    inside = content_of(value.get("init_args"))
-    if not isinstance(inside, dict | None):
-        raise ConfigError(f"{'.'.join(place)}.init_args is {inside}; it must hold settings of the class")
-    return {**value, "init_args": inside or {}}
+    found = {"init_args": value} if _OF_CLASS.isdisjoint(value) else value
+    settings = content_of(found.get("init_args"))
+    if not isinstance(settings, dict | None):
+        raise ConfigError(f"init_args is {settings}; it must hold settings of a class")
+    return {**found, "init_args": settings or {}}
 
 
-def _items(value: Any, new: bool = False) -> list[Any]:
-    """Items of a list to which more are added; a single class is one."""
-    found = content_of(value, scalars=not new)
-    return found if isinstance(found, list) else [found] if new or isinstance(found, dict | str) else []
+@cache
+def _settings_of(made: type | None) -> set[str]:
+    """Settings of a class, by the parser, which follows keywords beyond constructors."""
+    return set() if made is None else set(Parser().add_class_arguments(made, fail_untyped=False))
 
 
 def _default(model: type | None, key: str) -> type | None:

@@ -1,25 +1,28 @@
-"""A command line, read once: one spelling for every option, and all settings merged for the parser."""
+"""A command line, read once: one spelling for every option, all settings merged for the parser, and values checked."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import Parameter
 from itertools import pairwise
 from typing import Any
 
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from lit_fed.command.reading.config_files import SECTIONS, ConfigFiles, Part, is_name
 from lit_fed.command.reading.settings import Place, Settings, leaves, place_of
 from lit_fed.command.reading.shipped import located
-from lit_fed.command.reading.values import check_values
 from lit_fed.command.reading.wrapping import wrapped
 from lit_fed.command.refusals.explain import causes, explain
+from lit_fed.command.refusals.suggest import imported, parameters_of
 from lit_fed.command.table import COMMANDS, asked
 from lit_fed.errors import ConfigError, LitFedError
 from lit_fed.parsing import Text
 
 _CONFIG = ("-c", "--config")
+_LARGEST = 2**63 - 1  # the largest integer of tensors, arrays and loops
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # words that argparse takes for values although they begin with a dash
 
 
@@ -79,30 +82,26 @@ class CommandLine:
             if any(isinstance(cause, LitFedError) for cause in causes(error)):
                 raise
             raise ConfigError(explain(error, self._given, self.settings.origin)) from error
-        check_values(found.get(str(self.command), found), where=self._where)
+        check_values(found, origin=self.settings.origin)
         return found
 
     @property
     def own_rate(self) -> str | None:
         """A line about the default learning rate of a named optimizer; None if the rate is set."""
-        if self.settings.origins.get(("model", "optimizer", "lr"), "") is not None:
+        optimizer = self.settings.class_at("model", "optimizer")
+        if "lr" not in optimizer.get("init_args", {}) or self.settings.origin(("model", "optimizer", "lr")) is not None:
             return None
-        optimizer = self.settings.content["model"]["init_args"]["optimizer"]
         name, rate = optimizer["class_path"].rpartition(".")[2], optimizer["init_args"]["lr"]
         return f"optimizer {name} takes its own learning rate, {rate}; set model.optimizer.lr for another"
 
     def _put(self, parts: Iterable[Part]) -> None:
         """Merge an option's value, or what a file holds."""
         places: list[Place] = []
-        for part in parts:
-            value = wrapped(part.value) if part.keys == ("data",) else part.value
-            self.settings.put(part.keys, value, part.origins)
-            places += [place_of(part.keys)] if part.origins is None else leaves(value, place_of(part.keys))
+        for keys, given, origins in parts:
+            value = wrapped(given) if keys == ("data",) else given
+            self.settings.put(keys, value, origins)
+            places += [place_of(keys)] if origins is None else leaves(value, place_of(keys))
         self.told = tuple(dict.fromkeys((*(".".join(place) for place in places), *self.told)))
-
-    def _where(self, keys: Sequence[str]) -> str:
-        origin = self.settings.origin(keys)
-        return f"{origin}: " if origin else ""
 
 
 # ---------------------------------------------------------------------- one spelling
@@ -135,3 +134,56 @@ def _is_setting(option: str) -> bool:
 def _is_value(word: str) -> bool:
     """Whether argparse takes a word for a value, not for an option."""
     return not word.startswith("-") or word == "-" or " " in word or _NUMBER.fullmatch(word) is not None
+
+
+# ---------------------------------------------------------------------- values
+
+
+def check_values(
+    settings: Any,
+    key: str = "",
+    origin: Callable[[Sequence[str]], str | None] = lambda _keys: None,
+    defaults: Mapping[str, Parameter] | None = None,
+) -> None:
+    """Refuse NaN, infinity, whole numbers beyond 64 bits and texts with NUL, at any depth.
+
+    Defaults of a class pass: a class may use infinity as its default.
+
+    Args:
+        settings: A configuration, or a part of one.
+        key: Dotted key of that part.
+        origin: File that a value is from, given its keys; empty for an option's.
+        defaults: Parameters of the class whose settings they are.
+
+    Raises:
+        ConfigError: For the first such value, with its key.
+    """
+    if isinstance(settings, list | tuple | set):
+        for value in settings:
+            check_values(value, key, origin)
+        return
+    settings = vars(settings) if isinstance(settings, Namespace) else settings
+    if not isinstance(settings, Mapping):
+        if wrong := _wrong(settings):
+            told = f"{key.replace('.init_args.', '.')} is {wrong}"
+            raise ConfigError(f"{where}: {told}" if (where := origin(key.split("."))) else told)
+        return
+    for name, value in settings.items():
+        if defaults and name in defaults and repr(defaults[name].default) == repr(value):
+            continue
+        path = settings.get("class_path")
+        inner = parameters_of(imported(path)) if name == "init_args" and isinstance(path, str) else None
+        check_values(value, f"{key}.{name}" if key else str(name), origin, inner)
+
+
+def _wrong(value: Any) -> str:
+    """The mistake in a single value; empty if there is none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{value}; it must be a finite number"
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        digits = str(value)
+        shown = digits if len(digits) < 30 else f"{digits[:6]}… ({len(digits.lstrip('-'))} digits)"
+        return f"{shown}; whole numbers must be below 2**63"
+    if isinstance(value, str) and "\0" in value:
+        return f"{value!r:.80}; a text cannot hold the character NUL"
+    return ""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from lightning import LightningDataModule
 
 from lit_fed.command.reading.settings import content_of
-from lit_fed.command.refusals.suggest import named_class
+from lit_fed.command.refusals.suggest import named_class, parameters_of
 from lit_fed.command.roots import PARTS
 from lit_fed.data import Wrapped
 
@@ -32,7 +31,7 @@ def wrapped(data: Any) -> Any:
     settings = section.get("init_args") or {}
     if module is None or not isinstance(settings, dict):
         return data
-    population = _settings_of(Wrapped) - _settings_of(module)
+    population = parameters_of(Wrapped).keys() - parameters_of(module).keys()
     own = {key: value for key, value in settings.items() if key not in population}
     rest = {key: value for key, value in settings.items() if key in population}
     inner = {"class_path": section["class_path"], **({"init_args": own} if own else {})}
@@ -45,11 +44,3 @@ def plain_module(path: Any) -> type | None:
     named = named_class(path, [PARTS["data"]])
     plain = named is not None and issubclass(named, LightningDataModule) and not issubclass(named, PARTS["data"])
     return named if plain else None
-
-
-def _settings_of(made: type) -> set[str]:
-    """Names of the parameters of a class's constructor and its bases' constructors."""
-    own = [vars(cls)["__init__"] for cls in made.__mro__ if "__init__" in vars(cls) and cls is not object]
-    named = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
-    parameters = [one for function in own for one in inspect.signature(function).parameters.values()]
-    return {one.name for one in parameters if one.kind in named}

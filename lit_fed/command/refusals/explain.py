@@ -7,8 +7,8 @@ down to the reason. `_LINKS` holds the beginnings of links that are read here; a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 from jsonargparse import ArgumentParser
 
@@ -33,18 +33,6 @@ _LINKS = (
 )
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list", "str": "a text"}
 _KINDS |= {"dict": "a mapping", "tuple": "a list", "NoneType": ""}
-
-
-@dataclass
-class _Facts:
-    """A mistake: its keys, the class that has it, the types and the value there, and the reason."""
-
-    keys: list[str] = field(default_factory=list)
-    owner: str = ""
-    types: str = ""
-    given: str | None = None
-    kind: str = ""
-    what: str = ""
 
 
 def causes(error: BaseException) -> list[BaseException]:
@@ -76,63 +64,43 @@ def explain(
     return f"{where}: {told}" if where else told
 
 
-def _read(error: BaseException) -> _Facts:
-    facts, within = _Facts(), False
-    for kind, first, second in _links(error):
+def _read(error: BaseException) -> SimpleNamespace:
+    """Facts about a mistake: its keys, the class that has it, the types and the value there, and the reason."""
+    facts = SimpleNamespace(keys=[], owner="", types="", given=None, kind="", what="")
+    within, links = False, [(str(link), link) for link in causes(error)]
+    several = links[-2][0] if len(links) > 1 and links[-1][0].startswith("Expected a ") else ""
+    if meant := re.search(r"- (Problem with given class_path .*)\n +(.*)\n +(.*)", several):  # not the first type
+        links[-1:] = [(text, error) for text in meant.groups() if any(re.match(pattern, text) for _, pattern in _LINKS)]
+    for text, link in links:
+        kind, match = next(((kind, m) for kind, pattern in _LINKS if (m := re.match(pattern, text))), ("", None))
+        first, second, *_ = (*(match.groups("") if match else (text,)), "", "")
         if kind in ("key", "unknown", "absent") and within:
             facts.keys.append("init_args")
         elif kind == "key" and facts.keys and f"{first}.".startswith(f"{facts.keys[-1]}."):
             facts.keys.pop()  # the same link again, or its whole name
         within = kind in ("class", "maker")
-        match kind:
-            case "key":
-                facts.keys.append(first)
-                facts.types, facts.given, facts.what = "", None, second
-            case "class":
-                facts.owner = first
-            case "maker":
-                facts.types, facts.owner = first, second
-            case "union":
-                facts.types, facts.given = first, second
-            case "wanted":
-                facts.kind, facts.what = kind, first
-                facts.given = second if facts.given is None else facts.given
-            case _:
-                facts.kind, facts.what = kind, ".".join(filter(None, (first, second)))
+        if kind == "key":
+            facts.keys.append(first)
+            facts.types, facts.given, facts.kind, facts.what = "", None, "", second
+        elif kind == "class":
+            facts.owner = first
+        elif kind == "maker":
+            facts.types, facts.owner = first, second
+        elif kind == "union":
+            facts.types, facts.given = first, second
+        elif kind == "wanted":
+            facts.kind, facts.what, facts.given = kind, first, second if facts.given is None else facts.given
+        else:
+            facts.kind, facts.what = kind, ".".join(filter(None, (first, second)))
+        if isinstance(link, ModuleNotFoundError | AttributeError) and (missed := link.name):
+            if facts.owner.startswith(missed) or facts.owner.endswith(f".{missed}"):
+                facts.kind, facts.what = "no_class", facts.owner
+            elif isinstance(link, ModuleNotFoundError):  # of the class's own module
+                facts.what = f"{facts.owner} cannot be imported: {text}"
     return facts
 
 
-def _links(error: BaseException) -> Iterator[tuple[str, str, str]]:
-    """Links of an error by their kinds, each with up to two texts."""
-    owner = alternatives = kind = ""
-    for link in causes(error):
-        text, missed = str(link), getattr(link, "name", None) or "\0"
-        kind, first, second = _link(text)
-        alternatives = text if kind == "union" else alternatives if kind == "wanted" else ""
-        if kind in ("class", "maker"):
-            owner = second or first
-        elif isinstance(link, ModuleNotFoundError) and not owner.startswith(missed):  # of the class's own module
-            first = f"{owner} cannot be imported: {text}"
-        elif isinstance(link, ModuleNotFoundError) or (isinstance(link, AttributeError) and owner.endswith(missed)):
-            kind, first = "no_class", owner
-        yield kind, first, second
-    if kind == "wanted" and "- Problem with given" in alternatives:  # the cause is the first: a class was meant
-        for line in alternatives[alternatives.index("- Problem with given") :].splitlines():
-            kind, *texts = _link(line.strip(" -"))
-            if kind:
-                yield kind, *texts
-            if kind in ("unknown", "absent", "wanted"):
-                break
-
-
-def _link(text: str) -> tuple[str, str, str]:
-    for kind, pattern in _LINKS:
-        if match := re.match(pattern, text):
-            return kind, *(*match.groups(""), "", "")[:2]
-    return "", text, ""
-
-
-def _tell(facts: _Facts, key: str, args: Sequence[str]) -> str:
+def _tell(facts: SimpleNamespace, key: str, args: Sequence[str]) -> str:
     match facts.kind:
         case "unknown" if facts.what == "class_path":
             return suggest.beside_class_path(key.removesuffix(".init_args"), facts.given)
@@ -155,7 +123,7 @@ def _tell(facts: _Facts, key: str, args: Sequence[str]) -> str:
     return f"{key}: {_of_type(facts, key)}"
 
 
-def _of_type(facts: _Facts, key: str) -> str:
+def _of_type(facts: SimpleNamespace, key: str) -> str:
     """Reason why a value is not of its type."""
     bases, given = suggest.classes_in(facts.types), str(facts.given)
     if facts.kind == "no_class" or (facts.kind == "wanted" and suggest.close_class(given, bases)):
@@ -172,7 +140,7 @@ def _kinds(types: str) -> list[str]:
     """Types in words, classes last, and none where a number will do: it would be torch's Tensor."""
     while (outer := re.sub(r"(?<!Literal)\[[^\[\]]*\]", "", types)) != types:
         types = outer
-    kinds = []
+    kinds: list[str] = []
     for literal, name in re.findall(r"Literal\[([^\]]+)\]|([\w.]+)(?:'>)?(?:, |$)", types):
         kinds += literal.split(", ") if literal else [_KINDS.get(name, "a class" if "." in name else name)]
     known = [kind for kind in dict.fromkeys(kinds) if kind and kind != "a class"]

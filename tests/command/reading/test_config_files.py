@@ -124,7 +124,7 @@ def test_keys_twice_in_files_of_files_and_in_options(args: list[str], expected: 
 )
 def test_a_mistake_in_a_file_is_named_with_its_line(text: str, expected: str, capsys: Any) -> None:
     written("seed: 1\nparticipation:\n  class_path: Who\n", "part.yaml")
-    where = "part.yaml, line 3: " if "part" in text else "bad.yaml, "
+    where = "part.yaml, line 3: " if "part.yaml" in text else "bad.yaml, "
     assert error_of([*command("fit"), "-c", written(text)], capsys).startswith(f"config file {where}{expected}")
 
 
