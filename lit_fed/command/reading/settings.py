@@ -69,7 +69,7 @@ class Settings:
         found = dict(origins or {place: ""})
         for leaf in leaves(content, place):
             found[(*leaf, "class_path")] = found[leaf] = found.get(leaf, found.get(place, ""))  # a lone text is a class
-        self.origins.update(found)
+        self.origins.update({tuple(key.removesuffix("+") for key in keys): where for keys, where in found.items()})
 
     def origin(self, keys: Sequence[str]) -> str | None:
         """Origin of a setting, or of what holds it; None for a default."""
@@ -144,7 +144,8 @@ class Settings:
         took, takes, trained = _settings_of(replaced), _settings_of(named), place in TRAINED
         kept = {}
         for key, value in inside.items():
-            name, of_option = key.removesuffix("+"), self.origins.get((*place, key)) == ""
+            name = key.removesuffix("+")
+            of_option = self.origins.get((*place, name)) == ""
             if name not in took or (name in takes and (of_option or not trained)):
                 kept[key] = value
         return self._begun(named, replaced, kept, place) if trained else kept
@@ -203,9 +204,11 @@ def _class(value: Any, known: bool) -> dict[str, Any] | None:
 
 
 @cache
-def _settings_of(made: type | None) -> set[str]:
+def _settings_of(made: Any) -> set[str]:
     """Settings of a class, by the parser, which follows keywords beyond constructors."""
-    return set() if made is None else set(Parser().add_class_arguments(made, fail_untyped=False))
+    with suppress(Exception):  # of what is no class, or none that the parser can read, which it refuses
+        return set(Parser().add_class_arguments(made, fail_untyped=False))
+    return set()
 
 
 def _default(model: type | None, key: str) -> type | None:

@@ -45,6 +45,10 @@ def written(text: str) -> str:
         ),
         (["--algorithm", "FedAvgg"], "algorithm: there is no Algorithm named 'FedAvgg'; did you mean FedAvg?"),
         (["--algorithm", "Classifier"], "algorithm: there is no Algorithm named 'Classifier'"),
+        (
+            ["--data", "collections.OrderedDict"],
+            "data: collections.OrderedDict does not derive from FederatedDataModule",
+        ),
         (["--data.init_args.partition", "Dirchlet"], "no Partition named 'Dirchlet'; did you mean Dirichlet?"),
         (
             ["--model.init_args.optimizer", "torch.optim.SDG"],
@@ -70,7 +74,9 @@ def written(text: str) -> str:
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_a_bad_option_is_named_with_what_was_meant(args, expected, capsys):
-    assert expected in error_of(command("fit", *args), capsys)
+    told = error_of(command("fit", *args), capsys)
+    assert expected in told
+    assert "config file" not in told, "it is an option's mistake"
 
 
 @pytest.mark.parametrize(
