@@ -93,7 +93,7 @@ class ConfigFiles:
                 yield (key,), self._filled((key,), value, folder, origins, depth), origins
 
     def _named(self, place: Place, path: Path, origins: dict[Place, str], depth: int = 0) -> Any:
-        """Settings of a section, or of a class, from a file of its own."""
+        """Settings of a section, or of a class, from a separate file."""
         text, where = self._text(path), f"config file {brief(path)}"
         if place in _PARTS:
             settings_of(text, where)

@@ -85,7 +85,7 @@ class Settings:
         return found
 
     def finish(self) -> dict[str, Any]:
-        """The content, with an optimizer's own settings in place of those of the model's default optimizer."""
+        """The content, with an optimizer's own settings in place of the default optimizer's."""
         made = named_class(self.class_at("model").get("class_path"), [LightningModule])
         for place, bases in TRAINED.items():
             given = self.class_at(*place)
@@ -151,7 +151,7 @@ class Settings:
         return self._begun(named, replaced, kept, place) if trained else kept
 
     def _begun(self, named: type | None, replaced: type | None, inside: dict[str, Any], place: Place) -> dict[str, Any]:
-        """Settings with the class's own defaults where the parser would take those of the class that it replaces."""
+        """Settings with the class's own defaults where the parser would take the replaced class's."""
         known = _defaults(replaced)
         own = {key: value for key, value in _defaults(named).items() if key in known and key not in inside}
         self.origins.update(dict.fromkeys(((*place, key) for key in own), None))
@@ -206,7 +206,7 @@ def _class(value: Any, known: bool) -> dict[str, Any] | None:
 @cache
 def _settings_of(made: Any) -> set[str]:
     """Settings of a class, by the parser, which follows keywords beyond constructors."""
-    with suppress(Exception):  # of what is no class, or none that the parser can read, which it refuses
+    with suppress(Exception):  # an object that is not a class, or a class that the parser refuses
         return set(Parser().add_class_arguments(made, fail_untyped=False))
     return set()
 

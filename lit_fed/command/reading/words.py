@@ -74,7 +74,7 @@ class CommandLine:
             skip: Words to leave out: 1 for the command's own parser.
 
         Raises:
-            ConfigError: For what the parser refuses, and for values that no setting can have.
+            ConfigError: For settings that the parser refuses, and for values that no setting can have.
         """
         try:
             found = parser.parse_args(self.words[skip:])
@@ -95,7 +95,7 @@ class CommandLine:
         return f"optimizer {name} takes its own learning rate, {rate}; set model.optimizer.lr for another"
 
     def _put(self, parts: Iterable[Part]) -> None:
-        """Merge an option's value, or what a file holds."""
+        """Merge an option's value, or the content of a file."""
         places: list[Place] = []
         for keys, given, origins in parts:
             value = wrapped(given) if keys == ("data",) else given
