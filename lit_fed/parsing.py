@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import copy
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
 from jsonargparse._loaders_dumpers import get_yaml_default_loader
-from jsonargparse.typing import Path as ParserPath
 from lightning.pytorch.cli import LightningArgumentParser
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -40,15 +37,21 @@ class _Loader(yaml.SafeLoader):
 
 
 class Text(str):
-    """A YAML text that has been parsed, so that the parser does not parse it again.
+    """A YAML text that has been parsed, so that the parser takes its content and does not parse it again.
 
     Attributes:
         root: Its nodes, which know their lines; None for an empty text.
         content: Its content.
     """
 
-    root: yaml.Node | None
+    root: yaml.Node | None = None
     content: Any
+
+    def lines(self) -> Iterator[tuple[tuple[str, ...], int]]:
+        """Keys that lead to each setting, with its line."""
+        for path, mapping in _mappings(self.root, (), set()):
+            for key, _ in mapping.value:
+                yield (*path, str(key.value)), key.start_mark.line + 1
 
 
 def parsed(text: str) -> Text:
@@ -80,29 +83,6 @@ def load(text: str) -> Any:
 
 
 set_loader(PARSER_MODE, load, (yaml.YAMLError,))
-
-
-@contextmanager
-def taking(texts: Mapping[str, Text]) -> Iterator[None]:
-    """Let parsers take files from here instead of opening them again.
-
-    jsonargparse opens a file wherever one may be named, and resolves relative paths in it against its folder; only its
-    ``Path.read_text`` is replaced, so that all of this stays.
-
-    Args:
-        texts: The files by their resolved paths; others are opened.
-    """
-    before = ParserPath.read_text
-
-    def read_text(self: ParserPath) -> str:
-        known = texts.get(os.path.realpath(self.absolute))
-        return before(self) if known is None else known
-
-    ParserPath.read_text = read_text  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        ParserPath.read_text = before  # type: ignore[method-assign]
 
 
 def _refuse_repeats(root: yaml.Node | None) -> None:
@@ -148,7 +128,8 @@ class Parser(LightningArgumentParser):
     """A parser that passes its help format and its mode on to parsers it makes; a schedule's length may be null."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        ours: dict[str, Any] = {"formatter_class": HelpFormatter, "parser_mode": PARSER_MODE}
+        # argparse would take --trainer.max for --trainer.max_rounds
+        ours: dict[str, Any] = {"formatter_class": HelpFormatter, "parser_mode": PARSER_MODE, "allow_abbrev": False}
         super().__init__(*args, **(ours | kwargs))
 
     def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:

@@ -337,7 +337,7 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
 def told_runs() -> list[tuple[Path, str, str]]:
     """Runs whose output a page shows right after them: the page, the command or the program, the output."""
-    shown = r"^```(?:bash|python)\n([^`]*?)^```\n+```text\n(round 0 .*?)^```"
+    shown = r"^```(?:bash|python)\n([^`]*?)^```\n+```text\n((?:.+\n){0,2}round 0 .*?)^```"
     pages = [(page, re.findall(shown, TEXT[page], re.MULTILINE | re.DOTALL)) for page in GUIDES]
     return [(page, code, output) for page, found in pages for code, output in found]
 

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
@@ -22,9 +22,9 @@ from lit_fed.command.reading.config_files import ConfigFiles
 from lit_fed.command.reading.own import add_overwrite
 from lit_fed.command.reading.parts import add_parts, build_parts, set_seed
 from lit_fed.command.reading.words import CommandLine
-from lit_fed.command.refusals.explain import explain
+from lit_fed.command.refusals.explain import causes, explain
 from lit_fed.command.roots import PARTS, import_named
-from lit_fed.command.table import COMMANDS, Call, asked
+from lit_fed.command.table import COMMANDS, Call
 from lit_fed.errors import ConfigError, LitFedError, brief, reason
 from lit_fed.parsing import Parser
 from lit_fed.trainer import FederatedTrainer
@@ -38,17 +38,18 @@ class FederatedCLI(LightningCLI):
 
     Args:
         args: Arguments instead of ``sys.argv[1:]``.
+        files: Files that are read already, where several command lines share some.
 
     Attributes:
         status: Exit status of a command that is not the trainer's.
     """
 
     status = 0
-    files: ConfigFiles | None = None
-    """Files that are read already, where several command lines share some."""
 
-    def __init__(self, args: list[str] | None = None) -> None:
+    def __init__(self, args: list[str] | None = None, files: ConfigFiles | None = None) -> None:
         self._words = sys.argv[1:] if args is None else list(args)
+        self._prints = any(word.startswith("--print_config") for word in self._words)
+        self._line = CommandLine(self._words, files)
         super().__init__(
             model_class=LightningModule,
             datamodule_class=PARTS["data"],
@@ -59,8 +60,7 @@ class FederatedCLI(LightningCLI):
             parser_class=Parser,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            # commands' parsers inherit both; argparse would take --trainer.max for --trainer.max_rounds
-            parser_kwargs={"allow_abbrev": False, "exit_on_error": False},
+            parser_kwargs={"exit_on_error": False},  # which commands' parsers inherit
             args=args,
         )
 
@@ -70,11 +70,14 @@ class FederatedCLI(LightningCLI):
     def setup_parser(
         self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]
     ) -> None:
-        """Take the parser that `rehearse` made for the command, or make it."""
-        if made := _REHEARSED.pop(str(asked(self._words)), None):
-            vars(self).update(made)
-        else:
+        """Make a command's parsers once a process: that takes as long as reading three commands."""
+        command = self._line.command
+        key = tuple(filter(self._has_options, COMMANDS)), COMMANDS[command].room_of(self._words) if command else ""
+        if self._prints or key not in _PARSERS:  # the parser keeps the request to print
             super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
+            names = ("parser", "_subcommand_parsers", "_subcommand_method_arguments")
+            _PARSERS[key] = {name: vars(self)[name] for name in names}
+        vars(self).update(_PARSERS.pop(key) if self._prints else _PARSERS[key])
 
     @override
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
@@ -137,25 +140,16 @@ class FederatedCLI(LightningCLI):
 
     def _has_options(self, name: str) -> bool:
         """Whether a command gets its options: only the one that is called, so that others cost no import."""
-        return name == asked(self._words)
+        return name == self._line.command
 
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        words = self._words if args is None else list(args)
-        self._line = CommandLine(words, self.files)
+        """Read settings by the command's own parser, which is twice as fast as that of all commands, which prints."""
         command = str(self._line.command)
-        if self._is_read_alone(command, words):
-            with suppress(ArgumentError):  # which the parser of all commands explains
-                read = self._line.parse(self._parser(command), skip=1)
-                self.config = Namespace({"subcommand": command, command: read})
-                return
-        self.config = self._line.parse(parser)
-
-    def _is_read_alone(self, command: str, words: Sequence[str]) -> bool:
-        """Whether a command's own parser reads it, which is twice as fast as the parser of all commands."""
-        prints = any(word.startswith("--print_config") for word in words)  # by the parser of all commands only
-        known = words[:1] == [command] and command in self.subcommands()
-        return known and not COMMANDS[command].room_of(words) and not prints
+        if self._words[:1] == [command] and not self._prints:
+            self.config = Namespace({"subcommand": command, command: self._line.parse(self._parser(command), skip=1)})
+        else:
+            self.config = self._line.parse(parser)
 
     @override
     def _parse_ckpt_path(self) -> None:
@@ -221,12 +215,8 @@ class FederatedCLI(LightningCLI):
         return dumped
 
 
-class _Rehearsal(FederatedCLI):
-    """Reads a command line and does not run it."""
-
-    @override
-    def _set_seed(self) -> None:
-        """Leave the generators alone."""
+class _Reading(FederatedCLI):
+    """A command line that is read and not run."""
 
     @override
     def instantiate_classes(self) -> None:
@@ -237,19 +227,21 @@ class _Rehearsal(FederatedCLI):
         """Run nothing."""
 
 
-_REHEARSED: dict[str, dict[str, Any]] = {}
-"""Parsers by command."""
+_PARSERS: dict[tuple[tuple[str, ...], str], dict[str, Any]] = {}
+"""Parsers by the commands whose options they have, and the room."""
 
 
-def rehearse(words: Sequence[str]) -> None:
-    """Read a command line, so that a process forked from this one has its parser and all that parsing looks up.
+def resolve(words: Sequence[str], files: ConfigFiles | None = None) -> str:
+    """Read a command line of the trainer without running it.
 
     Args:
         words: The command line, from the command on.
+        files: Files that are read already.
+
+    Returns:
+        The resolved configuration as YAML.
     """
-    read = vars(_Rehearsal(list(words)))
-    made = ("parser", "_subcommand_parsers", "_subcommand_method_arguments")
-    _REHEARSED[words[0]] = {name: read[name] for name in made}
+    return _Reading(list(words), files)._resolved_config()
 
 
 # ---------------------------------------------------------------------- the program
@@ -276,7 +268,7 @@ def main(args: list[str] | None = None) -> None:
         line = user_error(error, words)
         if line is None:
             raise
-        ours = next((cause for cause in _causes(error) if isinstance(cause, LitFedError)), None)
+        ours = next((cause for cause in causes(error) if isinstance(cause, LitFedError)), None)
         if ours is not None and ours.details and _rank() == 0:
             print(ours.details, file=sys.stderr)  # the traceback of the user's own code
         _fail(line, ours.status if ours is not None else 2)
@@ -302,25 +294,17 @@ def check_text(words: Sequence[str]) -> None:
 
 def user_error(error: BaseException, args: Sequence[str]) -> str | None:
     """One line about a mistake that a user can correct; None for an error that needs its traceback."""
-    for cause in _causes(error):
+    for cause in causes(error):
         if isinstance(cause, LitFedError):
             return str(cause)
     if isinstance(error, ArgumentError):
-        return brief(explain(str(error), args))
-    for cause in _causes(error):
+        return brief(explain(error, args))
+    for cause in causes(error):
         if isinstance(cause, MemoryError) or (isinstance(cause, RuntimeError) and "allocate memory" in str(cause)):
             return reason(cause)
         if isinstance(cause, OSError) and cause.strerror and (cause.filename or cause.errno in _FULL):
             return f"{cause.filename}: {cause.strerror}" if cause.filename else cause.strerror
     return None
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    """An error and its causes: the parser wraps errors of a class's constructor."""
-    chain = [error]
-    while chain[-1].__cause__ is not None:
-        chain.append(chain[-1].__cause__)
-    return chain
 
 
 def _rank() -> int:

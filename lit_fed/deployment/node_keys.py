@@ -21,14 +21,14 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _LOOK_S = 1.0  # interval of looking for changes
 
 
-class Claim(NamedTuple):
+class Grant(NamedTuple):
     """The clients that a key may claim, and the most training samples that each may report; None for any number."""
 
     clients: frozenset[int]
     most_samples: int | None = None
 
 
-class NodeKeys(Mapping[str, Claim]):
+class NodeKeys(Mapping[str, Grant]):
     """The clients that a node may claim, by the hash of its certificate's public key; revoked keys are left out.
 
     Args:
@@ -75,14 +75,14 @@ class NodeKeys(Mapping[str, Claim]):
                 found.append(None)
         return found
 
-    def _read(self) -> dict[str, Claim]:
+    def _read(self) -> dict[str, Grant]:
         clients, files = read_node_keys(self.path)
         self._files = [self.path, *([] if self.revoked is None else [self.revoked]), *files]
         self._seen = self._stamps()
         barred = set() if self.revoked is None else _read_revoked(self.revoked)
         return {key: ids for key, ids in clients.items() if key not in barred}
 
-    def __getitem__(self, key: str) -> Claim:
+    def __getitem__(self, key: str) -> Grant:
         return self._clients[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -92,10 +92,10 @@ class NodeKeys(Mapping[str, Claim]):
         return len(self._clients)
 
 
-def read_node_keys(path: Path) -> tuple[dict[str, Claim], list[Path]]:
+def read_node_keys(path: Path) -> tuple[dict[str, Grant], list[Path]]:
     """Read the clients by the hash of a public key, and the files of the certificates; raise `ConfigError`."""
     where = f"--node_keys {path}"
-    found: dict[str, Claim] = {}
+    found: dict[str, Grant] = {}
     names: dict[str, str] = {}
     owners: dict[int, str] = {}
     for name, clients, line in _read(path, where):
@@ -121,7 +121,7 @@ def read_node_keys(path: Path) -> tuple[dict[str, Claim], list[Path]]:
         if (taken := next((one for one in ids if one in owners), None)) is not None:
             raise ConfigError(f"{where} gives client {taken} to {owners[taken]} and {name}; give it to one of them")
         owners |= dict.fromkeys(ids, name)
-        found[key], names[key] = Claim(frozenset(ids), most), name
+        found[key], names[key] = Grant(frozenset(ids), most), name
     return found, [path.parent / name for name in names.values()]
 
 

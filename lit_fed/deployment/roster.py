@@ -22,7 +22,7 @@ from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, encode
 from lit_fed.errors import ConfigError, WireError
 
 if TYPE_CHECKING:
-    from lit_fed.deployment.node_keys import Claim
+    from lit_fed.deployment.node_keys import Grant
 
 T = TypeVar("T")
 
@@ -142,7 +142,7 @@ class Roster:
     say: Callable[[str], object] = print
     limit: int = MOST_BYTES
     num_classes: int | None = None
-    node_clients: Mapping[str, Claim] | None = None
+    node_clients: Mapping[str, Grant] | None = None
     homes: dict[int, KnownNode] = field(default_factory=dict)
     _owner: dict[int, int] = field(default_factory=dict)
     _asked: dict[str, int] = field(default_factory=dict)

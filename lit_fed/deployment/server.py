@@ -29,7 +29,7 @@ from lit_fed.trainer import FederatedTrainer, Tasks
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
-    from lit_fed.deployment.node_keys import Claim
+    from lit_fed.deployment.node_keys import Grant
     from lit_fed.engine.method.algorithm import Algorithm
 
 
@@ -77,7 +77,7 @@ def federate(
     patience: Patience | None = None,
     gathering: Gathering | None = None,
     limit: int = MOST_BYTES,
-    node_clients: Mapping[str, Claim] | None = None,
+    node_clients: Mapping[str, Grant] | None = None,
 ) -> None:
     """Train a federation whose clients are on nodes.
 

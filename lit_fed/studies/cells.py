@@ -9,15 +9,14 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
-from typing_extensions import override
 
 from lit_fed.callbacks.recorder import RoundTable
-from lit_fed.command.cli import FederatedCLI, user_error
+from lit_fed.command.cli import resolve, user_error
 from lit_fed.command.reading.config_files import ConfigFiles
 from lit_fed.data.population.contents import Contents
 from lit_fed.engine.lightning.metric_names import MetricNames
@@ -264,8 +263,7 @@ def lay_out(study: Study, output: Path) -> CellGrid:
     folder = output / study.name / study.profile
     cells: dict[tuple[Any, ...], Cell] = {}
     at: dict[tuple[Place, int], Cell] = {}
-    reader = _reader()
-    reader.files = ConfigFiles()  # read once a study, and anew for the next
+    files = ConfigFiles()  # read once a study, and anew for the next
     for place in study.places:
         variants = (study.rows[place.row], study.columns[place.column])
         configs = (*study.configs, *variants[0].configs, *variants[1].configs)
@@ -276,7 +274,7 @@ def lay_out(study: Study, output: Path) -> CellGrid:
             for seed in (_ANY, *study.seeds)
         }
         if any(commands[seed] not in cells for seed in study.seeds):
-            resolved = reader.read(commands, f"{study.path}: {place.row}/{place.column}")
+            resolved = _resolved(commands, files, f"{study.path}: {place.row}/{place.column}")
             each = study.partition_seed == "each" and "data.seed" not in _given(settings)
             for seed, config in resolved.items():
                 if commands[seed] in cells:
@@ -326,62 +324,34 @@ def _filled(value: Any, seed: int, mark: str | int = _SEED) -> Any:
     return type(value)(seed) if value == mark else value  # keep the parser's type
 
 
-class _Reader(FederatedCLI):
-    """Resolves ``fit`` commands without running them; builds the parser once."""
+def _resolved(commands: Mapping[int, Sequence[str]], files: ConfigFiles, where: str) -> dict[int, dict[str, Any]]:
+    """Resolve a command for several seeds; as a rule it is parsed once.
 
-    def __init__(self) -> None:
-        self._made = False
-        self.files = ConfigFiles()
+    Args:
+        commands: The arguments by seed, the placeholder `_ANY` included.
+        files: The files of the study.
+        where: The place that errors name.
 
-    @override
-    def instantiate_classes(self) -> None:
-        """Do nothing: only the configuration is needed."""
+    Raises:
+        ConfigError: If the command is invalid.
+    """
+    seeds = [seed for seed in commands if seed != _ANY]
+    try:
+        config = yaml.safe_load(resolve(["fit", *commands[_ANY]], files))
+    except Exception:  # the command is invalid, or a setting does not accept the placeholder
+        return {seed: _read_or_blame(commands[seed], files, where) for seed in seeds}
+    return {seed: _filled(config, seed, _ANY) for seed in seeds}
 
-    @override
-    def _run_subcommand(self, subcommand: str) -> None:
-        """Do nothing, as above."""
 
-    def read(self, commands: Mapping[int, Sequence[str]], where: str) -> dict[int, dict[str, Any]]:
-        """Resolve a command for several seeds; as a rule it is parsed once.
-
-        Args:
-            commands: The arguments by seed, the placeholder `_ANY` included.
-            where: The place that errors name.
-
-        Raises:
-            ConfigError: If the command is invalid.
-        """
-        seeds = [seed for seed in commands if seed != _ANY]
-        try:
-            config = self._read(list(commands[_ANY]))
-        except Exception:  # the command is invalid, or a setting does not accept the placeholder
-            return {seed: self._read_or_blame(list(commands[seed]), where) for seed in seeds}
-        return {seed: _filled(config, seed, _ANY) for seed in seeds}
-
-    def _read_or_blame(self, args: list[str], where: str) -> dict[str, Any]:
-        try:
-            return self._read(args)
-        except Exception as error:
-            line = user_error(error, ["fit", *args])
-            if line is None:
-                raise
-            raise ConfigError(f"{where}: {line}") from error
-
-    def _read(self, args: list[str]) -> dict[str, Any]:
-        if not self._made:
-            super().__init__(["fit", *args])
-            self._made = True
-        else:
-            self.parse_arguments(self.parser, ["fit", *args])
-            self._set_seed()
-        content: dict[str, Any] = yaml.safe_load(self._resolved_config())
+def _read_or_blame(args: Sequence[str], files: ConfigFiles, where: str) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = yaml.safe_load(resolve(["fit", *args], files))
         return content
-
-
-@cache
-def _reader() -> _Reader:
-    """Share one reader between studies: building a parser takes as long as parsing three commands."""
-    return _Reader()
+    except Exception as error:
+        line = user_error(error, ["fit", *args])
+        if line is None:
+            raise
+        raise ConfigError(f"{where}: {line}") from error
 
 
 def _option(study: Study, key: Any, value: Any) -> str:

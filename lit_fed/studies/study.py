@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from lit_fed.command.reading.readable import read_settings
 from lit_fed.command.reading.shipped import located
-from lit_fed.command.reading.values import check_values
+from lit_fed.command.reading.words import check_values
 from lit_fed.engine.lightning.metric_names import MetricNames
 from lit_fed.file_names import is_file_name
 from lit_fed.studies.claims import Claim, parse_claim
@@ -216,7 +216,7 @@ def read_study(path: str | Path, profile: str | None = None) -> Study:
     """
     path = Path(located(path))
     content = read_settings(path, "study file", "holds no study; write keys such as rows:, columns: and metric:")
-    check_values(content, where=f"{path}: ")
+    check_values(content, origin=lambda _keys: str(path))
     where = Where(str(path))
     where.check_keys(content, _STUDY)
     profiles = where.mapping(content, "profiles")

@@ -8,7 +8,7 @@ import gc
 import importlib
 import os
 
-from lit_fed.command.cli import rehearse
+from lit_fed.command.cli import resolve
 from lit_fed.command.reading.shipped import shipped
 from lit_fed.command.roots import import_named
 
@@ -19,7 +19,7 @@ for _name in (
     *("tensorboard.plugins.hparams.metadata", "torch.utils.serialization.config"),
 ):
     importlib.import_module(_name)
-rehearse(["fit", "-c", str(shipped()["quickstart.yaml"])])  # most of a cell's classes: their signatures are then known
+resolve(["fit", "-c", str(shipped()["quickstart.yaml"])])  # its parser, and the signatures of most of a cell's classes
 # The forking process needs no clean-up, and some libraries complain during it.
 atexit.register(os._exit, 0)
 gc.collect()

@@ -15,7 +15,7 @@ import torch
 from lit_fed.deployment.executor import Patience
 from lit_fed.deployment.grid import MemoryGrid, Reply
 from lit_fed.deployment.node import Node
-from lit_fed.deployment.node_keys import Claim
+from lit_fed.deployment.node_keys import Grant
 from lit_fed.deployment.roster import Gathering
 from lit_fed.deployment.server import federate
 from lit_fed.deployment.wire import PROTOCOL, Message, decode, encode
@@ -291,7 +291,7 @@ def test_a_replaced_key_goes_on_with_the_run(tmp_path: Path) -> None:
             for node in nodes:
                 stack.enter_context(node.at_work())
             grid = KeyedGrid({1: nodes[0].handle, 2: nodes[1].handle}, {1: "a1", 2: key})
-            bound = {"a1": Claim(frozenset({0})), key: Claim(frozenset({1}))}
+            bound = {"a1": Grant(frozenset({0})), key: Grant(frozenset({1}))}
             federate(grid, made, *parts, ckpt_path, node_clients=bound)
     assert made.run.next_round == 3
 

@@ -17,7 +17,7 @@ from lit_fed.deployment import roster, server
 from lit_fed.deployment.executor import Patience
 from lit_fed.deployment.grid import MemoryGrid
 from lit_fed.deployment.node import Node
-from lit_fed.deployment.node_keys import Claim
+from lit_fed.deployment.node_keys import Grant
 from lit_fed.deployment.roster import Gathering
 from lit_fed.deployment.server import federate
 from lit_fed.deployment.wire import Message, decode, encode
@@ -159,7 +159,7 @@ def run_with(
     handlers = {place + 1: node.handle for place, node in enumerate(nodes)}
     handlers[len(nodes)] = liar(nodes[-1], word, lie)
     made, *parts = make(folder)
-    bound = {KEYS[place + 1]: Claim(frozenset(clients)) for place, clients in enumerate(homes)}
+    bound = {KEYS[place + 1]: Grant(frozenset(clients)) for place, clients in enumerate(homes)}
     with ExitStack() as stack:
         for node in nodes:
             stack.enter_context(node.at_work())
@@ -301,7 +301,7 @@ def test_a_key_that_is_given_to_nobody_is_refused(tmp_path: Path) -> None:
     grid = KeyedGrid({1: one.handle, 2: other.handle}, KEYS)
     words = "no node connected for client 1 within 0.1 s.*refused: the key of node 2 is unknown; enter it"
     with pytest.raises(ConfigError, match=words):
-        federate(grid, made, *parts, node_clients={"a1": Claim(frozenset({0}))}, gathering=Gathering(0.1))
+        federate(grid, made, *parts, node_clients={"a1": Grant(frozenset({0}))}, gathering=Gathering(0.1))
 
 
 def test_a_node_that_is_refused_shuts_nobody_out(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from lit_fed.command.commands.provision import provision
 from lit_fed.command.reading.federation_file import read_federation
 from lit_fed.deployment import keyring
 from lit_fed.deployment.authority import read_certificate, read_key, read_request
-from lit_fed.deployment.node_keys import Claim, NodeKeys
+from lit_fed.deployment.node_keys import Grant, NodeKeys
 from lit_fed.deployment.security import Security, key_of
 from lit_fed.errors import CheckpointError, ConfigError
 from tests.support import ROOT
@@ -93,8 +93,8 @@ def test_the_map_leads_from_each_sites_certificate_to_its_clients(tmp_path: Path
     assert told == {"keys/north.crt": [0], "keys/south.crt": [1], "keys/west.crt": [2, 3]}
     sites = {**SITES, "north": SITES["north"] | {"most_samples": 5000}}
     provisioned(tmp_path, sites=sites)
-    assert bound(tmp_path)[key(tmp_path, "north")] == Claim(frozenset({0}), 5000)
-    assert bound(tmp_path)[key(tmp_path, "south")] == Claim(frozenset({1}))
+    assert bound(tmp_path)[key(tmp_path, "north")] == Grant(frozenset({0}), 5000)
+    assert bound(tmp_path)[key(tmp_path, "south")] == Grant(frozenset({1}))
     for name in SITES:
         site = tmp_path / "out" / "sites" / name
         assert read_key(site / "node.key").public_key() == read_certificate(site / "node.crt").public_key()
@@ -114,7 +114,7 @@ def key(folder: Path, name: str = "north") -> str:
 def test_the_server_reads_what_it_was_given(tmp_path: Path) -> None:
     provisioned(tmp_path)
     assert dict(bound(tmp_path)) == {
-        key(tmp_path, name): Claim(frozenset(told["clients"])) for name, told in SITES.items()
+        key(tmp_path, name): Grant(frozenset(told["clients"])) for name, told in SITES.items()
     }
 
 
@@ -271,7 +271,7 @@ def test_a_certificate_near_its_end_is_renewed_under_the_same_key_and_authority(
     for name in ("server", "north"):
         assert ("the old one ends on 2027-03-01" in said[name]) is renewed
     assert set(bound(tmp_path).values()) == {
-        Claim(frozenset(told["clients"])) for told in SITES.values()
+        Grant(frozenset(told["clients"])) for told in SITES.values()
     }  # none is revoked
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lit_fed.deployment import node_keys
-from lit_fed.deployment.node_keys import Claim, NodeKeys
+from lit_fed.deployment.node_keys import Grant, NodeKeys
 from lit_fed.deployment.security import key_of
 from lit_fed.errors import ConfigError
 
@@ -25,16 +25,16 @@ def hashed(keys: Path, name: str) -> str:
 def test_a_key_is_bound_to_its_clients(keys: Path) -> None:
     found = NodeKeys(written(keys, "node_0.crt: [0, 2]\nnode_1.crt: [1]\n"))
     assert dict(found) == {
-        hashed(keys, "node_0"): Claim(frozenset({0, 2})),
-        hashed(keys, "node_1"): Claim(frozenset({1})),
+        hashed(keys, "node_0"): Grant(frozenset({0, 2})),
+        hashed(keys, "node_1"): Grant(frozenset({1})),
     }
 
 
 def test_a_key_may_have_a_ceiling_of_samples(keys: Path) -> None:
     found = NodeKeys(written(keys, "node_0.crt: {clients: [0, 2], most_samples: 5000}\nnode_1.crt: [1]\n"))
     assert [found[hashed(keys, name)] for name in ("node_0", "node_1")] == [
-        Claim(frozenset({0, 2}), 5000),
-        Claim(frozenset({1})),
+        Grant(frozenset({0, 2}), 5000),
+        Grant(frozenset({1})),
     ]
 
 

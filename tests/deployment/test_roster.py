@@ -14,7 +14,7 @@ from lit_fed.deployment import roster as roster_module
 from lit_fed.deployment.executor import Patience
 from lit_fed.deployment.grid import MemoryGrid, Reply
 from lit_fed.deployment.node import Node
-from lit_fed.deployment.node_keys import Claim
+from lit_fed.deployment.node_keys import Grant
 from lit_fed.deployment.roster import Gathering, Identity, Roster
 from lit_fed.deployment.server import federate
 from lit_fed.deployment.wire import Message, decode, encode
@@ -79,7 +79,7 @@ def test_it_says_who_has_most_of_the_samples(gathering: Any) -> None:
 
 def test_a_mistyped_client_hurts_nobody(gathering: Any) -> None:
     """Node 2 is to be client 1 and says 0: it is refused, node 1 is not, and when it is started again all are there."""
-    roster, said, grid = gathering([[0, 2], [0], [1]], {"a1": Claim(frozenset({0, 2})), "b2": Claim(frozenset({1}))})
+    roster, said, grid = gathering([[0, 2], [0], [1]], {"a1": Grant(frozenset({0, 2})), "b2": Grant(frozenset({1}))})
     again = grid.handlers.pop(3)
     settle(roster)
     words = (
@@ -159,12 +159,12 @@ def test_what_nobody_awaits_any_more_leaves_the_grid(gathering: Any) -> None:
 
 def test_a_client_over_its_keys_ceiling_of_samples_is_refused_by_name(gathering: Any) -> None:
     """Client 1 has 3 samples, client 0 and 2 have 1 each."""
-    bound = {"a1": Claim(frozenset({0, 2}), 1), "b2": Claim(frozenset({1}), 2)}
+    bound = {"a1": Grant(frozenset({0, 2}), 1), "b2": Grant(frozenset({1}), 2)}
     roster, said, _ = gathering([[0, 2], [1]], bound)
     settle(roster)
     words = "client 1 reports 3 training samples, and its key may report 2; correct its data, or most_samples in the"
     assert said[1:] == [f"refused node 2: {words} file of --node_keys"]
-    bound["b2"] = Claim(frozenset({1}), 3)  # the file was corrected
+    bound["b2"] = Grant(frozenset({1}), 3)  # the file was corrected
     settle(roster)
     assert said[2:] == ["node 2 connected with client 1: 3 of 3 clients are connected"]
 

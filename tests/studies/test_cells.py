@@ -10,9 +10,10 @@ import pytest
 import yaml
 
 from lit_fed import Classifier
+from lit_fed.command.cli import resolve
 from lit_fed.data import IID, Digits
 from lit_fed.errors import ConfigError
-from lit_fed.studies.cells import _ANY, Cell, _reader, chosen, lay_out
+from lit_fed.studies.cells import _ANY, Cell, chosen, lay_out
 from lit_fed.studies.jobs import share_machine
 from lit_fed.studies.metric_check import check_metrics
 from lit_fed.studies.parts import check_parts
@@ -59,7 +60,7 @@ def test_a_cell_is_an_ordinary_command(tmp_path):
 )
 def test_a_cell_draws_pictures_only_for_a_study_that_asks_for_them(asks, draws, tmp_path):
     (cell, _), (plain, _) = (grid_of(tmp_path, name, **changes).cells for name, changes in (("a", asks), ("b", {})))
-    config = _reader().read({0: cell.command[1:]}, "here")[0]
+    config = yaml.safe_load(resolve(cell.command))
     assert config["trainer"]["enable_pictures"] is draws
     assert cell.fingerprint == plain.fingerprint, "pictures change no result"
 
@@ -85,7 +86,7 @@ def test_a_seed_seeds_the_partition_unless_the_study_says_otherwise_and_the_tabl
     seeds = [(c.config["trainer"]["seed"], c.config["data"]["init_args"]["seed"]) for c in grid.cells[:2]]
     assert seeds == list(zip([3, 4], of_data, strict=True))
     assert caption(collect(grid))[-1] == told
-    assert _reader().read({0: grid.cells[1].args}, "here")[0] == grid.cells[1].config, (
+    assert yaml.safe_load(resolve(["fit", *grid.cells[1].args])) == grid.cells[1].config, (
         "the printed command gives the same"
     )
 

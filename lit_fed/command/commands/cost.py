@@ -17,8 +17,7 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning import LightningModule
 from torch import nn
 
-from lit_fed.command.reading.making import instantiate
-from lit_fed.command.reading.parts import Parts, add_parts, build_parts
+from lit_fed.command.reading.parts import Parts, add_parts, build_parts, instantiate
 from lit_fed.command.refusals.explain import missing
 from lit_fed.command.roots import PARTS
 from lit_fed.command.table import Call

@@ -1,21 +1,20 @@
-"""Configuration files of one command: each is read once, for us and for the parser, and more strictly than by YAML.
+"""Configuration files of one command: each is read once, and more strictly than by YAML.
 
 A file may name others: ``config:`` a whole one, a section such as ``model:`` one with the section's settings.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lit_fed.command.reading.readable import brief, parse_text, read_text, settings_of
+from lit_fed.command.reading.settings import CLASSES, Place, place_of
 from lit_fed.command.reading.shipped import is_file
-from lit_fed.command.reading.wrapping import wrapped_settings
 from lit_fed.command.roots import PARTS
 from lit_fed.errors import ConfigError
 from lit_fed.parsing import Text, parsed
@@ -23,25 +22,27 @@ from lit_fed.parsing import Text, parsed
 SECTIONS = ("trainer", *PARTS)
 """Top-level keys of a run's configuration, which options too may set as a whole."""
 
+_PARTS = [(section,) for section in SECTIONS]
 _ENDINGS = (".yaml", ".yml")
-_DEEPEST = 9  # a file that names itself has no end; the parser refuses it
+_DEEPEST = 9  # a file that names itself has no end
 _NEEDED = {"trainer": "settings, such as max_rounds"} | dict.fromkeys(PARTS, "class_path and init_args")
 _NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
 _NO_SETTINGS = {f"tag:yaml.org,2002:{name}": name for name in ("set", "omap", "pairs", "binary")}
 
 
-class ConfigFiles:
-    """The configuration files that a command has read so far.
+Part = tuple[Place, Any, dict[Place, str] | None]
+"""Settings from an option, or below one key of a file: the keys that lead to them; their value, with files in place of
+their names; and files and lines of all settings in it, by place, None for an option's text."""
 
-    Attributes:
-        texts: The files by their resolved paths.
-    """
+
+class ConfigFiles:
+    """The configuration files that a command has read so far."""
 
     def __init__(self) -> None:
-        self.texts: dict[str, Text] = {}
+        self._text = cache(read_text)
 
-    def sections(self, value: str) -> Iterator[tuple[str, Any]]:
-        """Top-level keys and values of a ``--config``, in order, with files that it names in place of their names.
+    def parts(self, value: str) -> Iterator[Part]:
+        """Parts of a ``--config``, in order.
 
         Args:
             value: A path, or the settings themselves.
@@ -53,64 +54,74 @@ class ConfigFiles:
             raise ConfigError("--config needs a value")
         if is_name(value):
             return self._file(Path(value))
-        return self._sections(parse_text(value, "--config"), "--config", Path())
+        return self._parts(parse_text(value, "--config"), "--config", Path())
 
-    def value(self, option: str, value: str) -> Any:
-        """Content of an option's value, or of the file that it names.
+    def option(self, option: str, value: str) -> Part:
+        """An option's text, or the content of the file that it names.
 
         Raises:
-            ConfigError: If a file cannot be read, or the value has a key twice.
+            ConfigError: If a file cannot be read, the value has a key twice, or the option sets a part of a kind.
         """
-        key = option.removeprefix("--")
-        if value.endswith(_ENDINGS) and (key in SECTIONS or is_file(value)):
-            return self._part(key, Path(value))
+        keys, origins = tuple(option.removeprefix("--").split(".")), dict[Place, str]()
+        if keys[:2] == ("trainer", "kinds") and len(keys) > 3:  # the rest of the kind would be dropped
+            raise ConfigError(f"{option} sets a part of a kind; set all of it, as --trainer.kinds.{keys[2]} '{{…}}'")
+        found = self._filled(place_of(keys), value, Path(), origins, 0)
+        if origins:
+            return keys, found, origins
         try:
-            return parsed(value).content
+            parsed(value)
         except yaml.constructor.ConstructorError as error:
             raise ConfigError(f"{option}: {error.problem}") from error
         except (yaml.YAMLError, ValueError):
-            return value  # for the parser to judge
+            pass  # for the parser to judge
+        return keys, value, None
 
-    def _text(self, path: Path) -> Text:
-        if not is_file(str(path)):
-            return read_text(path)  # which raises
-        key = os.path.realpath(path)
-        if key not in self.texts:
-            self.texts[key] = text = read_text(path)
-            text.content = wrapped_settings(text.content)
-        return self.texts[key]
+    def _file(self, path: Path, depth: int = 0) -> Iterator[Part]:
+        if depth > _DEEPEST:
+            raise ConfigError(f"loop detected: config file {brief(path)} names itself")
+        return self._parts(self._text(path), f"config file {brief(path)}", path.parent, depth)
 
-    def _file(self, path: Path, depth: int = 0) -> Iterator[tuple[str, Any]]:
-        return self._sections(self._text(path), f"config file {brief(path)}", path.parent, depth)
-
-    def _sections(self, text: Text, where: str, folder: Path, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    def _parts(self, text: Text, where: str, folder: Path, depth: int = 0) -> Iterator[Part]:
         content = settings_of(text, where)
         _check(text, where)
+        lines = _lines(text, where, ())
         for key, value in content.items():
-            names_file = isinstance(value, str) and depth < _DEEPEST
-            if key == "config" and names_file:
+            if key == "config" and isinstance(value, str):
                 yield from self._file(folder / value, depth + 1)
-            elif key in SECTIONS and names_file and value.endswith(_ENDINGS):
-                yield key, self._part(key, folder / value, depth + 1)
             else:
-                yield key, self._filled(value, folder, depth)
+                origins = {place: line for place, line in lines.items() if place[0] == key}
+                yield (key,), self._filled((key,), value, folder, origins, depth), origins
 
-    def _part(self, key: str, path: Path, depth: int = 0) -> Any:
+    def _named(self, place: Place, path: Path, origins: dict[Place, str], depth: int = 0) -> Any:
         """Settings of a section, or of a class, from a separate file."""
         text, where = self._text(path), f"config file {brief(path)}"
-        if key in SECTIONS:
+        if place in _PARTS:
             settings_of(text, where)
-            _check(text, where, key)
-        return self._filled(text.content, path.parent, depth)
+            _check(text, where, place[-1])
+        origins.update(_lines(text, where, place))
+        return self._filled(place, text.content, path.parent, origins, depth)
 
-    def _filled(self, value: Any, folder: Path, depth: int) -> Any:
-        """A value with the content of files in place of their names, unless a file cannot be read."""
+    def _filled(self, place: Place, value: Any, folder: Path, origins: dict[Place, str], depth: int) -> Any:
+        """A value with the content of files in place of the names of files of classes."""
         if isinstance(value, dict):
-            return {key: self._filled(item, folder, depth) for key, item in value.items()}
-        if isinstance(value, str) and value.endswith(_ENDINGS) and is_file(str(folder / value)) and depth < _DEEPEST:
-            with suppress(ConfigError):
-                return self._part("", folder / value, depth + 1)
+            fill = partial(self._filled, folder=folder, origins=origins, depth=depth)
+            return {key: fill(place_of((*place, str(key))), item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._filled(place, item, folder, origins, depth) for item in value]
+        if isinstance(value, str) and value.endswith(_ENDINGS) and depth < _DEEPEST:
+            path = folder / value
+            if place in _PARTS or (is_file(str(path)) and (place in CLASSES or self._is_missed(path, folder))):
+                return self._named(place, path, origins, depth + 1)
         return value
+
+    def _is_missed(self, path: Path, folder: Path) -> bool:
+        """Whether a file holds a class, and the parser would look for it in the working directory."""
+        return folder != Path() and "class_path:" in self._text(path)
+
+
+def _lines(text: Text, where: str, above: Place) -> dict[Place, str]:
+    lines = {(*above, *place_of(keys)): line for keys, line in text.lines() if keys[-1] != "init_args"}
+    return {place: f"{where}, line {line}" for place, line in lines.items()}
 
 
 def is_name(value: str) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ SERVER = "server"
 
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # used in paths, shell commands and names of services
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_KEYS = ("server", "config", "sites")
 _MOST_NAME = 253  # characters of a host name, by RFC 1035
 _KINDS = {str: "a text", bool: "true or false", int: "a whole number"}
 _EMPTY = "holds no federation; write the keys server:, config: and sites:"
@@ -84,12 +86,9 @@ def read_federation(path: Path) -> FederationFile:
     Raises:
         ConfigError: In one line with the file and the key.
     """
-    content = read_settings(path, "federation file", _EMPTY)
     where = f"federation file {path}"
-    _known(content, where, ("server", "config", "sites"), ("server", "config", "sites"))
-    server = _mapping(content["server"], f"{where}: server")
-    _known(server, f"{where}: server", ("names", "port", "listen", "data"), ("names", "port"))
-    sites = _mapping(content["sites"], f"{where}: sites")
+    content = _known(read_settings(path, "federation file", _EMPTY), where, _KEYS, _KEYS)
+    server = _known(content["server"], f"{where}: server", ("names", "port", "listen", "data"), ("names", "port"))
     names = _names(server["names"], f"{where}: server.names")
     return FederationFile(
         path,
@@ -98,7 +97,7 @@ def read_federation(path: Path) -> FederationFile:
         _listen(server.get("listen"), names[0], f"{where}: server.listen"),
         _configs(content["config"], path.parent, f"{where}: config"),
         _data(server, f"{where}: server"),
-        _apart([_site(name, value, f"{where}: site") for name, value in sites.items()], where),
+        _apart([_site(*one, f"{where}: site") for one in _mapping(content["sites"], f"{where}: sites").items()], where),
     )
 
 
@@ -122,7 +121,8 @@ def check_everybody(file: FederationFile, num_clients: int) -> None:
         raise ConfigError(f"{where}: client {homeless[0]}{more} no site; data.num_clients is {num_clients}")
 
 
-def _known(content: Mapping[Any, Any], where: str, known: Collection[str], needed: Collection[str]) -> None:
+def _known(value: Any, where: str, known: Collection[str], needed: Collection[str]) -> dict[Any, Any]:
+    content = _mapping(value, where)
     for key in content:
         if key not in known:
             meant = close(str(key), known)
@@ -131,6 +131,7 @@ def _known(content: Mapping[Any, Any], where: str, known: Collection[str], neede
     for key in needed:
         if content.get(key) is None:
             raise ConfigError(f"{where}: {key} is missing; see docs/deployment.md")
+    return content
 
 
 def _mapping(value: Any, where: str) -> dict[Any, Any]:
@@ -145,34 +146,29 @@ def _names(value: Any, where: str) -> tuple[str, ...]:
     for name in value:
         if (why := _no_host(name)) is not None:
             raise ConfigError(f"{where}: {name!r:.80} {why}")
-    names = tuple(map(_canonical, value))
+    names = tuple(str(_address(name) or name.lower()) for name in value)  # as certificates have them
     if twice := [name for place, name in enumerate(names) if name in names[:place]]:
         raise ConfigError(f"{where} has {twice[0]} twice; remove one")
     return names
+
+
+def _address(text: Any) -> IPv4Address | IPv6Address | None:
+    with suppress(ValueError):
+        return ip_address(text) if isinstance(text, str) else None
+    return None
 
 
 def _no_host(name: Any) -> str | None:
     """Reason why nodes cannot reach a server by this name or address; None if they can."""
     if not isinstance(name, str):
         return "is not text; write a host name or an address, in quotes"
-    try:
-        address = ip_address(name)
-    except ValueError:
-        labels = name.split(".")
-        if labels[-1].isdecimal() or len(name) > _MOST_NAME or not all(map(_LABEL.fullmatch, labels)):
-            return "is neither a host name nor an address; write one such as server.example.org or 192.0.2.7"
-        return None
-    if address.is_unspecified or address.is_multicast or getattr(address, "scope_id", None):
-        return "is not an address at which nodes can reach a server; write the one that they see"
+    labels, address = name.split("."), _address(name)
+    if address is not None:
+        there = not (address.is_unspecified or address.is_multicast or getattr(address, "scope_id", None))
+        return None if there else "is not an address at which nodes can reach a server; write the one that they see"
+    if labels[-1].isdecimal() or len(name) > _MOST_NAME or not all(map(_LABEL.fullmatch, labels)):
+        return "is neither a host name nor an address; write one such as server.example.org or 192.0.2.7"
     return None
-
-
-def _canonical(name: str) -> str:
-    """Host in the form that certificates have."""
-    try:
-        return str(ip_address(name))
-    except ValueError:
-        return name.lower()
 
 
 def _port(value: Any, where: str) -> int:
@@ -184,18 +180,12 @@ def _port(value: Any, where: str) -> int:
 def _listen(value: Any, name: str, where: str) -> str | None:
     """Address to listen at: by default all, because another machine may forward the name; for loopback, itself."""
     if value is None:
-        return None if _is_loopback(name) else "::" if ":" in name else "0.0.0.0"
-    try:
-        return str(ip_address(value if isinstance(value, str) else ""))
-    except ValueError as error:
-        raise ConfigError(f"{where} is {value!r:.80}; it must be an address of the server's machine") from error
-
-
-def _is_loopback(name: str) -> bool:
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost"
+        address = _address(name)
+        own = name == "localhost" if address is None else address.is_loopback
+        return None if own else "::" if ":" in name else "0.0.0.0"
+    if (found := _address(value)) is None:
+        raise ConfigError(f"{where} is {value!r:.80}; it must be an address of the server's machine")
+    return str(found)
 
 
 def _configs(value: Any, folder: Path, where: str) -> tuple[str, ...]:
@@ -228,8 +218,7 @@ def _site(name: Any, value: Any, where: str) -> Site:
         )
     if name.lower() == SERVER:
         raise ConfigError(f"{where} {name} has the server's name; choose another name")
-    own = _mapping(value, f"{where} {name}")
-    _known(own, f"{where} {name}", ("clients", "data", "most_samples"), ("clients",))
+    own = _known(value, f"{where} {name}", ("clients", "data", "most_samples"), ("clients",))
     clients = own["clients"]
     whole = isinstance(clients, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in clients)
     if not whole or not clients or min(clients) < 0:

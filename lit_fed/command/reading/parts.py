@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning import LightningModule, seed_everything
+from torch.optim.lr_scheduler import LRScheduler
 
 from lit_fed.checks import check_range
-from lit_fed.command.reading.kinds import models_by_kind
-from lit_fed.command.reading.making import instantiate
+from lit_fed.command.reading.settings import TRAINED, Place, Settings
+from lit_fed.command.refusals.explain import explain
 from lit_fed.command.refusals.suggest import join_or
 from lit_fed.command.roots import PARTS
-from lit_fed.errors import ConfigError
+from lit_fed.engine.method.kinds import CHOSEN_BY
+from lit_fed.errors import ConfigError, LitFedError, own_traceback, reason
 from lit_fed.networks import NETWORKS, TEXT_NETWORKS
+from lit_fed.parsing import ROUNDS, Parser
 from lit_fed.trainer import FederatedTrainer
 
 
@@ -48,11 +53,33 @@ def build_parts(parser: ArgumentParser, settings: Namespace) -> tuple[Parts, Nam
     data = instantiate(parser, Namespace(data=settings.data)).data
     fill_from_data(settings.model, data)
     kinds = settings.trainer.kinds
-    models = None if kinds is None else models_by_kind(settings.model, kinds, max_rounds)
+    if kinds == {}:
+        raise ConfigError("trainer.kinds is empty; name at least one kind of network, or set it to null")
+    models = kinds and {name: _model_of_kind(settings.model, name, own, max_rounds) for name, own in kinds.items()}
     left = ("data",) if models is None else ("data", "model")
     left_over = Namespace({key: value for key, value in settings.items() if key not in left})
     rest = instantiate(parser, left_over, max_rounds)
     return Parts(rest.model if models is None else models, data, rest.algorithm), rest
+
+
+def _model_of_kind(model: Namespace, name: str, own: Any, max_rounds: int | None) -> LightningModule:
+    """Make the model of a kind: the complete ``model``, changed by the kind's settings."""
+    if not isinstance(own, Mapping):
+        raise ConfigError(f"trainer.kinds.{name} is {own!r}; it must hold settings of the model, and clients")
+    shared = (model.get("init_args") or Namespace()).as_dict()
+    changed: dict[Place, Any] = {("model", key): value for key, value in own.items() if key not in CHOSEN_BY}
+    plain = {place[-1]: value for place, value in changed.items() if place not in TRAINED}
+    merged = Settings()
+    merged.content["model"] = {"class_path": model.class_path, "init_args": shared | plain}
+    for place in TRAINED.keys() & changed.keys():
+        merged.put(place, changed[place])
+    parser = Parser(exit_on_error=False)
+    parser.add_subclass_arguments(LightningModule, "model", required=True)
+    try:
+        made: LightningModule = instantiate(parser, parser.parse_object(merged.finish()), max_rounds).model
+    except ArgumentError as error:
+        raise ConfigError(explain(error).replace("model.init_args.", f"trainer.kinds.{name}.", 1)) from error
+    return made
 
 
 def set_seed(trainer: Any) -> None:
@@ -61,8 +88,6 @@ def set_seed(trainer: Any) -> None:
     Raises:
         ConfigError: If the seed is out of range.
     """
-    if not isinstance(trainer, Namespace):  # the parser accepts a lone value
-        raise ConfigError(f"trainer is {trainer!r}; it must hold settings, such as max_rounds")
     check_range("trainer.seed", trainer.seed, least=0, below=2**32)
     seed_everything(trainer.seed, verbose=False)
 
@@ -120,3 +145,58 @@ def check_tokens(init_args: Namespace, vocab_size: int | None) -> None:
 
 def _parameter(made: Any, name: str) -> Any:
     return inspect.signature(made).parameters[name].default
+
+
+# ---------------------------------------------------------------------- objects
+
+
+def instantiate(parser: ArgumentParser, settings: Namespace, max_rounds: int | None = None) -> Namespace:
+    """Make the objects that settings describe.
+
+    Args:
+        parser: The parser that read the settings.
+        settings: The settings.
+        max_rounds: Length of a schedule whose length is null.
+
+    Raises:
+        ConfigError: In one line with the class and its error; ``details`` holds the traceback if the error comes from
+            code that is neither ours nor installed.
+    """
+    failures: list[LitFedError] = []
+    makers: list[tuple[Any, type, bool]] = [(partial(_make, failures), object, True)]
+    if max_rounds is not None:
+        makers.insert(0, (partial(_make_schedule, max_rounds, failures), LRScheduler, True))
+    try:
+        made: Namespace = parser.instantiate(settings, instantiators=makers)
+    except Exception:  # the parser's report, with the failure in the middle of a tree
+        if not failures:
+            raise
+    else:
+        return made
+    raise failures[0]
+
+
+def _make(failures: list[LitFedError], class_type: type, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return class_type(*args, **kwargs)
+    except LitFedError as error:
+        failures.append(error)
+        raise
+    except Exception as error:  # whatever a class's constructor raises
+        told = ConfigError(f"{class_type.__name__} cannot be made: {reason(error)}")
+        told.details = own_traceback(error)
+        failures.append(told)
+        raise told from error
+
+
+def _make_schedule(max_rounds: int, failures: list[LitFedError], class_type: type, *args: Any, **kwargs: Any) -> Any:
+    for name in ROUNDS:
+        if (
+            name in kwargs and kwargs[name] is None and kwargs.get("epochs") is None
+        ):  # OneCycleLR can be given epochs instead
+            kwargs[name] = max_rounds
+        elif isinstance(kwargs.get(name), int) and kwargs[name] < 0:
+            raise ConfigError(
+                f"lr_scheduler.{name} is {kwargs[name]}; it must be a number of rounds, or null for all rounds"
+            )
+    return _make(failures, class_type, *args, **kwargs)

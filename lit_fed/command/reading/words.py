@@ -1,30 +1,28 @@
-"""A command line, read once: one spelling for every option, each file's content, and additions for the parser.
-
-The parser takes one option after the other. In two cases users expect more, and options are added: for settings of a
-class that a later file names, and for optimizers and schedules that replace others.
-"""
+"""A command line, read once: one spelling for every option, all settings merged for the parser, and values checked."""
 
 from __future__ import annotations
 
-import json
+import math
 import re
-from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import Parameter
+from itertools import pairwise
 from typing import Any
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from lit_fed.command.reading.config_files import SECTIONS, ConfigFiles, is_name
-from lit_fed.command.reading.replaced import TRAINED_BY, Mention, changes, plain
+from lit_fed.command.reading.config_files import SECTIONS, ConfigFiles, Part, is_name
+from lit_fed.command.reading.settings import Place, Settings, leaves, place_of
 from lit_fed.command.reading.shipped import located
-from lit_fed.command.reading.values import check_values
-from lit_fed.command.reading.wrapping import plain_module
-from lit_fed.command.roots import PARTS
+from lit_fed.command.reading.wrapping import wrapped
+from lit_fed.command.refusals.explain import causes, explain
+from lit_fed.command.refusals.suggest import imported, parameters_of
 from lit_fed.command.table import COMMANDS, asked
-from lit_fed.errors import ConfigError
-from lit_fed.parsing import taking
+from lit_fed.errors import ConfigError, LitFedError
+from lit_fed.parsing import Text
 
 _CONFIG = ("-c", "--config")
+_LARGEST = 2**63 - 1  # the largest integer of tensors, arrays and loops
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # words that argparse takes for values although they begin with a dash
 
 
@@ -37,7 +35,10 @@ class CommandLine:
 
     Attributes:
         command: The command; None if there is none.
-        words: The command line as the parser is to read it.
+        words: The command line as the parser is to read it: all settings are one ``--config``.
+        settings: The settings of its files and options.
+        told: Keys of the settings, without ``init_args``, most recent option first. Varied settings stand at the end of
+            a command line, as in the cells of a study.
 
     Raises:
         ConfigError: For a file that cannot be read, and for settings that the parser would misread.
@@ -45,16 +46,25 @@ class CommandLine:
 
     def __init__(self, words: Sequence[str], files: ConfigFiles | None = None) -> None:
         self.command = asked(words)
-        self.words = list(words)
-        self._files = ConfigFiles() if files is None else files
-        self._said: list[Mention] = []
+        self.words, self._given = list(words), list(words)
+        self.settings, self.told = Settings(), tuple[str, ...]()
         if self.command is None or COMMANDS[self.command].own_files:
             return
+        files, merged = ConfigFiles() if files is None else files, Text("settings of files and options\n")
         begin = self.words.index(self.command) + 1
-        rest = list(_wrapped(_spelled(words[begin:])))
-        for end, word in enumerate(rest, start=1):
-            self._said += self._mentions(end, word)
-        self.words = [*words[:begin], *_classes_first(self._said), *_begin_anew(rest, self._said)]
+        self.words = self.words[:begin]
+        for word in _spelled(self._given[begin:]):
+            option, mark, value = word.partition("=")
+            if mark and option == "--config":
+                self._put(files.parts(value))
+            elif mark and _is_setting(option) and not option.endswith(".help"):
+                self._put([files.option(option, "null" if value == "None" else value)])
+            else:
+                self.words.append(word)
+                continue
+            if merged not in self.words:
+                self.words += ["--config", merged]
+        merged.content = self.settings.finish()
 
     def parse(self, parser: ArgumentParser, skip: int = 0) -> Any:
         """Settings that a parser reads.
@@ -64,44 +74,34 @@ class CommandLine:
             skip: Words to leave out: 1 for the command's own parser.
 
         Raises:
-            ConfigError: For values that no setting can have; further errors come from the parser.
+            ConfigError: For settings that the parser refuses, and for values that no setting can have.
         """
-        with taking(self._files.texts):
+        try:
             found = parser.parse_args(self.words[skip:])
-        check_values(found.get(str(self.command), found))
+        except ArgumentError as error:
+            if any(isinstance(cause, LitFedError) for cause in causes(error)):
+                raise
+            raise ConfigError(explain(error, self._given, self.settings.origin)) from error
+        check_values(found, origin=self.settings.origin)
         return found
-
-    @property
-    def told(self) -> tuple[str, ...]:
-        """Keys of the settings in options and files, without ``init_args``, most recent option first.
-
-        Varied settings stand at the end of a command line, as in the cells of a study.
-        """
-        groups = [[key for one in group for key in one.keys] for _, group in groupby(self._said, lambda one: one.end)]
-        return tuple(dict.fromkeys(key for group in reversed(groups) for key in group))
 
     @property
     def own_rate(self) -> str | None:
         """A line about the default learning rate of a named optimizer; None if the rate is set."""
-        *_, last = (None, *changes(self._said, "optimizer"))
-        if last is None or "lr" not in last.own:
+        optimizer = self.settings.class_at("model", "optimizer")
+        if "lr" not in optimizer.get("init_args", {}) or self.settings.origin(("model", "optimizer", "lr")) is not None:
             return None
-        if any("lr" in one.settings("model", "optimizer") for one in self._said if one.end > last.end):
-            return None
-        name = last.name.rpartition(".")[2]
-        return f"optimizer {name} takes its own learning rate, {last.own['lr']}; set model.optimizer.lr for another"
+        name, rate = optimizer["class_path"].rpartition(".")[2], optimizer["init_args"]["lr"]
+        return f"optimizer {name} takes its own learning rate, {rate}; set model.optimizer.lr for another"
 
-    def _mentions(self, end: int, word: str) -> Iterator[Mention]:
-        """Settings in a word, or in the file that it names."""
-        option, mark, value = word.partition("=")
-        if option == "--config" and mark:
-            for section, part in self._files.sections(value):
-                yield Mention(end, False, (section,), part)
-        elif mark and _is_setting(option):
-            key = tuple(step for step in option.removeprefix("--").split(".") if step != "init_args")
-            if key[:2] == ("trainer", "kinds") and len(key) > 3:  # the parser would drop the rest of the kind
-                raise ConfigError(f"{option} sets a part of a kind; set all of it, as --trainer.kinds.{key[2]} '{{…}}'")
-            yield Mention(end, True, key, self._files.value(option, value))
+    def _put(self, parts: Iterable[Part]) -> None:
+        """Merge an option's value, or the content of a file."""
+        places: list[Place] = []
+        for keys, given, origins in parts:
+            value = wrapped(given) if keys == ("data",) else given
+            self.settings.put(keys, value, origins)
+            places += [place_of(keys)] if origins is None else leaves(value, place_of(keys))
+        self.told = tuple(dict.fromkeys((*(".".join(place) for place in places), *self.told)))
 
 
 # ---------------------------------------------------------------------- one spelling
@@ -136,34 +136,54 @@ def _is_value(word: str) -> bool:
     return not word.startswith("-") or word == "-" or " " in word or _NUMBER.fullmatch(word) is not None
 
 
-# ---------------------------------------------------------------------- additions for the parser
+# ---------------------------------------------------------------------- values
 
 
-def _wrapped(words: Iterator[str]) -> Iterator[str]:
-    """Put `Wrapped` around a plain LightningDataModule that an option names."""
-    for word in words:
-        option, _, value = word.partition("=")
-        if option == "--data" and plain_module(value) is not None:
-            yield from ("--data=Wrapped", f"--data.module={value}")
-        else:
-            yield word
+def check_values(
+    settings: Any,
+    key: str = "",
+    origin: Callable[[Sequence[str]], str | None] = lambda _keys: None,
+    defaults: Mapping[str, Parameter] | None = None,
+) -> None:
+    """Refuse NaN, infinity, whole numbers beyond 64 bits and texts with NUL, at any depth.
+
+    Defaults of a class pass: a class may use infinity as its default.
+
+    Args:
+        settings: A configuration, or a part of one.
+        key: Dotted key of that part.
+        origin: File that a value is from, given its keys; empty for an option's.
+        defaults: Parameters of the class whose settings they are.
+
+    Raises:
+        ConfigError: For the first such value, with its key.
+    """
+    if isinstance(settings, list | tuple | set):
+        for value in settings:
+            check_values(value, key, origin)
+        return
+    settings = vars(settings) if isinstance(settings, Namespace) else settings
+    if not isinstance(settings, Mapping):
+        if wrong := _wrong(settings):
+            told = f"{key.replace('.init_args.', '.')} is {wrong}"
+            raise ConfigError(f"{where}: {told}" if (where := origin(key.split("."))) else told)
+        return
+    for name, value in settings.items():
+        if defaults and name in defaults and repr(defaults[name].default) == repr(value):
+            continue
+        path = settings.get("class_path")
+        inner = parameters_of(imported(path)) if name == "init_args" and isinstance(path, str) else None
+        check_values(value, f"{key}.{name}" if key else str(name), origin, inner)
 
 
-def _classes_first(said: Sequence[Mention]) -> list[str]:
-    """Name a part's class, the last one named, before a file that has settings of the part and no class."""
-    named: dict[str, list[str | None]] = {}
-    for one in said:
-        if len(one.key) == 1 and one.key[0] in PARTS:
-            named.setdefault(one.key[0], []).append(plain(one.value).get("class_path"))
-    late = {key: [name for name in names if name] for key, names in named.items() if names[0] is None}
-    return [f"--{key}={names[-1]}" for key, names in late.items() if names]
-
-
-def _begin_anew(words: Sequence[str], said: Sequence[Mention]) -> list[str]:
-    """Set another optimizer's, or schedule's, own defaults after it is named; see `changes`."""
-    added: dict[int, list[str]] = {}
-    for key in TRAINED_BY:
-        for change in changes(said, key):
-            value = json.dumps({"class_path": change.name, "init_args": change.own})
-            added.setdefault(change.end, []).append(f"--model.init_args.{key}={value}")
-    return [piece for end, word in enumerate(words, start=1) for piece in (word, *added.get(end, ()))]
+def _wrong(value: Any) -> str:
+    """The mistake in a single value; empty if there is none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{value}; it must be a finite number"
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        digits = str(value)
+        shown = digits if len(digits) < 30 else f"{digits[:6]}… ({len(digits.lstrip('-'))} digits)"
+        return f"{shown}; whole numbers must be below 2**63"
+    if isinstance(value, str) and "\0" in value:
+        return f"{value!r:.80}; a text cannot hold the character NUL"
+    return ""

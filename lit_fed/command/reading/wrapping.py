@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from lightning import LightningDataModule
 
-from lit_fed.command.refusals.suggest import named_class
+from lit_fed.command.reading.settings import content_of
+from lit_fed.command.refusals.suggest import named_class, parameters_of
 from lit_fed.command.roots import PARTS
 from lit_fed.data import Wrapped
 
 _CLASS = "Wrapped"
 
 
-def wrapped_settings(content: Any) -> Any:
-    """A configuration with `Wrapped` around a plain LightningDataModule.
+def wrapped(data: Any) -> Any:
+    """``data`` with `Wrapped` around a plain LightningDataModule.
 
     Its ``init_args`` are the module's, except settings that only `Wrapped` has, such as ``num_clients``.
 
     Args:
-        content: Content of a configuration file.
+        data: A class with its settings, its name, or both as an option's text.
 
     Returns:
-        The content unchanged if `data` is anything else.
+        The same if it is anything else.
     """
-    data = content.get("data") if isinstance(content, dict) else None
-    section: dict[str, Any] = data if isinstance(data, dict) else {"class_path": data}
+    content = content_of(data)
+    section: dict[str, Any] = content if isinstance(content, dict) else {"class_path": content}
     module = plain_module(section.get("class_path"))
     settings = section.get("init_args") or {}
     if module is None or not isinstance(settings, dict):
-        return content
-    population = _settings_of(Wrapped) - _settings_of(module)
+        return data
+    population = parameters_of(Wrapped).keys() - parameters_of(module).keys()
     own = {key: value for key, value in settings.items() if key not in population}
     rest = {key: value for key, value in settings.items() if key in population}
     inner = {"class_path": section["class_path"], **({"init_args": own} if own else {})}
     others = {key: value for key, value in section.items() if key not in ("class_path", "init_args")}
-    return {**content, "data": {"class_path": _CLASS, "init_args": {"module": {**inner, **others}, **rest}}}
+    return {"class_path": _CLASS, "init_args": {"module": {**inner, **others}, **rest}}
 
 
 def plain_module(path: Any) -> type | None:
@@ -44,11 +44,3 @@ def plain_module(path: Any) -> type | None:
     named = named_class(path, [PARTS["data"]])
     plain = named is not None and issubclass(named, LightningDataModule) and not issubclass(named, PARTS["data"])
     return named if plain else None
-
-
-def _settings_of(made: type) -> set[str]:
-    """Names of the parameters of a class's constructor and its bases' constructors."""
-    own = [vars(cls)["__init__"] for cls in made.__mro__ if "__init__" in vars(cls) and cls is not object]
-    named = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
-    parameters = [one for function in own for one in inspect.signature(function).parameters.values()]
-    return {one.name for one in parameters if one.kind in named}

@@ -1,16 +1,14 @@
-"""One line from a parser's nested report: the key that is wrong, and what to do.
+"""One line from a parser's error: the key that is wrong, and what to do.
 
-jsonargparse reports errors as text only, also in 4.53: an indented tree of every alternative that it tried. `_PHRASES`
-and `_FLAT` hold all of its English that is read here; keys give the place in the configuration, the innermost complaint
-the reason. Other text is joined into one line as it is. The package's version is bounded, because every release may
-reword its errors.
+jsonargparse raises an error from its cause, link by link: a key, the class at that key, a key of the class, and so on
+down to the reason. `_LINKS` holds the beginnings of links that are read here; a reason that it lacks is told as it is.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 from jsonargparse import ArgumentParser
 
@@ -18,140 +16,148 @@ from lit_fed.command.refusals import suggest
 from lit_fed.command.refusals.suggest import join_and, join_or
 from lit_fed.command.table import COMMANDS, asked
 
-# Patterns of a report's lines, by kind; the first that matches counts.
-_PHRASES = (
-    ("noise", r"Does not validate against|Errors:|Given value type|Expected a <class 'NoneType'>|Expected a path but"),
-    ("noise", r"Subclass types expect|a class path \(str\)|a dict (?:with|without) |Given value: N\w+\("),
-    ("key", r'Parser key "([^"]+)"'),
+# Patterns of links by kind; the first that matches counts.
+_LINKS = (
+    ("key", r'Parser key "([^"]+)": ?(.*)'),
     ("class", r"Problem with given class_path '([^']+)'"),
-    ("bases", r"Subtypes: (.*)"),
-    ("given", r"Given value: (.*?)(?:\. Got value: .*)?$"),
-    ("unknown", r"Option '([^']+)' is not accepted"),
+    ("maker", r"Type (.+?) expects a function or a callable class: (?s:.*)Got value: (?:\w+\(class_path=')?([^']*)"),
+    ("union", r"Does not validate against any of the Union subtypes\nSubtypes: \[(.*)\]\n(?s:.*)\nGiven value: (.*)"),
+    ("unknown", r"(?:Group '(.+)' does not accept option|Subcommand '.+' does not accept option|Option) '([^']+)'"),
     ("absent", r"the following arguments are required: (.+)"),
-    ("no_class", r"Expected a dot import path string: (\S+)"),
-    ("no_class", r"Import path (\S+) does not correspond to a subclass"),
-    ("foreign", r"Import path does not correspond to a subclass"),
-    ("abstract", r"Expected an instantiatable class, but"),
-    ("no_import", r"module '[^']+' has no attribute '[^']+'|No module named '[^']+'"),
-    ("no_mapping", r"Not a valid subclass"),
-    ("wanted", r"Expected an? (.+)"),
-    ("reason", r"(.*)"),
-)
-# Patterns of reports that are one line, and functions that answer them, given the command line.
-_FLAT: tuple[tuple[str, Callable[[str, Sequence[str]], str]], ...] = (
-    (r"unrecognized arguments: (.+)", lambda words, args: suggest.option(words.split(), *_asked_for(args))),
-    (r"(?:Subcommand|Group) '.+' does not accept option '([^']+)'", lambda name, args: _no_key(name, args)),
-    (r"Option '[^']+' is not accepted before subcommand '([^']+)'", lambda name, _: _too_early(name)),
-    (r"Option '([^']+)' is not accepted$", lambda name, args: _no_key(name, args)),
-    (r"argument (\S+): expected (?:one|at least one) argument", lambda option, args: _no_value(option, args)),
-    (r"the following arguments are required: (.+)", lambda names, _: missing(names.split(", "))),
-    (r"expected \"subcommand\" to be one of", lambda *_: _no_command()),
-    (r"argument subcommand: invalid choice: '([^']*)'", lambda word, _: _wrong_command(word)),
+    ("stray", r"unrecognized arguments: (.+)"),
+    ("no_value", r"argument (\S+): expected (?:one|at least one) argument"),
+    ("no_class", r"(?:Expected a dot import path string:|Import path) (\S+)"),
+    ("abstract", r"Expected an instantiatable class, but (\S+) is abstract"),
+    ("no_settings", r"Not a valid subclass of"),
+    ("wanted", r"Expected an? (.+)\. Got value: (.*)"),
 )
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list", "str": "a text"}
-_KINDS |= {"dict": "a mapping", "tuple": "a list"}
+_KINDS |= {"dict": "a mapping", "tuple": "a list", "NoneType": ""}
 
 
-def explain(message: str, args: Sequence[str] = ()) -> str:
-    """Reduce a parser's report to one line.
+def causes(error: BaseException) -> list[BaseException]:
+    """An error and its causes, outermost first."""
+    chain = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    return chain
+
+
+def explain(
+    error: BaseException, args: Sequence[str] = (), origin: Callable[[Sequence[str]], str | None] = lambda _keys: None
+) -> str:
+    """Reduce a parser's error to one line.
 
     Args:
-        message: The report.
+        error: The error.
         args: The command line that it is about.
+        origin: File and line of a setting, given its keys; empty for an option's.
     """
-    for pattern, answer in _FLAT:
-        if match := re.match(pattern, message, re.DOTALL):
-            return answer(match.group(match.lastindex or 0), args)
-    if message.startswith(("Problems parsing config", "Unexpected config")):
-        return " ".join(message.split())
-    return _tell(_read(message))
+    facts = _read(error)
+    if not facts.keys and facts.kind in ("", "unknown") and [*args[:1]] != [asked(args)]:
+        return _of_command(args)
+    key, inner = ".".join(facts.keys), {"unknown": facts.what, "no_class": "class_path", "abstract": "class_path"}
+    where = origin(f"{key}.{inner.get(facts.kind, '')}".strip(".").split("."))
+    if facts.kind == "unknown" and where == "" and not key:
+        return suggest.option([f"--{facts.what}"], *_asked_for(args))
+    told = _tell(facts, key, args)
+    return f"{where}: {told}" if where else told
 
 
-def _read(message: str) -> dict[str, list[str]]:
-    """Facts of a nested report by kind, outermost first."""
-    facts: dict[str, list[str]] = defaultdict(list)
-    for line in message.splitlines():
-        text = line.strip().removeprefix("- ")
-        if made_of := re.match(r"Type (.+?) expects a function or a callable class: (.*)", text):
-            facts["bases"], text = [made_of.group(1)], made_of.group(2)
-            if text.startswith(("Parser key", "Option", "the following")):
-                facts["key"].append("init_args")
-        text, *values = text.split(". Got value: ")
-        facts["class"] += re.findall(r"^Namespace\(class_path='([^']+)'", values[-1] if values else "")
-        value = "" if not values or values[0].startswith("Namespace(") else values[0]
-        kind, found = next((kind, m.group(m.lastindex or 0)) for kind, p in _PHRASES if (m := re.match(p, text)))
-        if kind == "class":
-            facts["key"].append("init_args")
-        elif kind == "key":
-            facts["bases"] = []
-        elif kind == "wanted" and value:
-            facts["given"].append(value)
-        elif kind == "no_import":
-            named = value or facts["class"][-1]
-            if (package := re.match(r"No module named '([^']+)'", text)) and not named.startswith(package.group(1)):
-                kind, found = "reason", f"{named} cannot be imported: {found}"  # by the class's own module
-            else:
-                kind, found = "no_class", named
-        if (found and found not in facts[kind]) or kind in ("key", "class"):
-            facts[kind].append(found)
+def _read(error: BaseException) -> SimpleNamespace:
+    """Facts about a mistake: its keys, the class that has it, the types and the value there, and the reason."""
+    facts = SimpleNamespace(keys=[], owner="", types="", given=None, kind="", what="")
+    within, links = False, [(str(link), link) for link in causes(error)]
+    several = links[-2][0] if len(links) > 1 and links[-1][0].startswith("Expected a ") else ""
+    if meant := re.search(r"- (Problem with given class_path .*)\n +(.*)\n +(.*)", several):  # not the first type
+        links[-1:] = [(text, error) for text in meant.groups() if any(re.match(pattern, text) for _, pattern in _LINKS)]
+    for text, link in links:
+        kind, match = next(((kind, m) for kind, pattern in _LINKS if (m := re.match(pattern, text))), ("", None))
+        first, second, *_ = (*(match.groups("") if match else (text,)), "", "")
+        if kind in ("key", "unknown", "absent") and within:
+            facts.keys.append("init_args")
+        elif kind == "key" and facts.keys and f"{first}.".startswith(f"{facts.keys[-1]}."):
+            facts.keys.pop()  # the same link again, or its whole name
+        within = kind in ("class", "maker")
+        if kind == "key":
+            facts.keys.append(first)
+            facts.types, facts.given, facts.kind, facts.what = "", None, "", second
+        elif kind == "class":
+            facts.owner = first
+        elif kind == "maker":
+            facts.types, facts.owner = first, second
+        elif kind == "union":
+            facts.types, facts.given = first, second
+        elif kind == "wanted":
+            facts.kind, facts.what, facts.given = kind, first, second if facts.given is None else facts.given
+        else:
+            facts.kind, facts.what = kind, ".".join(filter(None, (first, second)))
+        if isinstance(link, ModuleNotFoundError | AttributeError) and (missed := link.name):
+            if facts.owner.startswith(missed) or facts.owner.endswith(f".{missed}"):
+                facts.kind, facts.what = "no_class", facts.owner
+            elif isinstance(link, ModuleNotFoundError):  # of the class's own module
+                facts.what = f"{facts.owner} cannot be imported: {text}"
     return facts
 
 
-def _tell(facts: dict[str, list[str]]) -> str:
-    inner = ".".join(facts["key"])
-    key = inner.removesuffix(".init_args")
-    bases = suggest.classes_in(facts["bases"][-1] if facts["bases"] else "")
-    given = facts["given"][0] if facts["given"] else None
-    wanted = list(dict.fromkeys(_kind(kind) for kind in facts["wanted"]))
-    if facts["unknown"] == ["class_path"]:
-        return suggest.beside_class_path(key, given)
-    if facts["unknown"]:
-        return suggest.setting(f"{inner}.{facts['unknown'][0]}", facts["class"][-1])
-    if facts["absent"]:
-        absent = [f"{inner}.{name}" if inner else name for name in facts["absent"][0].split(", ")]
-        return f"{join_and(absent)} missing; give it a value"
-    if facts["abstract"] and given is not None and re.fullmatch(r"[A-Za-z_][\w.]*", given):
-        return f"{key}: {given} is abstract; name a class that derives from it{suggest.choices(bases)}"
-    if facts["foreign"] and given is not None:
-        facts["no_class"].append(given)
-    if facts["no_class"]:
-        name = facts["no_class"][-1]
-        if suggest.close_class(name, bases) or not wanted:
-            return f"{key}: {suggest.no_class(name, bases)}"
-    no_class = bool(facts["no_class"] or facts["no_mapping"] or facts["abstract"])
-    if no_class and not wanted:
-        return f"{key}: a class is needed; give class_path and init_args{suggest.choices(bases)}"
-    if wanted:
-        a_class = no_class and "a number" not in wanted  # where a number is wanted, the class would be Tensor
-        hint = f"; write {key}+={given}" if given in [cls.__name__ for cls in suggest.subclasses(bases)] else ""
-        told = "" if given is None else f", not {given}"
-        return f"{key}: expected {join_or(wanted + ['a class'] * a_class)}{told}{hint}"
-    return ": ".join(part for part in (key, " ".join(": ".join(facts["reason"]).split())) if part)
+def _tell(facts: SimpleNamespace, key: str, args: Sequence[str]) -> str:
+    match facts.kind:
+        case "unknown" if facts.what == "class_path":
+            return suggest.beside_class_path(key.removesuffix(".init_args"), facts.given)
+        case "unknown" if key:
+            return suggest.setting(f"{key}.{facts.what}", facts.owner)
+        case "unknown":
+            return suggest.key(facts.what, *_asked_for(args))
+        case "absent" if key:
+            return f"{join_and([f'{key}.{name}' for name in facts.what.split(', ')])} missing; give it a value"
+        case "absent":
+            return missing(facts.what.split(", "), str(asked(args)))
+        case "stray":
+            return suggest.option(facts.what.split(), *_asked_for(args))
+        case "no_value":
+            return _no_value(facts.what, args)
+        case "no_settings" if "'class_path':" in str(facts.given):
+            return suggest.beside_class_path(key, facts.given)
+        case "":
+            return " ".join((f"{key}: {facts.what}" if key else facts.what).split())
+    return f"{key}: {_of_type(facts, key)}"
 
 
-def _kind(kind: str) -> str:
-    if literal := re.match(r"(?:typing\.)?Literal\[(.+)\]", kind):
-        return join_or(literal.group(1).split(", "))
-    name = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", kind)
-    return _KINDS.get(name, name)
+def _of_type(facts: SimpleNamespace, key: str) -> str:
+    """Reason why a value is not of its type."""
+    bases, given = suggest.classes_in(facts.types), str(facts.given)
+    if facts.kind == "no_class" or (facts.kind == "wanted" and suggest.close_class(given, bases)):
+        return suggest.no_class(facts.what if facts.kind == "no_class" else given, bases)
+    if facts.kind == "abstract" and facts.what in given:  # else it is the base, where no class is given
+        return f"{facts.what} is abstract; name a class that derives from it{suggest.choices(bases)}"
+    if facts.kind in ("abstract", "no_settings"):
+        return f"a class is needed; give class_path and init_args{suggest.choices(bases)}"
+    hint = f"; write {key}+={given}" if given in [cls.__name__ for cls in suggest.subclasses(bases)] else ""
+    return f"expected {join_or(_kinds(facts.types or facts.what))}, not {given or repr(given)}{hint}"
+
+
+def _kinds(types: str) -> list[str]:
+    """Types in words, classes last, and none where a number will do: it would be torch's Tensor."""
+    while (outer := re.sub(r"(?<!Literal)\[[^\[\]]*\]", "", types)) != types:
+        types = outer
+    kinds: list[str] = []
+    for literal, name in re.findall(r"Literal\[([^\]]+)\]|([\w.]+)(?:'>)?(?:, |$)", types):
+        kinds += literal.split(", ") if literal else [_KINDS.get(name, "a class" if "." in name else name)]
+    known = [kind for kind in dict.fromkeys(kinds) if kind and kind != "a class"]
+    return [*known, *["a class"] * ("a class" in kinds and "a number" not in known)]
 
 
 # ---------------------------------------------------------------------- commands
 
 
-def missing(names: Sequence[str]) -> str:
-    """Message about missing parts of a run, or missing options."""
-    keys = suggest.in_order([name.partition(".")[2] or name for name in names])
+def missing(names: Sequence[str], command: str = "") -> str:
+    """Message about missing parts of a run, or missing options of a command."""
+    keys = suggest.in_order([name.removeprefix(f"{command}.") for name in names])
     if not suggest.are_parts(keys):
-        command = names[0].partition(".")[0]
         options = _own_options([command])
         shown = [f"--{key}" if key in options or not options else key.upper() for key in keys]
         return f"{join_and(shown)} missing; see lit-fed {command} --help"
     return f"{join_and(keys)} missing; name a class with --{keys[0]} or in a file given with --config"
-
-
-def _no_key(name: str, args: Sequence[str]) -> str:
-    return suggest.key(name, *_asked_for(args))
 
 
 def _asked_for(args: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -182,14 +188,13 @@ def _no_value(option: str, args: Sequence[str]) -> str:
     return f"{name} needs a value"
 
 
-def _no_command() -> str:
-    return f"no command given; choose {join_or(list(COMMANDS))}, as in: lit-fed fit --config my.yaml"
-
-
-def _wrong_command(word: str) -> str:
-    close = suggest.close(word, COMMANDS)
-    return f"there is no command {word!r}; " + (f"did you mean {close}?" if close else f"choose {join_or([*COMMANDS])}")
-
-
-def _too_early(command: str) -> str:
-    return f"settings come after the command: lit-fed {command} --config my.yaml"
+def _of_command(words: Sequence[str]) -> str:
+    """Message about a command line that does not begin with a command."""
+    command, word = asked(words), words[0] if words else "-"
+    if not word.startswith("-"):
+        close = suggest.close(word, COMMANDS)
+        hint = f"did you mean {close}?" if close else f"choose {join_or([*COMMANDS])}"
+        return f"there is no command {word!r}; {hint}"
+    if command is not None:
+        return f"settings come after the command: lit-fed {command} --config my.yaml"
+    return f"no command given; choose {join_or([*COMMANDS])}, as in: lit-fed fit --config my.yaml"

@@ -258,7 +258,7 @@ def _every_class(bases: Iterable[type]) -> Iterator[type]:
         if found not in seen:
             seen.add(found)
             todo += type.__subclasses__(found)
-            if found in bases or not found.__module__.startswith(_INNER):
+            if found in bases or not str(found.__module__).startswith(_INNER):
                 yield found
 
 

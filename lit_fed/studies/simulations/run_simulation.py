@@ -15,7 +15,7 @@ import numpy as np
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_fed.checks import check_range
-from lit_fed.command.reading.making import instantiate
+from lit_fed.command.reading.parts import instantiate
 from lit_fed.command.reading.readable import read_settings
 from lit_fed.command.reading.shipped import located
 from lit_fed.command.table import Call

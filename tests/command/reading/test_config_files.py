@@ -105,6 +105,29 @@ def test_keys_twice_in_files_of_files_and_in_options(args: list[str], expected: 
     assert expected in error_of([*command("fit"), *args], capsys)
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("trainer:\n  seed: 1\n  max_rounds: many\n", "line 3: trainer.max_rounds: expected a whole number, not many"),
+        ("trainer:\n  max_round: 4\n", "line 2: unknown key trainer.max_round; did you mean trainer.max_rounds?"),
+        (
+            "algorithm:\n  init_args:\n    mue: 1\n  class_path: FedProx\n",
+            "line 3: unknown key algorithm.init_args.mue",
+        ),
+        ("algorithm:\n  init_args: {}\n  class_path: FedProxx\n", "line 3: algorithm: there is no Algorithm named"),
+        ("data:\n  init_args:\n    partition: {alpha: lots}\n", "line 3: data.init_args.partition.init_args.alpha"),
+        ("algorithm:\n  class_path: FedProx\n  init_args:\n    mu: .nan\n", "line 4: algorithm.mu is nan; it must be"),
+        ("model: {init_args: {lr_scheduler: StepLR}}\n", "line 1: model.init_args.lr_scheduler.init_args.step_size is"),
+        ("trainer: part.yaml\n", "trainer.participation: there is no Participation named 'Who'"),
+    ],
+    ids=lambda value: value[:40].strip(),
+)
+def test_a_mistake_in_a_file_is_named_with_its_line(text: str, expected: str, capsys: Any) -> None:
+    written("seed: 1\nparticipation:\n  class_path: Who\n", "part.yaml")
+    where = "part.yaml, line 3: " if "part.yaml" in text else "bad.yaml, "
+    assert error_of([*command("fit"), "-c", written(text)], capsys).startswith(f"config file {where}{expected}")
+
+
 def test_keys_twice_in_a_simulation(capsys: Any) -> None:
     written("simulate:\n  class_path: AttentionKernel\nsimulate: {}\n")
     assert error_of(["simulate", "-c", "bad.yaml"], capsys).startswith(

@@ -13,7 +13,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from lit_fed import Classifier
 from lit_fed.command.cli import main
 from lit_fed.command.reading.words import CommandLine
-from tests.command.support import LR, command, settings_of
+from tests.command.support import LR, command, error_of, settings_of
 from tests.studies.support import grid_of
 
 ADAMW = inspect.signature(torch.optim.AdamW).parameters
@@ -74,6 +74,29 @@ def test_what_is_asked_for_stays(args: list[str], expected: dict[str, Any], caps
     Path("adamw.yaml").write_text(ADAMW_IN_A_FILE)
     Path("slow.yaml").write_text("model: {init_args: {optimizer: {init_args: {lr: 0.25}}}}\n")
     assert optimizer_of(command("fit", *args), capsys)[1].items() >= expected.items()
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--algorithm.mu", "3", "--algorithm", "FedProx"], {"mu": 3.0}),  # before its class
+        (["--algorithm", "FedProx", "--algorithm.mu", "3", "--algorithm", "Moon"], {"mu": 3.0}),  # both take it
+        (
+            ["--algorithm", "FedProx", "--algorithm.mu", "3", "--algorithm", "FedAvg", "--algorithm", "FedProx"],
+            {"mu": 0.01},
+        ),
+        (["--algorithm", "{init_args: {weighting: uniform}}", "--algorithm", "FedProx"], {"weighting": "uniform"}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_class_keeps_the_settings_that_the_class_before_it_takes_too(args: Any, expected: Any, capsys: Any) -> None:
+    found = settings_of(command("fit", *args), capsys)["algorithm"]["init_args"]
+    assert found.items() >= expected.items()
+
+
+def test_a_setting_that_no_class_takes_is_refused_however_often_the_class_changes(capsys: Any) -> None:
+    args = ["--model.optimizer.momentumm", "0.9", "--model.optimizer", "AdamW"]
+    assert "unknown key model.init_args.optimizer.init_args.momentumm" in error_of(command("fit", *args), capsys)
 
 
 def test_a_models_own_default_does_not_leak_either(capsys: Any) -> None:

@@ -10,7 +10,7 @@ import yaml
 
 from lit_fed.command.cli import main
 from lit_fed.command.reading.words import CommandLine
-from lit_fed.command.reading.wrapping import wrapped_settings
+from lit_fed.command.reading.wrapping import wrapped
 from tests.command.support import error_of
 from tests.support import rows
 
@@ -30,21 +30,24 @@ MY_DATA = "tests.data.formats.test_wrapped.MyData"
     ],
 )
 def test_settings_go_to_whom_they_belong(section: Any, module: dict[str, Any], rest: dict[str, Any]) -> None:
-    found = wrapped_settings({"data": section, "trainer": {}})
-    assert found == {"data": {"class_path": "Wrapped", "init_args": {"module": module, **rest}}, "trainer": {}}
+    assert wrapped(section) == {"class_path": "Wrapped", "init_args": {"module": module, **rest}}
 
 
 @pytest.mark.parametrize("section", ["Digits", {"class_path": "Wrapped"}, {"init_args": {}}, None, 3, "no.such.Data"])
 def test_other_data_stay_as_they_are(section: Any) -> None:
-    content = {"data": section}
-    assert wrapped_settings(content) is content
+    assert wrapped(section) is section
 
 
 def test_an_option_is_wrapped() -> None:
-    wrapped = ["fit", "--data=Wrapped", f"--data.module={MY_DATA}"]
-    assert CommandLine(["fit", "--data", MY_DATA]).words == wrapped
-    assert CommandLine(["fit", f"--data={MY_DATA}"]).words == wrapped
-    assert CommandLine(["fit", "--data", "Digits"]).words == ["fit", "--data=Digits"]
+    mine = {"class_path": "Wrapped", "init_args": {"module": {"class_path": MY_DATA}}}
+    for words, expected in (
+        (["--data", MY_DATA], mine),
+        ([f"--data={MY_DATA}"], mine),
+        ([f"--data={{class_path: {MY_DATA}}}"], mine),
+        (["-c", f"{{data: {MY_DATA}}}"], mine),
+        (["--data", "Digits"], "Digits"),
+    ):
+        assert CommandLine(["fit", *words]).settings.content == {"data": expected}
 
 
 @pytest.mark.parametrize("before", [[], ["-c", "configs/data/digits_iid.yaml"]])
@@ -70,5 +73,6 @@ def test_a_setting_that_neither_knows_is_the_modules(tmp_path: Path, capsys: Any
     (tmp_path / "run.yaml").write_text(f"data: {{class_path: {MY_DATA}, init_args: {{nois: 1}}}}\n", encoding="utf-8")
     words = ["fit", "--model", "Classifier", "--algorithm", "FedAvg", "-c", str(tmp_path / "run.yaml")]
     assert error_of(words, capsys) == (
-        "unknown key data.init_args.module.init_args.nois: MyData has no such setting; did you mean noise?"
+        "config file run.yaml, line 1: unknown key data.init_args.module.init_args.nois: MyData has no such setting; "
+        "did you mean noise?"
     )

@@ -1,10 +1,11 @@
-"""What the installed parser says, boiled down to one line: every phrase of its that is read."""
+"""Errors of the installed parser, reduced to one line: every link that is read."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from jsonargparse import ArgumentError
 
 from lit_fed.command.refusals.explain import explain
 from lit_fed.command.table import COMMANDS
@@ -44,6 +45,10 @@ def written(text: str) -> str:
         ),
         (["--algorithm", "FedAvgg"], "algorithm: there is no Algorithm named 'FedAvgg'; did you mean FedAvg?"),
         (["--algorithm", "Classifier"], "algorithm: there is no Algorithm named 'Classifier'"),
+        (
+            ["--data", "collections.OrderedDict"],
+            "data: collections.OrderedDict does not derive from FederatedDataModule",
+        ),
         (["--data.init_args.partition", "Dirchlet"], "no Partition named 'Dirchlet'; did you mean Dirichlet?"),
         (
             ["--model.init_args.optimizer", "torch.optim.SDG"],
@@ -69,7 +74,9 @@ def written(text: str) -> str:
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_a_bad_option_is_named_with_what_was_meant(args, expected, capsys):
-    assert expected in error_of(command("fit", *args), capsys)
+    told = error_of(command("fit", *args), capsys)
+    assert expected in told
+    assert "config file" not in told, "it is an option's mistake"
 
 
 @pytest.mark.parametrize(
@@ -172,4 +179,13 @@ def test_a_bad_command_says_what_to_do(args, expected, capsys):
 
 
 def test_an_unknown_report_of_the_parser_is_still_one_line():
-    assert explain("Something\n  - odd\n  - odd\n  happened") == "Something: odd: happened"
+    error = ArgumentError(None, 'Parser key "trainer":\n  Something')
+    error.__cause__ = ValueError("Something\n  odd")
+    assert explain(error) == "trainer: Something odd"
+
+
+def test_where_a_value_may_be_one_of_several_types_the_class_that_was_meant_is_judged(capsys):
+    logger = "{class_path: CSVLogger, init_args: {save_dirr: x}}"
+    assert error_of(command("fit", "--trainer.logger", logger), capsys) == (
+        "unknown key trainer.logger.init_args.save_dirr: CSVLogger has no such setting; did you mean save_dir?"
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from jsonargparse import Namespace
 
-from lit_fed.command.reading.values import check_values
+from lit_fed.command.reading.words import check_values
 from lit_fed.errors import ConfigError
 from tests.command.support import LR, command, error_of
 

@@ -13,7 +13,7 @@ from lightning.pytorch.cli import LRSchedulerCallable
 
 from lit_fed import load_network
 from lit_fed.command.cli import main
-from lit_fed.command.reading.making import instantiate
+from lit_fed.command.reading.parts import instantiate
 from lit_fed.errors import ConfigError
 from lit_fed.parsing import Parser
 from tests.command.support import command, error_of
