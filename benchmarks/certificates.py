@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lit_fed.deployment.keyring import Keyring
+from lit_fed.deployment.authority import Keyring
 
 
 def make_keys(folder: Path, homes: Sequence[str]) -> tuple[list[str], list[list[str]]]:

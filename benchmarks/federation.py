@@ -82,9 +82,9 @@ def in_memory(run: Sequence[str], folder: Path) -> str:
     from lit_fed.command.reading.words import CommandLine
     from lit_fed.command.roots import import_named
     from lit_fed.command.table import Call
-    from lit_fed.deployment.grid import MemoryGrid
     from lit_fed.deployment.node import Node
     from lit_fed.deployment.server import federate as federate_over
+    from lit_fed.deployment.serving import MemoryGrid
     from lit_fed.parsing import Parser
 
     import_named()

@@ -20,8 +20,7 @@ import machine  # beside this file
 import torch
 from lightning import Fabric
 
-from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.payload import ClientUpdate, Flat
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Flat
 from lit_fed.engine.wire.workers import ClientParallelStrategy, Workers, launch, leave_processes
 from lit_fed.robust import NNM, Median, MultiKrum, RobustRule
 from lit_fed.robust.aggregation import RuleReducer

@@ -36,9 +36,6 @@ def check_range(
         null: The meaning of ``None``, such as ``for no limit``; without it, ``None`` is refused.
         infinite: Whether infinity is a value like any other.
         why: Text after the bounds: a unit, a reason or an example, such as `` pixels`` or ``, such as 0.5``.
-
-    Raises:
-        ConfigError: Naming the setting, its value and its bounds.
     """
     if value is None and null is not None:
         return
@@ -59,11 +56,7 @@ def check_range(
 
 
 def check_choice(key: str, value: object, choices: Sequence[object]) -> None:
-    """Refuse a value that is not one of the choices.
-
-    Raises:
-        ConfigError: Naming the setting, its value and the choices.
-    """
+    """Refuse a value that is not one of the choices."""
     if value not in choices:
         *others, last = map(repr, choices)
         raise ConfigError(f"{key} is {value!r}; it must be {', '.join(others)} or {last}")

@@ -7,8 +7,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_fed.checks import check_choice
-from lit_fed.engine.wire.channel import Codec
-from lit_fed.engine.wire.payload import Payload
+from lit_fed.engine.wire.payload import Codec, Payload
 from lit_fed.face import live_here
 
 __all__ = ["CastCodec", "Codec"]

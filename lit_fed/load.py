@@ -14,7 +14,7 @@ import yaml
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from lit_fed.data.loaders.preprocessing import rebuild
+from lit_fed.data.loaders.transforms import rebuild
 from lit_fed.engine.loop.checkpoint import read_checkpoint
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.errors import CheckpointError, ConfigError
@@ -147,7 +147,6 @@ def _rebuilt(config: str, path: Path, modules: Sequence[str]) -> tuple[Lightning
 
     Raises:
         CheckpointError: If they cannot be built.
-        ConfigError: If ``modules`` are not module names.
     """
     with _importing_only(modules):
         try:
@@ -165,11 +164,7 @@ def _rebuilt(config: str, path: Path, modules: Sequence[str]) -> tuple[Lightning
 
 @contextmanager
 def _importing_only(modules: Sequence[str]) -> Iterator[None]:
-    """Restrict the parser's imports to objects defined in our modules and these.
-
-    Raises:
-        ConfigError: If these are not module names.
-    """
+    """Restrict the parser's imports to objects defined in our modules and these."""
     from jsonargparse import set_parsing_settings
     from jsonargparse._common import parsing_settings  # no public function restores it
 

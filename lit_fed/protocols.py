@@ -16,11 +16,9 @@ from typing_extensions import override
 from lit_fed.checks import check_range
 from lit_fed.engine.clients.executor import Question
 from lit_fed.engine.evaluation.federation import Federation
-from lit_fed.engine.evaluation.protocols import EvalSubset, Evaluation, Protocol
-from lit_fed.engine.evaluation.rows import ClientRow, spread
+from lit_fed.engine.evaluation.protocols import ClientRow, EvalSubset, Evaluation, Protocol, spread
 from lit_fed.engine.method.client import Client, FineTuning, Stage
-from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.payload import ClientUpdate
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
 from lit_fed.errors import ConfigError
 from lit_fed.face import live_here
 from lit_fed.seeding import numpy_generator

@@ -21,10 +21,9 @@ from lit_fed.engine.clients.guard import Guard
 from lit_fed.engine.clients.local import TaskStage
 from lit_fed.engine.evaluation.prediction import check_output, one_client
 from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol, check_protocols
-from lit_fed.engine.lightning.options import Compile, GradientOptions, NetworkOptions, ScheduleSteps
-from lit_fed.engine.loop.assemble import assemble
+from lit_fed.engine.lightning.task_trainer import Compile, GradientOptions, NetworkOptions, ScheduleSteps
+from lit_fed.engine.loop.assemble import ExecutorName, assemble, executor_maker
 from lit_fed.engine.loop.checkpoint import save_checkpoint
-from lit_fed.engine.loop.executors import ExecutorName, executor_maker
 from lit_fed.engine.loop.inference import evaluate, predict
 from lit_fed.engine.loop.rounds import run_rounds
 from lit_fed.engine.loop.run import Run
@@ -36,9 +35,8 @@ from lit_fed.engine.method.kinds import ONLY, Kinds, assign
 from lit_fed.engine.method.model import BufferPolicy
 from lit_fed.engine.method.wrapper import Aggregation, Attack, Privacy, Wrappers
 from lit_fed.engine.storage.store import ClientStore
-from lit_fed.engine.wire.channel import Channel, Codec
-from lit_fed.engine.wire.devices import Devices
-from lit_fed.engine.wire.workers import launch, leave_processes, on_first_process, raise_if_lost
+from lit_fed.engine.wire.payload import Channel, Codec
+from lit_fed.engine.wire.workers import Devices, launch, leave_processes, on_first_process, raise_if_lost
 from lit_fed.errors import ConfigError, LitFedError, ProcessLost, of_other_lightning
 from lit_fed.participation import FullParticipation, Participation
 from lit_fed.printing import unfailing

@@ -24,8 +24,8 @@ from lit_fed.callbacks import Callback, RoundRecord
 from lit_fed.callbacks.boards import COLUMNS_FILE
 from lit_fed.data import Arrays, Natural, TensorDataModule
 from lit_fed.engine.loop.run import Run
-from lit_fed.engine.storage.index import read_table
 from lit_fed.engine.storage.packs import VersionedFiles
+from lit_fed.engine.storage.store import read_table
 from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.methods import FedAvg
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from lit_fed.command.cli import main
-from lit_fed.studies.cells import lay_out
-from lit_fed.studies.metric_check import check_metrics
-from lit_fed.studies.parts import check_parts
-from lit_fed.studies.study import read_study
+from lit_fed.studies.file.study import read_study
+from lit_fed.studies.running.cells import lay_out
+from lit_fed.studies.running.metric_check import check_metrics
+from lit_fed.studies.running.parts import check_parts
 from tests.support import ROOT, rows
 
 CONFIGS = ROOT / "configs"

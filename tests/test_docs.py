@@ -23,9 +23,9 @@ from lit_fed import Algorithm, Classifier, Regularizer
 from lit_fed.command.cli import main
 from lit_fed.data import Digits, FederatedDataModule, Samples
 from lit_fed.methods import FedAvg, Scaffold
-from lit_fed.studies.cells import chosen, lay_out
-from lit_fed.studies.metric_check import check_metrics
-from lit_fed.studies.study import read_study
+from lit_fed.studies.file.study import read_study
+from lit_fed.studies.running.cells import chosen, lay_out
+from lit_fed.studies.running.metric_check import check_metrics
 from tests.support import ROOT, fit, rows, trainer, weights
 
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -337,7 +337,7 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
 def told_runs() -> list[tuple[Path, str, str]]:
     """Runs whose output a page shows right after them: the page, the command or the program, the output."""
-    shown = r"^```(?:bash|python)\n([^`]*?)^```\n+```text\n((?:.+\n){0,2}round 0 .*?)^```"
+    shown = r"^```(?:bash|python)\n([^`]*?)^```\n+```text\n((?:[^`\n]+\n){0,2}round 0 .*?)^```"
     pages = [(page, re.findall(shown, TEXT[page], re.MULTILINE | re.DOTALL)) for page in GUIDES]
     return [(page, code, output) for page, found in pages for code, output in found]
 

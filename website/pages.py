@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from lit_fed.engine.method.algorithm import Algorithm
-from lit_fed.studies.study import Study, read_study
+from lit_fed.studies.file.study import Study, read_study
 from website.links import ROOT
 
 # The rooms that a user imports from, and what stands above their names.

@@ -16,8 +16,8 @@ from lit_fed.engine.lightning.metric_names import Direction
 from lit_fed.engine.loop.checkpoint import apart_file, apart_of, read_checkpoint, save_checkpoint
 from lit_fed.engine.loop.run import Callback, RoundRecord
 from lit_fed.engine.storage.files import remove_half_written
-from lit_fed.engine.storage.index import read_table
 from lit_fed.engine.storage.packs import Version
+from lit_fed.engine.storage.store import read_table
 from lit_fed.engine.wire.workers import on_first_process
 from lit_fed.errors import CheckpointError, UnreadableFile
 

@@ -11,12 +11,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_fed.callbacks.boards import Compared, boards, show_picture, takes_pictures
-from lit_fed.callbacks.hparams import Settings, columns_of, hparams_of, runs_beside, settings_of
+from lit_fed.callbacks.boards import (
+    Compared,
+    Settings,
+    boards,
+    columns_of,
+    hparams_of,
+    runs_beside,
+    settings_of,
+    show_picture,
+    takes_pictures,
+)
 from lit_fed.callbacks.pictures import participation_map, predictions_picture, views_picture
 from lit_fed.checks import check_range
 from lit_fed.data.population.pictures import even_subset, render
-from lit_fed.engine.evaluation.rows import ClientRow
+from lit_fed.engine.evaluation.protocols import ClientRow
 from lit_fed.engine.lightning.compatibility import overrides
 from lit_fed.engine.loop.run import Callback, RoundRecord
 from lit_fed.errors import CheckpointError

@@ -49,9 +49,6 @@ def check_reported(key: str, monitor: str, run: Run, record: RoundRecord) -> Non
         monitor: Its name.
         run: The run.
         record: The round's record.
-
-    Raises:
-        ConfigError: Naming the round's metrics.
     """
     metrics = record.metrics
     evaluated = "time/eval_s" in metrics or not run.settings.evaluate_every

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from typing_extensions import override
 
-from lit_fed.callbacks.hparams import flatten
+from lit_fed.callbacks.boards import flatten
 from lit_fed.engine.loop.run import Callback, RoundRecord
 from lit_fed.engine.storage.files import cannot_write, unreadable_named, write_text
 from lit_fed.errors import CheckpointError

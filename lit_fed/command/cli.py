@@ -280,11 +280,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def check_text(words: Sequence[str]) -> None:
-    """Refuse words that UTF-8 cannot encode, such as a file name from a system with another encoding.
-
-    Raises:
-        ConfigError: For the first such word.
-    """
+    """Refuse words that UTF-8 cannot encode, such as a file name from a system with another encoding."""
     for word in words:
         try:
             word.encode()

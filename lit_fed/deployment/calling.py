@@ -127,11 +127,7 @@ class Line:
             pause = min(2 * pause, _AGAIN_S[1])
 
     def _listen(self, call: Any) -> bool:
-        """Take in messages until the stream ends; return whether the server had accepted it.
-
-        Raises:
-            ConfigError: If the server rejects this node for good.
-        """
+        """Take in messages until the stream ends; return whether the server had accepted it."""
         session = ""
         joiner = Joiner(lambda _: self.limit)
         try:
@@ -227,11 +223,7 @@ class _Waiting:
 
 
 def serve(node: Node, address: str, security: Security, proxy: str | None = None) -> None:
-    """Run a node until the process is stopped.
-
-    Raises:
-        ConfigError: If an end rejects the other's certificate, or the server rejects this node.
-    """
+    """Run a node until the process is stopped."""
     security.check(address)
     security.try_out()
     split_address(address)

@@ -72,11 +72,7 @@ def connect(address: str, proxy: str | None, seconds: float) -> socket.socket:
 
 
 def proxy_of(proxy: str | None) -> str | None:
-    """Return the URL of the proxy that ``--proxy`` selects; ``environment`` stands for ``https_proxy``.
-
-    Raises:
-        ConfigError: If it is not the URL of an HTTP proxy.
-    """
+    """Return the URL of the proxy that ``--proxy`` selects; ``environment`` stands for ``https_proxy``."""
     where = "--proxy"
     if proxy == "environment":
         where, proxy = "https_proxy", os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY")
@@ -95,11 +91,7 @@ def proxy_of(proxy: str | None) -> str | None:
 
 
 def listen(address: str, option: str) -> socket.socket:
-    """Open a listening socket at an address that ``option`` gave.
-
-    Raises:
-        ConfigError: If the address is in use or does not belong to this machine.
-    """
+    """Open a listening socket at an address that ``option`` gave."""
     host, port = split_address(address, option)
     try:
         family, kind, proto, _, place = socket.getaddrinfo(
@@ -132,9 +124,6 @@ def sole_user(folder: Path, option: str) -> Iterator[None]:
     """Lock a folder that ``option`` gave, for this process, and make it readable for the user alone.
 
     The folder is created if missing. The operating system releases the lock when the process ends, however it ends.
-
-    Raises:
-        ConfigError: If another process holds the lock, or the folder is not writable.
     """
     writer = folder / ".user"
     try:

@@ -16,17 +16,14 @@ from typing_extensions import override
 from lit_fed.checks import check_range
 from lit_fed.data.partitions.cut import named
 from lit_fed.deployment.ends import Alert
-from lit_fed.deployment.grid import Reply
 from lit_fed.deployment.heard import Due, Heard, answer, hear, held
 from lit_fed.deployment.roster import KnownNode, Roster
+from lit_fed.deployment.serving import Reply
 from lit_fed.deployment.wire import MOST_METRICS, Message, Ranges, encode, shown
-from lit_fed.engine.clients.executor import Executor, Question
-from lit_fed.engine.clients.forecast import layouts_of
+from lit_fed.engine.clients.executor import Executor, Question, layouts_of
 from lit_fed.engine.clients.session import Session
 from lit_fed.engine.storage.packs import Version, VersionedFiles
-from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.channel import Channel
-from lit_fed.engine.wire.payload import ClientUpdate, Layout
+from lit_fed.engine.wire.payload import Broadcast, Channel, ClientUpdate, Layout
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import ClientFailure, NobodyLeft, WireError
 
@@ -47,9 +44,6 @@ class Patience:
         round_s: Seconds after which a client without an answer fails.
         return_s: Seconds from the start of a round in which a disconnected node may reconnect.
         smallest_cohort: Minimum number of answers; a round with fewer stops the run.
-
-    Raises:
-        ConfigError: For values out of range.
     """
 
     round_s: float = 600.0
@@ -66,7 +60,7 @@ def implausible(answers: Sequence[ClientUpdate], ranges: Ranges) -> dict[str, li
     """Find answers whose value of a metric would decide the mean over clients alone, by metric.
 
     Where the task declares no range, that is a magnitude over a hundred times the median magnitude of three clients or
-    more (and of 1, so that metrics near 0 may vary). `lit_fed.engine.evaluation.rows.spread` leaves out NaN.
+    more (and of 1, so that metrics near 0 may vary). `lit_fed.engine.evaluation.protocols.spread` leaves out NaN.
     """
     found: dict[str, list[ClientUpdate]] = {}
     for name in dict.fromkeys(name for update in answers for name in update.metrics if name not in ranges):

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from lit_fed.data.population.client_report import ClientReport
-from lit_fed.data.population.scale import SCALES
+from lit_fed.data.population.census import SCALES, ClientReport
 from lit_fed.deployment.wire import (
     TOLD,
     Message,
@@ -26,8 +25,7 @@ from lit_fed.deployment.wire import (
     shown,
 )
 from lit_fed.engine.storage.packs import Version
-from lit_fed.engine.wire.channel import Direction
-from lit_fed.engine.wire.payload import Layout, Payload
+from lit_fed.engine.wire.payload import Direction, Layout, Payload
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import WireError
 

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_fed.data.population.naming import called
-from lit_fed.deployment.kept import read
-from lit_fed.deployment.node import settle
+from lit_fed.deployment.node import read, settle
 from lit_fed.engine.evaluation.prediction import write_predictions
 from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol, check_protocols
-from lit_fed.engine.wire.broadcast import Broadcast
+from lit_fed.engine.wire.payload import Broadcast
 from lit_fed.errors import ConfigError
 from lit_fed.trainer import FederatedTrainer, Tasks
 
@@ -34,7 +33,6 @@ class Home:
 
     Raises:
         CheckpointError: If the folder holds no finished run.
-        ConfigError: For clients of another node, or incompatible parts.
     """
 
     def __init__(

@@ -1,46 +1,215 @@
 """A node: it holds the data and states of some clients, and does their work on request.
 
-It turns messages into answers, independently of the transport.
+It turns messages into answers, independently of the transport. Beside it: its log, its record of a finished run, and
+metrics that leave it only as sums over its clients.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.data.population.naming import called
-from lit_fed.deployment.agreed import agreed, difference
 from lit_fed.deployment.ends import Alert
-from lit_fed.deployment.kept import RUN_ID, Kept
-from lit_fed.deployment.node_log import NodeLog
-from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, check_payload, decode, encode, shown
-from lit_fed.deployment.withheld import Report, Withheld
+from lit_fed.deployment.roster import agreed, difference
+from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, TOLD, Message, check_payload, decode, encode, shown
 from lit_fed.engine.clients.executor import failure
 from lit_fed.engine.clients.local import TaskStage
 from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol
 from lit_fed.engine.loop.run import Run
 from lit_fed.engine.method.client import Stage
+from lit_fed.engine.storage.files import write_atomically
 from lit_fed.engine.storage.packs import Version, VersionedFiles
-from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.payload import ClientUpdate, Payload, layout_of
-from lit_fed.errors import ClientFailure, ConfigError, WireError
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Payload, layout_of
+from lit_fed.engine.wire.totals import totals_of
+from lit_fed.errors import CheckpointError, ClientFailure, ConfigError, WireError
 from lit_fed.participation import FullParticipation
+from lit_fed.tensors import check_bytes
 from lit_fed.trainer import FederatedTrainer, Tasks
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
     from lit_fed.engine.method.algorithm import Algorithm
+
+
+_MOST_BYTES = 2**24  # size at which the log is rotated
+_MOST_LINES = 2000  # maximum number of lines per entry
+
+
+class NodeLog:
+    """The file ``node.log``, readable for its user alone, and its predecessor ``node.log.1``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "node.log"
+
+    def write(self, text: str) -> None:
+        """Append an entry with the time, without control characters.
+
+        A failed write is ignored, because the outline of the error has already been printed.
+        """
+        lines = text.splitlines()[:_MOST_LINES]
+        plain = "\n  ".join("".join(one if one.isprintable() else ascii(one)[1:-1] for one in line) for line in lines)
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.path.exists() and self.path.stat().st_size > _MOST_BYTES:
+                self.path.replace(self.path.with_name("node.log.1"))
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            with open(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {plain}\n")
+        except OSError:
+            return
+
+
+NAME = "last.pt"
+RUN_ID = re.compile(r"[0-9a-f]{16}")
+_CLIENT = re.compile("[0-9]{1,18}")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The end of a run, as a node saves it.
+
+    Args:
+        versions: The versions of states by client; None for a client without state.
+        payloads: The broadcast payloads by kind of network.
+        frozen: The frozen parameters by kind.
+    """
+
+    run_id: str
+    round_idx: int
+    versions: Mapping[int, Version | None]
+    payloads: Mapping[str, Payload]
+    frozen: Mapping[str, Payload]
+
+    def write(self, folder: Path) -> None:
+        """Write it, replacing an earlier one."""
+        content = {
+            "run": self.run_id,
+            "round": self.round_idx,
+            "versions": {str(one): version for one, version in self.versions.items()},
+            "payloads": {kind: dict(payload) for kind, payload in self.payloads.items()},
+            "frozen": {kind: dict(payload) for kind, payload in self.frozen.items()},
+        }
+        write_atomically(content, folder / NAME)
+
+
+def read(folder: Path) -> Kept:
+    """Read the end of a run from a node's folder; raise `CheckpointError` if the file is missing or damaged."""
+    path = folder / NAME
+    if not path.is_file():
+        raise CheckpointError(f"{path} does not exist; give the folder that the node ran with, after a run has ended")
+    try:
+        content = torch.load(path, weights_only=True, map_location="cpu")
+        check_bytes(path)
+        versions = {int(one): _version(one, version) for one, version in content["versions"].items()}
+        groups = [{kind: _tensors(entry) for kind, entry in content[key].items()} for key in ("payloads", "frozen")]
+        if not RUN_ID.fullmatch(content["run"]) or type(content["round"]) is not int:
+            raise ValueError("the run's id is malformed")
+    except Exception as error:  # damaged bytes raise many exceptions
+        raise CheckpointError(f"{path} cannot be read ({' '.join(str(error).split())[:120]})") from error
+    return Kept(content["run"], content["round"], versions, groups[0], groups[1])
+
+
+def _version(name: Any, version: Any) -> Version | None:
+    if not isinstance(name, str) or not _CLIENT.fullmatch(name):
+        raise ValueError(f"{name!r} is not a client")
+    if version is not None and (type(version) is not tuple or [type(part) for part in version] != [int, int]):
+        raise ValueError(f"{version!r} is not a version")
+    return version
+
+
+def _tensors(entry: Any) -> dict[str, Tensor]:
+    if not isinstance(entry, dict) or not all(isinstance(tensor, Tensor) for tensor in entry.values()):
+        raise ValueError("an entry is not a tensor")
+    return entry
+
+
+Report = Literal["clients", "aggregate"]
+"""Forms in which a node reports its clients' metrics: per client, or as sums."""
+
+
+class Withheld:
+    """Collects the metrics of all clients of one request, until all of them are done.
+
+    A sum of fewer than ``least`` clients' values stays here. So do the sums of a group that overlaps another group of
+    the same request and round, because their difference is a sum of fewer clients.
+
+    Args:
+        samples: Training samples by client.
+        least: Minimum number of clients of a sum.
+    """
+
+    def __init__(self, samples: Mapping[int, int], least: int = 2) -> None:
+        self.samples, self.least = samples, least
+        self._work: tuple[Any, ...] = ()
+        self._done: dict[int, dict[str, float]] = {}
+        self._reported: dict[tuple[Any, ...], set[int]] = {}  # groups by request and round; a bit is a client
+
+    def take(self, message: Message, outcome: ClientUpdate | Exception | None) -> dict[str, Any]:
+        """Withhold a client's metrics.
+
+        Args:
+            message: The request, with all clients of this node that get the same.
+            outcome: The client's outcome; the metrics of an update are removed.
+
+        Returns:
+            With the last client, the sums over all by name: the parts of an exact sum, and its weight. Else empty, and
+            without sums of fewer than ``least`` clients.
+
+        Raises:
+            WireError: If the clients are not this node's.
+        """
+        client_id, together = message.get("client", int), message.get("together", list)
+        if not _are_among(together, self.samples) or client_id not in together:
+            raise WireError(f"client {client_id} is not among the clients whose sums are requested")
+        asked = (message.fields.get("protocol"), message.fields.get("subset"))
+        work = (message.get("run", str), message.word, *asked, message.get("round", int))
+        if (*work, *together) != self._work:
+            self._work, self._done = (*work, *together), {}
+        self._done[client_id] = {}
+        if isinstance(outcome, ClientUpdate):
+            self._done[client_id] = {name: value for name, value in outcome.metrics.items() if name not in TOLD}
+            outcome.metrics = {name: value for name, value in outcome.metrics.items() if name in TOLD}
+        if self._done.keys() < set(together):
+            return {}
+        counts = Counter(name for found in self._done.values() for name in found)
+        totals = totals_of(self._weighted(message)).items()
+        sums = {name: [list(total.parts), total.weight] for name, total in totals if counts[name] >= self.least}
+        return sums if sums and self._is_disjoint(work, together) else {}
+
+    def _is_disjoint(self, work: tuple[Any, ...], together: Collection[int]) -> bool:
+        """Record a group that shares no client with another reported group of the same request, or is that group."""
+        reported, own = self._reported.setdefault(work, set()), sum(1 << client_id for client_id in set(together))
+        if any(own & other for other in reported - {own}):
+            return False
+        reported.add(own)
+        return True
+
+    def _weighted(self, message: Message) -> Iterator[tuple[dict[str, float], int]]:
+        """Yield the metrics to average and their weight, as in `lit_fed.engine.loop.ledger`, without a test's NaN."""
+        for client_id, found in self._done.items():
+            if message.word == "train":
+                yield {name: value for name, value in found.items() if "/" in name}, self.samples[client_id]
+            else:
+                yield {name: value for name, value in found.items() if not math.isnan(value)}, 1
+
+
+def _are_among(clients: Collection[Any], own: Mapping[int, int]) -> bool:
+    return len(clients) <= len(own) and all(type(one) is int and one in own for one in clients)
 
 
 _OFTEN = 16  # maximum number of equal requests per round; a restarted server repeats them
@@ -65,9 +234,6 @@ class Node:
         report: Report metrics per client, or only their sums over the node's clients.
         report_least: Minimum number of clients of such a sum.
         say: Prints a line.
-
-    Raises:
-        ConfigError: For incompatible parts, or clients that do not exist.
     """
 
     def __init__(

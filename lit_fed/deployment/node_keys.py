@@ -36,9 +36,6 @@ class NodeKeys(Mapping[str, Grant]):
             ``clients`` to such a list and of ``most_samples`` to a number.
         revoked: A list of hashes of keys, one a line, with comments after ``#``.
         say: Prints a line.
-
-    Raises:
-        ConfigError: If a file is malformed, a key occurs twice, or a client has two keys.
     """
 
     def __init__(

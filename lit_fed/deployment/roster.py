@@ -1,9 +1,10 @@
-"""The server's map from clients to nodes, updated when nodes connect and disconnect."""
+"""The server's map from clients to nodes as they connect, and the settings on which both ends must agree."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -13,16 +14,68 @@ from typing_extensions import override
 from lit_fed.callbacks import Callback
 from lit_fed.checks import check_range
 from lit_fed.data.partitions.cut import named
-from lit_fed.data.population.client_report import ClientReport
-from lit_fed.data.population.scale import Scale
+from lit_fed.data.population.census import ClientReport, Scale
 from lit_fed.deployment.ends import Alert
-from lit_fed.deployment.grid import Grid, Reply
 from lit_fed.deployment.heard import LONGEST_GREETING, greeting, hear
+from lit_fed.deployment.serving import Grid, Reply
 from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, encode
 from lit_fed.errors import ConfigError, WireError
+from lit_fed.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from lit_fed.deployment.node_keys import Grant
+
+
+_TRAINER = (
+    "seed", "max_rounds", "local_epochs", "local_steps", "kinds", "precision", "buffers", "gradient_clip_val",
+    "gradient_clip_algorithm", "accumulate_grad_batches", "schedule_steps", "uplink_codec", "downlink_codec",
+    "protocols", "evaluate_on", "num_threads", "channels_last", "privacy",
+    "aggregation", "attack",
+)  # fmt: skip
+OWN_DATA: dict[str, type] = {"root": str, "download": bool, "num_workers": int}
+"""Data settings that are local to each end, with their types: where the files are and how they are read."""
+OWN_PRIVACY = ("key_file", "withhold")
+"""Privacy settings of the server alone."""
+
+
+def agreed(config: str) -> dict[str, str]:
+    """Return the settings of a resolved YAML configuration on which the bits of a run depend, each as JSON."""
+    content = read_yaml(config) or {}
+    trainer, data = content.get("trainer") or {}, content.get("data") or {}
+    own = {key: value for key, value in (data.get("init_args") or {}).items() if key not in OWN_DATA}
+    agreed_on = {key: trainer[key] for key in _TRAINER if key in trainer}
+    if isinstance(private := agreed_on.get("privacy"), Mapping):  # the key is the server's alone
+        alike = {key: value for key, value in (private.get("init_args") or {}).items() if key not in OWN_PRIVACY}
+        agreed_on["privacy"] = {**private, "init_args": alike}
+    parts = {
+        "trainer": agreed_on,
+        "data": {**data, "init_args": own},
+        "model": content.get("model"),
+        "algorithm": content.get("algorithm"),
+    }
+    return {".".join(path): json.dumps(value) for path, value in _leaves(parts, ())}
+
+
+def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
+    """Describe the first setting that differs; None if all match. The values of ``there`` are untrusted."""
+    for key in sorted(here.keys() | there.keys()):
+        one, other = here.get(key), there.get(key)
+        if one != other:
+            return f"{key[:100]} is {_shown(one)} on the node and {_shown(other)} on the server"
+    return None
+
+
+def _shown(value: str | None) -> str:
+    return "not set" if value is None else str(value)[:80]
+
+
+def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(value, dict) and value:
+        for key, entry in value.items():
+            yield from _leaves(entry, (*path, str(key)))
+    else:
+        yield path, value
+
 
 T = TypeVar("T")
 
@@ -40,9 +93,6 @@ class Gathering:
         wait_s: Seconds within which all clients must connect.
         least: Start after ``wait_s`` with this many clients, if the checkpoint to resume from knows the others; null
             for all.
-
-    Raises:
-        ConfigError: For values out of range.
     """
 
     wait_s: float = 300.0
@@ -129,7 +179,7 @@ class Roster:
     """The registered nodes.
 
     Args:
-        settings: The settings that must match, see `lit_fed.deployment.agreed`.
+        settings: The settings that must match, see `lit_fed.deployment.roster`.
         limit: Maximum size of a message, bytes.
         num_classes: Classes of the data; None without classes.
         node_clients: The clients that a node may claim, by the node's public key; None without keys.
@@ -162,11 +212,7 @@ class Roster:
         return node in self._keys
 
     def gather(self, gathering: Gathering) -> None:
-        """Wait until every client is connected; print the missing clients every minute.
-
-        Raises:
-            ConfigError: After the time-out, with the missing clients and the reasons of refusals.
-        """
+        """Wait until every client is connected; print the missing clients every minute."""
         begun = said = time.monotonic()
         self.refresh()
         while (missing := self._missing(range(self.num_clients))) and (

@@ -36,11 +36,7 @@ class Security:
         return self.ca is not None
 
     def check(self, address: str) -> None:
-        """Refuse a missing file, and an address beyond loopback without TLS.
-
-        Raises:
-            ConfigError: Naming the option.
-        """
+        """Refuse a missing file, and an address beyond loopback without TLS."""
         given = {name: getattr(self, name) for name in _FILES}
         for name, path in given.items():
             if path is not None and not Path(path).is_file():
@@ -89,9 +85,6 @@ class Security:
 
         Args:
             address: The server's address, if this end is the server.
-
-        Raises:
-            ConfigError: If it will not.
         """
         if not self.is_on:
             return
@@ -119,11 +112,7 @@ class Security:
                     ) from error
 
     def greet(self, address: str, proxy: str | None = None) -> None:
-        """Test a TLS handshake with the running server.
-
-        Raises:
-            ConfigError: If ``ca`` did not sign the server's certificate, or only one end uses TLS.
-        """
+        """Test a TLS handshake with the running server."""
         if self.is_on:
             context = self.context(server=False)
         else:  # test only whether the server uses TLS

@@ -12,12 +12,11 @@ from typing_extensions import override
 
 from lit_fed.callbacks import Callback
 from lit_fed.data.partitions.cut import named
-from lit_fed.deployment.agreed import agreed
 from lit_fed.deployment.ends import Alert, log_line
 from lit_fed.deployment.executor import GridExecutor, Patience, ServerEnd
-from lit_fed.deployment.grid import Grid
 from lit_fed.deployment.heard import kept
-from lit_fed.deployment.roster import Gathering, Identity, Roster
+from lit_fed.deployment.roster import Gathering, Identity, Roster, agreed
+from lit_fed.deployment.serving import Grid
 from lit_fed.deployment.wire import MOST_BYTES, Message
 from lit_fed.engine.clients.session import Session
 from lit_fed.engine.loop.checkpoint import callback_states, read_checkpoint
@@ -92,9 +91,6 @@ def federate(
         gathering: The start: how long to wait for clients, and for how many.
         limit: Maximum size of a message, bytes.
         node_clients: The clients that a node may claim, by the node's public key; None without keys.
-
-    Raises:
-        ConfigError: If a client does not connect, or parts are incompatible.
     """
     if (processes := trainer.fabric.world_size) > 1:
         raise ConfigError(f"trainer.devices starts {processes} processes; it must be 1 for the server of a federation")

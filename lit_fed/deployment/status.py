@@ -77,11 +77,7 @@ def prometheus(facts: dict[str, Any]) -> str:
 
 @contextmanager
 def status_page(port: int, grid: RpcGrid) -> Iterator[Status]:
-    """Serve the state of a federation: ``/`` as JSON, ``/metrics`` as Prometheus text.
-
-    Raises:
-        ConfigError: If the port is out of range or in use.
-    """
+    """Serve the state of a federation: ``/`` as JSON, ``/metrics`` as Prometheus text."""
     check_range("--status_port", port, least=1, most=2**16 - 1)
     listen(f"{_HOST}:{port}", "--status_port").close()
     status = Status(grid)

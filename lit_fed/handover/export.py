@@ -24,8 +24,7 @@ from lit_fed.engine.lightning.compatibility import overrides
 from lit_fed.engine.loop.checkpoint import read_checkpoint
 from lit_fed.engine.storage.files import files_in_place, refuse_overwriting
 from lit_fed.errors import ConfigError, LitFedError, reason
-from lit_fed.handover.card import Inputs, card
-from lit_fed.handover.facts import facts_of
+from lit_fed.handover.card import Inputs, card, facts_of
 from lit_fed.load import DeployedNetwork, checkpoint_file, load_network
 
 T = TypeVar("T")

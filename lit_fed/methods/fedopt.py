@@ -28,9 +28,6 @@ class FedOpt(ServerOptimizer):
         tau: Degree of adaptivity τ: the smaller, the more alike all weights move.
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
-    Raises:
-        ConfigError: If a decay is not in [0, 1), or η or τ is not positive.
-
     Note:
         The algorithm in the paper asks for :math:`v_{-1} \ge \tau^2`; we take equality.
     """

@@ -18,7 +18,7 @@ from lit_fed.algorithm import Client, Regularizer, Terms
 from lit_fed.checks import check_choice, check_range
 from lit_fed.errors import ConfigError
 from lit_fed.losses import resolution_distillation
-from lit_fed.losses.resolutions import Upsampling
+from lit_fed.losses.terms import Upsampling
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.regularizers import logits
 from lit_fed.protocols import EvalSubset, Evaluation, Federation, Protocol, global_loops

@@ -117,20 +117,12 @@ def scaled(tensors: Mapping[str, Tensor], factor: float | Tensor) -> Tensors:
 
 
 def positive(key: str, value: float) -> float:
-    """A setting of an algorithm that must be above 0.
-
-    Raises:
-        ConfigError: If it is not.
-    """
+    """A setting of an algorithm that must be above 0."""
     check_range(f"algorithm.{key}", value, above=0)
     return value
 
 
 def decay(key: str, value: float) -> float:
-    """A setting of an algorithm that must lie in [0, 1).
-
-    Raises:
-        ConfigError: If it does not.
-    """
+    """A setting of an algorithm that must lie in [0, 1)."""
     check_range(f"algorithm.{key}", value, least=0, below=1)
     return value

@@ -18,10 +18,6 @@ def image_size(network: str, in_channels: int, input_shape: Sequence[int], small
         in_channels: Channels of the images.
         input_shape: Channels, height and width of the images.
         smallest: Least height and width, in pixels.
-
-    Raises:
-        ConfigError: If the shape is not that of an image, the image is too small, or its channels are not
-            `in_channels`.
     """
     shape = tuple(input_shape)
     if len(shape) != 3 or min(shape[1:]) < smallest:

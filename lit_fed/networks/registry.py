@@ -202,11 +202,7 @@ def _build_timm(
 
 @contextmanager
 def _weights_at_hand(name: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Take pretrained weights from this machine where their server does not answer, without further requests.
-
-    Raises:
-        ConfigError: If they are not available.
-    """
+    """Take pretrained weights from this machine where their server does not answer, without further requests."""
     from huggingface_hub import constants, get_session
 
     hint = "name a weights file in network_args.pretrained_cfg_overlay.file, or set network_args.pretrained to false"

@@ -136,11 +136,7 @@ class Mechanism:
 
 
 def calibrate(sampling: Sampling, num_clients: int, cohort: float, rounds: int, epsilon: float, delta: float) -> float:
-    """The smallest noise multiplier, to four digits, with which some rounds stay within a budget.
-
-    Raises:
-        ConfigError: If the budget is too small for any noise that is tried.
-    """
+    """The smallest noise multiplier, to four digits, with which some rounds stay within a budget."""
 
     def over(log_noise: float) -> float:
         return _over(Mechanism(sampling, num_clients, cohort, math.exp(log_noise)), rounds, epsilon, delta)
@@ -196,11 +192,7 @@ def check_installed() -> None:
 
 
 def _accounting() -> tuple[Any, Any]:
-    """The library and its module ``rdp``, imported where it is asked for: it takes a second.
-
-    Raises:
-        ConfigError: If it is not installed.
-    """
+    """The library and its module ``rdp``, imported where it is asked for: it takes a second."""
     try:
         import dp_accounting
         from absl import logging

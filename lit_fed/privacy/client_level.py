@@ -19,8 +19,7 @@ from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.method.wrapper import Privacy, Surroundings
-from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.payload import ClientUpdate, Layout, Payload, layout_of
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout, Payload, layout_of
 from lit_fed.errors import ConfigError
 from lit_fed.participation import FullParticipation, Participation, PoissonParticipation, UniformParticipation
 from lit_fed.privacy.accounting import Mechanism, Releases, Sampling, calibrate, check_budget, check_installed
@@ -285,11 +284,7 @@ class ClientLevel(Privacy):
         return dict(mean), replace(cohort, expected=self._cohort), metrics
 
     def _record(self, name: str, round_idx: int, kept: dict[str, Any]) -> None:
-        """Count a new release, and write it into the key's file.
-
-        Raises:
-            ConfigError: If the budget has none left, for a round that comes out differently.
-        """
+        """Count a new release, and write it into the key's file."""
         key = self._key
         assert key is not None
         if key.path is None:

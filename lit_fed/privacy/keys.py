@@ -50,11 +50,7 @@ class RunKey:
 
     @classmethod
     def of_file(cls, path: Path) -> RunKey:
-        """The key of a file, made where there is none, readable by its owner alone.
-
-        Raises:
-            ConfigError: If the file cannot be made or read, others can read it, or it holds no key.
-        """
+        """The key of a file, made where there is none, readable by its owner alone."""
         if not path.exists():
             _make(path)
         return cls(*_read(path))
@@ -97,11 +93,7 @@ class RunKey:
         return np.random.Generator(np.random.Philox(key=key)).standard_normal(count)
 
     def record(self, release: str, round_idx: int) -> None:
-        """Write down a new release before it is made.
-
-        Raises:
-            ConfigError: If the file cannot be written, or another run writes it too.
-        """
+        """Write down a new release before it is made."""
         before = dict(self.releases)
         self.releases[release] = round_idx
         if self.path is None:

@@ -13,10 +13,8 @@ from lit_fed.robust.aggregation import (
     RobustRule,
     TrimmedMean,
 )
+from lit_fed.robust.attack import ALIE, Backdoor, GaussianNoise, InnerProduct, LabelFlip, Mimic, Scaling, SignFlip
 from lit_fed.robust.backdoor_test import BackdoorTest
-from lit_fed.robust.on_data import Backdoor, LabelFlip
-from lit_fed.robust.on_update import GaussianNoise, Scaling, SignFlip
-from lit_fed.robust.with_knowledge import ALIE, InnerProduct, Mimic
 
 __all__ = [
     "ALIE",

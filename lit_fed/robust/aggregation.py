@@ -15,8 +15,7 @@ from lit_fed.checks import check_choice, check_range
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.method.wrapper import Aggregation, Surroundings
-from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.payload import ClientUpdate, Flat, Payload
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Flat, Payload
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.robust import rules

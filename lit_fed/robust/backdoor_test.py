@@ -13,7 +13,7 @@ from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.evaluation.protocols import EvalSubset, Evaluation, Protocol
 from lit_fed.errors import ConfigError
 from lit_fed.protocols import global_loops
-from lit_fed.robust.on_data import Backdoor, pair
+from lit_fed.robust.attack import Backdoor, pair
 
 
 class BackdoorTest(Protocol):

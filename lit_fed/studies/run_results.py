@@ -11,11 +11,11 @@ from lit_fed.command.reading.readable import read_settings
 from lit_fed.command.reading.shipped import located
 from lit_fed.command.table import Call
 from lit_fed.errors import ConfigError
-from lit_fed.studies.cells import lay_out
-from lit_fed.studies.register import Register
-from lit_fed.studies.register_lines import Finished, claim_texts, finished_study, texts_of
-from lit_fed.studies.results import collect
-from lit_fed.studies.study import PLAIN, read_study
+from lit_fed.studies.file.study import PLAIN, read_study
+from lit_fed.studies.pages.register import Register
+from lit_fed.studies.results.register_lines import Finished, claim_texts, finished_study, texts_of
+from lit_fed.studies.results.results import collect
+from lit_fed.studies.running.cells import lay_out
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -31,12 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(call: Call) -> int:
-    """Run the command, and return the exit status 0.
-
-    Raises:
-        ConfigError: If nothing has finished, a study did not run with a commit of this history, or the output folder
-            holds other files.
-    """
+    """Run the command, and return the exit status 0."""
     options = call.settings
     paths, register = [Path(path) for path in options.config], Register(Path(options.output))
     several = [one for path in paths for one in _finished(path, options)]

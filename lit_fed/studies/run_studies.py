@@ -18,18 +18,18 @@ from rich.text import Text
 from lit_fed.command.table import Call
 from lit_fed.engine.storage.files import write_text
 from lit_fed.errors import ConfigError
-from lit_fed.studies.cells import Cell, CellGrid, chosen, lay_out
-from lit_fed.studies.display import Display, duration, estimate, plain_console, say
-from lit_fed.studies.environment import describe
-from lit_fed.studies.figures import draw_bars, draw_curves, draw_lines, has_lines
-from lit_fed.studies.jobs import Job, Slots, locked, one_round, run_jobs, share_machine
-from lit_fed.studies.latex import table_latex
-from lit_fed.studies.metric_check import check_metrics
-from lit_fed.studies.parts import check_data, check_parts
-from lit_fed.studies.report import index_html, report_html
-from lit_fed.studies.results import Results, collect, table_csv, table_markdown, verdict_text
-from lit_fed.studies.study import Place, read_study
-from lit_fed.studies.summary import claims_markdown, summaries_in, summary_json, summary_of, tally_text
+from lit_fed.studies.file.study import Place, read_study
+from lit_fed.studies.pages.figures import draw_bars, draw_curves, draw_lines, has_lines
+from lit_fed.studies.pages.report import index_html, report_html
+from lit_fed.studies.results.markup import table_latex
+from lit_fed.studies.results.results import Results, collect, table_csv, table_markdown, verdict_text
+from lit_fed.studies.results.summary import claims_markdown, summaries_in, summary_json, summary_of, tally_text
+from lit_fed.studies.running.cells import Cell, CellGrid, chosen, lay_out
+from lit_fed.studies.running.display import Display, duration, estimate, plain_console, say
+from lit_fed.studies.running.environment import describe
+from lit_fed.studies.running.jobs import Job, Slots, locked, one_round, run_jobs, share_machine
+from lit_fed.studies.running.metric_check import check_metrics
+from lit_fed.studies.running.parts import check_data, check_parts
 
 _COLORS = {"holds": "green", "equal": "cyan", "fails": "red", "undecided": "yellow"}
 
@@ -51,11 +51,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(call: Call) -> int:
-    """Run the command, and return the exit status: 0, 1 if a cell failed, 130 after Ctrl-C.
-
-    Raises:
-        ConfigError: For an invalid study, before any cell runs.
-    """
+    """Run the command, and return the exit status: 0, 1 if a cell failed, 130 after Ctrl-C."""
     options = call.settings
     grids = [lay_out(read_study(path, options.profile), Path(options.output)) for path in options.config]
     if twice := [str(g.folder) for i, g in enumerate(grids) if g.folder in [other.folder for other in grids[:i]]]:

@@ -17,10 +17,8 @@ from typing_extensions import override
 
 from lit_fed.errors import ConfigError
 from lit_fed.losses import UDP, HeatmapCodec
-from lit_fed.tasks.coco_metrics import STATISTICS, KeypointAP
 from lit_fed.tasks.on_network import OnNetwork
-from lit_fed.tasks.pose_metrics import PCK, joint_kinds
-from lit_fed.tasks.pose_outputs import JointOutputs
+from lit_fed.tasks.pose_metrics import PCK, STATISTICS, JointOutputs, KeypointAP, joint_kinds
 from lit_fed.tasks.pose_pictures import Shown, features_figure, joints_figure, poses_figure
 
 if TYPE_CHECKING:
@@ -61,7 +59,7 @@ class KeypointEstimator(OnNetwork):
         joint_names: Names of the joints, for metrics per joint and exported networks; null for the data's names.
         per_joint: Also log ``pck_fine`` (within 0.1 of the length), and both for each kind of joint by its name without
             the side, such as ``pck_ankle`` and ``pck_fine_ankle``.
-        coco_ap: Also log ``ap``, ``ap50``, ``ap75`` and ``ar``, see `lit_fed.tasks.coco_metrics.KeypointAP`; batches
+        coco_ap: Also log ``ap``, ``ap50``, ``ap75`` and ``ar``, see `lit_fed.tasks.pose_metrics.KeypointAP`; batches
             then have the person's ``area`` (B,) in square pixels, ``image_id`` (B,), and ``center`` (B, 2) and
             ``scale`` (B,), which lead back to the image: a point p of a picture of W×H is its ``center + scale·(p −
             ((W − 1)/2, (H − 1)/2))``. Null to take it from the data, which may know the areas.

@@ -13,7 +13,7 @@ from lit_fed.command.refusals.suggest import subclasses
 from lit_fed.command.roots import PLACES, import_named
 from lit_fed.command.table import COMMANDS
 from lit_fed.engine.evaluation.protocols import Protocol
-from lit_fed.engine.wire.channel import Codec
+from lit_fed.engine.wire.payload import Codec
 from lit_fed.parsing import Parser
 from lit_fed.trainer import FederatedTrainer
 from tests.bad_inputs.judge import Case

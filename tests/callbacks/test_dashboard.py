@@ -23,7 +23,7 @@ from lit_fed.callbacks.dashboard import Dashboard
 from lit_fed.callbacks.pictures import predictions_picture
 from lit_fed.data import Diabetes, Digits
 from lit_fed.data.population.pictures import partition_picture, render
-from lit_fed.engine.evaluation.rows import ClientRow
+from lit_fed.engine.evaluation.protocols import ClientRow
 from lit_fed.engine.lightning.metric_names import MetricNames
 from lit_fed.engine.method.model import Model
 from lit_fed.errors import ConfigError

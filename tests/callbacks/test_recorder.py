@@ -14,7 +14,7 @@ import pytest
 
 from lit_fed.callbacks import Callback, Recorder, RoundRecord
 from lit_fed.callbacks.recorder import _partition
-from lit_fed.engine.evaluation.rows import ClientRow
+from lit_fed.engine.evaluation.protocols import ClientRow
 from lit_fed.methods import FedAvg
 from lit_fed.participation import UniformParticipation
 from tests.support import LeastSquares, Points, fit, rows, trainer

@@ -30,9 +30,9 @@ import torch
 
 from lit_fed.callbacks import Callback
 from lit_fed.deployment import roster, server
-from lit_fed.deployment.grid import MemoryGrid
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.server import Parting, federate
+from lit_fed.deployment.serving import MemoryGrid
 from lit_fed.deployment.wire import PROTOCOL, Message, decode, encode
 from lit_fed.engine.loop.run import Run
 from tests.deployment.support import blob_of, nodes_of, small

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_fed.deployment.calling import Line, attend
-from lit_fed.deployment.grid import Reply
 from lit_fed.deployment.node_keys import NodeKeys
 from lit_fed.deployment.security import Security
-from lit_fed.deployment.serving import RpcGrid, rpc_grid
+from lit_fed.deployment.serving import Reply, RpcGrid, rpc_grid
 
 
 class Echo:

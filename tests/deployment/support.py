@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import safetensors.torch
 
 from lit_fed import FederatedTrainer
-from lit_fed.deployment.grid import MemoryGrid
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.server import federate
+from lit_fed.deployment.serving import MemoryGrid
 from lit_fed.deployment.wire import Message
 from lit_fed.methods import FedAvg
 from tests.support import LeastSquares, Points, trainer

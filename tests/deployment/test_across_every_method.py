@@ -15,7 +15,7 @@ from lit_fed.command.commands.deployed import make
 from lit_fed.command.reading.words import CommandLine
 from lit_fed.command.roots import import_named
 from lit_fed.command.table import Call
-from lit_fed.engine.storage.index import read_table
+from lit_fed.engine.storage.store import read_table
 from lit_fed.parsing import Parser
 from tests.deployment.support import Parts, deploy
 from tests.methods.run_methods import METHODS, run_method, words_of

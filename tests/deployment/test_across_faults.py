@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from lit_fed.deployment.executor import Patience
-from lit_fed.deployment.grid import MemoryGrid, Reply
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.node_keys import Grant
 from lit_fed.deployment.roster import Gathering
 from lit_fed.deployment.server import federate
+from lit_fed.deployment.serving import MemoryGrid, Reply
 from lit_fed.deployment.wire import PROTOCOL, Message, decode, encode
 from lit_fed.engine.loop.checkpoint import callback_states, read_checkpoint
 from lit_fed.errors import ClientFailure, ConfigError, NobodyLeft

@@ -15,11 +15,11 @@ import torch
 
 from lit_fed.deployment import roster, server
 from lit_fed.deployment.executor import Patience
-from lit_fed.deployment.grid import MemoryGrid
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.node_keys import Grant
 from lit_fed.deployment.roster import Gathering
 from lit_fed.deployment.server import federate
+from lit_fed.deployment.serving import MemoryGrid
 from lit_fed.deployment.wire import Message, decode, encode
 from lit_fed.errors import ClientFailure, ConfigError
 from lit_fed.methods import CalibratedTest, FedAvg, SphereFed

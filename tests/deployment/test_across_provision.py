@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from lit_fed.command.cli import main
 from lit_fed.command.commands.provision import provision
 from lit_fed.command.reading.federation_file import read_federation
-from lit_fed.deployment import keyring
+from lit_fed.deployment import authority
 from lit_fed.deployment.authority import read_certificate, read_key, read_request
 from lit_fed.deployment.node_keys import Grant, NodeKeys
 from lit_fed.deployment.security import Security, key_of
@@ -358,7 +358,7 @@ def test_a_site_that_is_gone_opens_nothing(tmp_path: Path) -> None:
 def test_killed_at_any_file_and_called_again_it_is_whole_and_keeps_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
-    whole, left = keyring.write, iter(range(writes))
+    whole, left = authority.write, iter(range(writes))
 
     def until_killed(path: Path, content: bytes, mode: int = 0o644) -> bool:
         if next(left, None) is None:
@@ -366,7 +366,7 @@ def test_killed_at_any_file_and_called_again_it_is_whole_and_keeps_what_was_ther
         return whole(path, content, mode)
 
     with monkeypatch.context() as patched:
-        patched.setattr(keyring, "write", until_killed)
+        patched.setattr(authority, "write", until_killed)
         with pytest.raises(KeyboardInterrupt):
             provisioned(tmp_path)
     before = files(tmp_path / "out")

@@ -17,9 +17,9 @@ from lit_fed.command.commands.deployed import make
 from lit_fed.command.reading.words import CommandLine
 from lit_fed.command.table import Call
 from lit_fed.data import ClientArrays, Digits, RandomTransform
-from lit_fed.deployment.grid import MemoryGrid
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.server import federate
+from lit_fed.deployment.serving import MemoryGrid
 from lit_fed.errors import ConfigError
 from lit_fed.parsing import Parser
 from tests.methods.run_methods import CONFIGS

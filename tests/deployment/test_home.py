@@ -9,8 +9,7 @@ import pytest
 
 from lit_fed.command.cli import main
 from lit_fed.deployment.home import Home
-from lit_fed.deployment.kept import NAME, read
-from lit_fed.deployment.node import Node
+from lit_fed.deployment.node import NAME, Node, read
 from lit_fed.deployment.wire import Message, decode, encode
 from lit_fed.errors import CheckpointError, ConfigError
 from tests.deployment.support import deploy, nodes_of, small

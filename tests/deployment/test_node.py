@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from lit_fed.deployment.node import Node
-from lit_fed.deployment.node_log import NodeLog
+from lit_fed.deployment.node import Node, NodeLog
 from lit_fed.deployment.wire import Message, decode, encode
 from lit_fed.engine.storage.files import cannot_write
 from lit_fed.errors import CheckpointError, ClientFailure, ClientTimeout, ConfigError, NonFiniteUpdate, outline
@@ -140,7 +139,7 @@ def test_a_log_holds_nothing_that_a_terminal_obeys_and_is_begun_anew(tmp_path: P
     log = NodeLog(tmp_path / "states")
     log.write("one\n\x1b[31mtwo\x07 \u202e müde")
     assert log.path.read_text(encoding="utf-8").endswith(" one\n  \\x1b[31mtwo\\x07 \\u202e müde\n")
-    monkeypatch.setattr("lit_fed.deployment.node_log._MOST_BYTES", 10)
+    monkeypatch.setattr("lit_fed.deployment.node._MOST_BYTES", 10)
     log.write("three")
     assert "one" in log.path.with_name("node.log.1").read_text(encoding="utf-8")
     assert log.path.read_text(encoding="utf-8").endswith(" three\n")

@@ -12,11 +12,11 @@ import pytest
 
 from lit_fed.deployment import roster as roster_module
 from lit_fed.deployment.executor import Patience
-from lit_fed.deployment.grid import MemoryGrid, Reply
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.node_keys import Grant
 from lit_fed.deployment.roster import Gathering, Identity, Roster
 from lit_fed.deployment.server import federate
+from lit_fed.deployment.serving import MemoryGrid, Reply
 from lit_fed.deployment.wire import Message, decode, encode
 from lit_fed.errors import ConfigError
 from tests.deployment.support import KeyedGrid, nodes_of, small, written

@@ -15,9 +15,8 @@ import pytest
 
 from lit_fed.deployment import calling, frames, serving
 from lit_fed.deployment.calling import Line
-from lit_fed.deployment.grid import Reply
 from lit_fed.deployment.security import Security, key_of
-from lit_fed.deployment.serving import rpc_grid
+from lit_fed.deployment.serving import Reply, rpc_grid
 from lit_fed.errors import ConfigError, ProcessLost
 from tests.deployment.serving_support import Echo, Link, answer_of, free_address, of_node, served, until, working
 from tests.support import ROOT

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_fed import Client
-from lit_fed.engine.clients.failures import Failures
+from lit_fed.engine.clients.executor import Failures
 from lit_fed.engine.clients.guard import Guard
 from lit_fed.errors import ClientFailure, ConfigError, NobodyLeft
 from lit_fed.methods import FedAvg

@@ -17,8 +17,8 @@ from lit_fed import Client, Model, Pass, Phase, Split
 from lit_fed.callbacks import Callback, Checkpoint, RoundRecord
 from lit_fed.engine.loop.checkpoint import read_checkpoint
 from lit_fed.engine.loop.run import Run
-from lit_fed.engine.storage.index import read_table
 from lit_fed.engine.storage.packs import VersionedFiles
+from lit_fed.engine.storage.store import read_table
 from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.errors import CheckpointError
 from lit_fed.methods import Ditto, FedAvg

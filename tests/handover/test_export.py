@@ -24,8 +24,7 @@ from lit_fed.command.cli import main
 from lit_fed.data import Digits
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.handover import export
-from lit_fed.handover.card import Inputs, card
-from lit_fed.handover.facts import Facts, facts_of
+from lit_fed.handover.card import Facts, Inputs, card, facts_of
 from lit_fed.networks import build_network
 from tests.command.support import command, error_of
 from tests.command.test_across_load_network import OwnCode, reported, stored

@@ -13,7 +13,7 @@ import torch
 from lit_fed import Algorithm
 from lit_fed.data import Digits
 from lit_fed.engine.loop.checkpoint import read_checkpoint
-from lit_fed.engine.wire.finite import not_finite
+from lit_fed.engine.wire.payload import not_finite
 from lit_fed.errors import NonFiniteServer
 from lit_fed.methods import FedDF, FedGen, HFedCKD
 from lit_fed.tasks import Classifier

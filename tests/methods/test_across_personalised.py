@@ -12,7 +12,7 @@ from torch import nn
 
 from lit_fed import Classifier, Model, objective_of
 from lit_fed.engine.lightning.compatibility import check_optimization
-from lit_fed.engine.lightning.options import GradientOptions
+from lit_fed.engine.lightning.task_trainer import GradientOptions
 from lit_fed.errors import ConfigError
 from lit_fed.methods import LD, Ditto, FedPer, FedRep, LocalOnly, PerFedAvg, Prox
 from lit_fed.protocols import ClientTest, GlobalTest, PersonalTest

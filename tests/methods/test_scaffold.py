@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lit_fed import FederatedTrainer
-from lit_fed.engine.lightning.sums import WeightedSums
+from lit_fed.engine.lightning.meter import WeightedSums
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.methods import FedAvg, Scaffold
 from lit_fed.protocols import PersonalTest

@@ -25,7 +25,7 @@ from lit_fed.callbacks import Callback, Run
 from lit_fed.engine.loop.checkpoint import read_checkpoint
 from lit_fed.engine.method.wrapper import Attack
 from lit_fed.errors import CheckpointError, ClientFailure, ConfigError
-from lit_fed.handover.facts import facts_of
+from lit_fed.handover.card import facts_of
 from lit_fed.methods import FedAvg, FedNova, LocalOnly, Scaffold
 from lit_fed.methods.frozen_heads import CalibratedTest
 from lit_fed.participation import (

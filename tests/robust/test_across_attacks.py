@@ -23,7 +23,7 @@ from lit_fed.robust import (
     Scaling,
     SignFlip,
 )
-from lit_fed.robust.with_knowledge import hidden_deviations
+from lit_fed.robust.attack import hidden_deviations
 from tests.deployment.support import deploy, simulate, small
 from tests.robust.support import Spots, W, close, moved
 from tests.support import LeastSquares, assert_same, fit, weights

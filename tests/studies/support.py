@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from lit_fed.studies.cells import CellGrid, lay_out
-from lit_fed.studies.study import read_study
+from lit_fed.studies.file.study import read_study
+from lit_fed.studies.running.cells import CellGrid, lay_out
 from tests.support import ROOT
 
 CONFIGS = ROOT / "configs"

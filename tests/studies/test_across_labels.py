@@ -12,9 +12,10 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from lit_fed.errors import CheckpointError, ConfigError
-from lit_fed.studies import figures, run_studies
-from lit_fed.studies.results import collect
-from lit_fed.studies.study import read_study
+from lit_fed.studies import run_studies
+from lit_fed.studies.file.study import read_study
+from lit_fed.studies.pages import figures
+from lit_fed.studies.results.results import collect
 from tests.studies.support import TINY, finish, grid_of, write_study
 
 ODD = [

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from lit_fed.studies import figures
-from lit_fed.studies.cells import CellGrid
-from lit_fed.studies.latex import escaped, table_latex
-from lit_fed.studies.report import index_html, report_html
-from lit_fed.studies.results import collect, table_csv, table_markdown
+from lit_fed.studies.pages import figures
+from lit_fed.studies.pages.report import index_html, report_html
+from lit_fed.studies.results.markup import escaped, table_latex
+from lit_fed.studies.results.results import collect, table_csv, table_markdown
+from lit_fed.studies.results.summary import summaries_in, summary_json, summary_of
 from lit_fed.studies.run_studies import _summarise, _write_all
-from lit_fed.studies.summary import summaries_in, summary_json, summary_of
+from lit_fed.studies.running.cells import CellGrid
 from tests.studies.support import TINY, finish, grid_of
 
 EVIL = "<script>alert('a')</script> & \"b\""
@@ -114,7 +114,7 @@ def test_all_that_goes_into_a_page_is_escaped(tmp_path: Path) -> None:
 
 
 def test_the_page_of_studies_grows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from lit_fed.studies.display import plain_console
+    from lit_fed.studies.running.display import plain_console
 
     claims = ["prox > fedavg"]
     for number, name in enumerate(("second", "first")):  # one run after the other, as on two days

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from lit_fed.engine.lightning.metric_names import MetricNames
-from lit_fed.studies.register_lines import published_margins
-from lit_fed.studies.study import Place, read_study
+from lit_fed.studies.file.study import Place, read_study
+from lit_fed.studies.results.register_lines import published_margins
 from tests.support import ROOT
 
 STUDIES = sorted((ROOT / "configs" / "papers").glob("*/studies/*.yaml"))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from lit_fed.studies.cells import lay_out
-from lit_fed.studies.study import Place, read_study
+from lit_fed.studies.file.study import Place, read_study
+from lit_fed.studies.running.cells import lay_out
 from tests.support import ROOT
 
 PAPERS = ROOT / "configs" / "papers"

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lit_fed.studies.claims import check
-from lit_fed.studies.register import Register
-from lit_fed.studies.register_lines import Number, Row, StudyRow, claim_texts, paper_of, published_of, texts_of
-from lit_fed.studies.study import profiles_of, read_study
+from lit_fed.studies.file.claims import check
+from lit_fed.studies.file.study import profiles_of, read_study
+from lit_fed.studies.pages.register import Register
+from lit_fed.studies.results.register_lines import Number, Row, StudyRow, claim_texts, paper_of, published_of, texts_of
 from tests.support import ROOT
 
 RESULTS = ROOT / "docs" / "results"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lit_fed.command.cli import main
-from lit_fed.studies.cells import lay_out
-from lit_fed.studies.study import read_study
+from lit_fed.studies.file.study import read_study
+from lit_fed.studies.running.cells import lay_out
 from tests.command.support import error_of
 from tests.studies.support import commit_in, finish, grid_of, write_study
 

@@ -29,11 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(call: Call) -> int:
-    """Print the script.
-
-    Raises:
-        ConfigError: If shtab, which writes the script, is not installed.
-    """
+    """Print the script."""
     if find_spec("shtab") is None:
         raise ConfigError("completion needs shtab; install it with pip install 'lit-fed[completion]'")
     print(script(call.settings.shell))

@@ -24,11 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(call: Call) -> int:
-    """Copy the file.
-
-    Raises:
-        ConfigError: If there is no such file, or a file would be overwritten.
-    """
+    """Copy the file."""
     name, output = name_of(call.settings.name), call.settings.output
     if found := examples(name):
         return _copy_all({(output or Path()) / one: path for one, path in found.items()})

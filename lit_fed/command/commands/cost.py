@@ -21,15 +21,14 @@ from lit_fed.command.reading.parts import Parts, add_parts, build_parts, instant
 from lit_fed.command.refusals.explain import missing
 from lit_fed.command.roots import PARTS
 from lit_fed.command.table import Call
-from lit_fed.engine.clients.forecast import untrained_answer
+from lit_fed.engine.clients.executor import untrained_answer
 from lit_fed.engine.lightning.compatibility import check_data, check_task
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.kinds import ONLY
 from lit_fed.engine.method.model import Model, Split
 from lit_fed.engine.method.population import Population
-from lit_fed.engine.wire.channel import Channel
-from lit_fed.engine.wire.payload import num_bytes
+from lit_fed.engine.wire.payload import Channel, num_bytes
 from lit_fed.errors import ConfigError
 from lit_fed.participation import Fate
 from lit_fed.trainer import FederatedTrainer, Tasks
@@ -209,11 +208,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(call: Call) -> int:
-    """Print a table, or the bytes that a run will send.
-
-    Raises:
-        ConfigError: If parts of the run are missing.
-    """
+    """Print a table, or the bytes that a run will send."""
     settings, parser = call.settings, call.parser
     if settings.cost is not None:
         print(instantiate(parser, Namespace(cost=settings.cost)).cost.text())

@@ -41,9 +41,6 @@ def run(call: Call) -> int:
 
     Returns:
         The exit status: 1 if a program of the network could not be written.
-
-    Raises:
-        ConfigError: If there is no checkpoint, or the shape of an input is unknown.
     """
     options = call.settings
     path: Path | None = Path(options.ckpt_path)

@@ -17,11 +17,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(call: Call) -> int:
-    """Print a line per file.
-
-    Raises:
-        ConfigError: If there is no such folder.
-    """
+    """Print a line per file."""
     if not tell(call.settings.folder):
         from lit_fed.command.refusals.suggest import close  # imports PyTorch, which the list does not need
 

@@ -106,12 +106,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(call: Call) -> int:
-    """Write missing files, and print which were kept.
-
-    Raises:
-        ConfigError: For a mistake in a file, or a missing key that is needed; files are checked before anything is
-            written.
-    """
+    """Write missing files, and print which were kept."""
     settings = call.settings
     file = read_federation(Path(settings.config))
     for line in provision(file, Path(settings.output), settings.new_key, datetime.now(UTC), settings.revoke):
@@ -133,11 +128,8 @@ def provision(
 
     Returns:
         A line per end: which files were kept, which are new.
-
-    Raises:
-        ConfigError: See `run`.
     """
-    from lit_fed.deployment.keyring import AUTHORITY, KEYS, SITES, Keyring, write
+    from lit_fed.deployment.authority import AUTHORITY, KEYS, SITES, Keyring, write
 
     ends = [SERVER, *(site.name for site in file.sites)]
     _check(output)
@@ -190,11 +182,7 @@ def _check_names(option: str, names: Sequence[str], ends: Sequence[str], file: F
 
 
 def _configurations(file: FederationFile) -> dict[str, str]:
-    """Resolved configuration of each end, by its name; they differ only in an end's own settings of the data.
-
-    Raises:
-        ConfigError: If the configuration cannot be read, or does not match the federation's file.
-    """
+    """Resolved configuration of each end, by its name; they differ only in an end's own settings of the data."""
     line = CommandLine(["federate", *(word for path in file.configs for word in ("-c", path))])
     parser = Parser(exit_on_error=False)
     add_run(parser)
@@ -219,7 +207,7 @@ def _configurations(file: FederationFile) -> dict[str, str]:
 
 def _texts_of_server(file: FederationFile) -> dict[str, str]:
     """Files of the server's folder except keys, certificates and the configuration."""
-    from lit_fed.deployment.keyring import KEYS, REVOKED
+    from lit_fed.deployment.authority import KEYS, REVOKED
 
     bind = "" if file.bind is None else f"--bind {file.bind} "
     command = (

@@ -46,9 +46,6 @@ class ConfigFiles:
 
         Args:
             value: A path, or the settings themselves.
-
-        Raises:
-            ConfigError: If a file cannot be read, or the parser would misread a setting silently.
         """
         if not value:
             raise ConfigError("--config needs a value")
@@ -57,11 +54,7 @@ class ConfigFiles:
         return self._parts(parse_text(value, "--config"), "--config", Path())
 
     def option(self, option: str, value: str) -> Part:
-        """An option's text, or the content of the file that it names.
-
-        Raises:
-            ConfigError: If a file cannot be read, the value has a key twice, or the option sets a part of a kind.
-        """
+        """An option's text, or the content of the file that it names."""
         keys, origins = tuple(option.removeprefix("--").split(".")), dict[Place, str]()
         if keys[:2] == ("trainer", "kinds") and len(keys) > 3:  # the rest of the kind would be dropped
             raise ConfigError(f"{option} sets a part of a kind; set all of it, as --trainer.kinds.{keys[2]} '{{…}}'")

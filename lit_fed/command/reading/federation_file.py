@@ -13,7 +13,7 @@ from typing import Any
 from lit_fed.command.reading.readable import read_settings
 from lit_fed.command.reading.shipped import name_of, shipped
 from lit_fed.command.refusals.suggest import close
-from lit_fed.deployment.agreed import OWN_DATA
+from lit_fed.deployment.roster import OWN_DATA
 from lit_fed.errors import ConfigError
 
 SERVER = "server"
@@ -81,11 +81,7 @@ class FederationFile:
 
 
 def read_federation(path: Path) -> FederationFile:
-    """Read the file and check it, except against the run's configuration.
-
-    Raises:
-        ConfigError: In one line with the file and the key.
-    """
+    """Read the file and check it, except against the run's configuration."""
     where = f"federation file {path}"
     content = _known(read_settings(path, "federation file", _EMPTY), where, _KEYS, _KEYS)
     server = _known(content["server"], f"{where}: server", ("names", "port", "listen", "data"), ("names", "port"))
@@ -107,9 +103,6 @@ def check_everybody(file: FederationFile, num_clients: int) -> None:
     Args:
         file: Content of the file.
         num_clients: Number of clients in the population.
-
-    Raises:
-        ConfigError: If a site has an unknown client, or a client has no site.
     """
     where, last = f"federation file {file.path}", num_clients - 1
     for site in file.sites:

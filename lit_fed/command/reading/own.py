@@ -53,11 +53,7 @@ def add_clients(parser: ArgumentParser, what: str) -> None:
 
 
 def chosen(data: FederatedDataModule, settings: Any) -> list[int] | None:
-    """Positions of the clients that the options choose; None without these options.
-
-    Raises:
-        ConfigError: For an unknown client, or an empty list.
-    """
+    """Positions of the clients that the options choose; None without these options."""
     given = settings.client_position
     found = clients_of(data, KEYS, settings.client, [given] if isinstance(given, int) else given)
     if found == []:

@@ -83,11 +83,7 @@ def _model_of_kind(model: Namespace, name: str, own: Any, max_rounds: int | None
 
 
 def set_seed(trainer: Any) -> None:
-    """Seed torch, so that the model's initial weights follow from ``trainer.seed``.
-
-    Raises:
-        ConfigError: If the seed is out of range.
-    """
+    """Seed torch, so that the model's initial weights follow from ``trainer.seed``."""
     check_range("trainer.seed", trainer.seed, least=0, below=2**32)
     seed_everything(trainer.seed, verbose=False)
 
@@ -100,11 +96,7 @@ _FROM_DATA = (
 
 
 def fill_from_data(model: Namespace, data: Any) -> None:
-    """Fill in settings of the model that are left open and follow from the data.
-
-    Raises:
-        ConfigError: If the model is set to fewer classes than the data have, or to another number of joints.
-    """
+    """Fill in settings of the model that are left open and follow from the data."""
     init_args = model.get("init_args") or Namespace()
     for key in _FROM_DATA:
         shape = getattr(data, "output_shape", None)
@@ -125,9 +117,6 @@ def check_tokens(init_args: Namespace, vocab_size: int | None) -> None:
     Args:
         init_args: The model's settings.
         vocab_size: Number of different tokens in the data; None for data other than text.
-
-    Raises:
-        ConfigError: For text and a network that reads numbers, or has a smaller vocabulary.
     """
     name = init_args.get("network")
     if vocab_size is None or not isinstance(name, str) or name not in NETWORKS:
@@ -157,10 +146,6 @@ def instantiate(parser: ArgumentParser, settings: Namespace, max_rounds: int | N
         parser: The parser that read the settings.
         settings: The settings.
         max_rounds: Length of a schedule whose length is null.
-
-    Raises:
-        ConfigError: In one line with the class and its error; ``details`` holds the traceback if the error comes from
-            code that is neither ours nor installed.
     """
     failures: list[LitFedError] = []
     makers: list[tuple[Any, type, bool]] = [(partial(_make, failures), object, True)]

@@ -25,19 +25,12 @@ def read_settings(path: str | Path, kind: str = "config file", empty: str = _EMP
         path: The file.
         kind: Name of such files in messages.
         empty: End of the message about a file without a mapping.
-
-    Raises:
-        ConfigError: See `read_text` and `settings_of`.
     """
     return settings_of(read_text(path, kind), f"{kind} {brief(path)}", empty)
 
 
 def read_text(path: str | Path, kind: str = "config file") -> Text:
-    """Open and parse a YAML file.
-
-    Raises:
-        ConfigError: If the file cannot be read, or is not YAML in UTF-8.
-    """
+    """Open and parse a YAML file."""
     where = f"{kind} {brief(path)}"
     try:
         found = Path(path).stat()
@@ -67,9 +60,6 @@ def parse_text(text: str, where: str) -> Text:
     Args:
         text: The YAML text.
         where: File or option that it is from, for messages.
-
-    Raises:
-        ConfigError: If the text is not YAML.
     """
     try:
         return parsed(text)
@@ -86,11 +76,7 @@ def parse_text(text: str, where: str) -> Text:
 
 
 def settings_of(text: Text, where: str, empty: str = _EMPTY) -> dict[str, Any]:
-    """Mapping in a YAML text.
-
-    Raises:
-        ConfigError: If the text is anything but a mapping from names.
-    """
+    """Mapping in a YAML text."""
     content = text.content
     if not isinstance(content, dict) or not content:
         raise ConfigError(f"{where} {empty}")

@@ -39,9 +39,6 @@ class CommandLine:
         settings: The settings of its files and options.
         told: Keys of the settings, without ``init_args``, most recent option first. Varied settings stand at the end of
             a command line, as in the cells of a study.
-
-    Raises:
-        ConfigError: For a file that cannot be read, and for settings that the parser would misread.
     """
 
     def __init__(self, words: Sequence[str], files: ConfigFiles | None = None) -> None:
@@ -72,9 +69,6 @@ class CommandLine:
         Args:
             parser: The parser.
             skip: Words to leave out: 1 for the command's own parser.
-
-        Raises:
-            ConfigError: For settings that the parser refuses, and for values that no setting can have.
         """
         try:
             found = parser.parse_args(self.words[skip:])
@@ -154,9 +148,6 @@ def check_values(
         key: Dotted key of that part.
         origin: File that a value is from, given its keys; empty for an option's.
         defaults: Parameters of the class whose settings they are.
-
-    Raises:
-        ConfigError: For the first such value, with its key.
     """
     if isinstance(settings, list | tuple | set):
         for value in settings:

@@ -13,9 +13,9 @@ from lit_fed.checks import check_range
 from lit_fed.data.partitions.csr import held_out
 from lit_fed.data.partitions.partition import Natural, Partition
 from lit_fed.data.population.archive import Archive, check_inputs
+from lit_fed.data.population.census import BYTES, Scale, common_scale, on_scale, scale_of
 from lit_fed.data.population.in_memory import Arrays, ImageDataModule, channels_first
 from lit_fed.data.population.naming import client_ranks
-from lit_fed.data.population.scale import BYTES, Scale, common_scale, on_scale, scale_of
 from lit_fed.data.population.targets import count_classes
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed

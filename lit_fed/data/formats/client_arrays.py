@@ -18,9 +18,8 @@ from lit_fed.data.partitions.csr import CSR
 from lit_fed.data.partitions.cut import Cut, Strata, check_held_out, cut_of_parts
 from lit_fed.data.population.archive import Archive, check_inputs
 from lit_fed.data.population.base import Batches
-from lit_fed.data.population.client_report import ClientReport
+from lit_fed.data.population.census import ClientReport, Scale, common_scale, on_scale, scale_of
 from lit_fed.data.population.in_memory import Arrays, ImageDataModule, channels_first
-from lit_fed.data.population.scale import Scale, common_scale, on_scale, scale_of
 from lit_fed.data.population.targets import checked_targets
 from lit_fed.data.population.views import viewed
 from lit_fed.data.remarks import remark
@@ -258,11 +257,7 @@ class ClientArrays(ImageDataModule):
         return Path(self.root) / owner / "data.npz"
 
     def _read(self, owner: str, parts: Iterable[str], maybe: Iterable[str] = ()) -> dict[str, _Samples]:
-        """Parts of a file, inputs channels first.
-
-        Raises:
-            ConfigError: The file is missing or damaged, or does not fit the settings.
-        """
+        """Parts of a file, inputs channels first."""
         needed = [f"{axis}_{part}" for part in parts for axis in "xy"]
         advice = f"set data.root to the folder that holds {owner}, or write it with lit-fed split"
         archive = Archive(self._path(owner), needed, advice)

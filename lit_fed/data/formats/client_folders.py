@@ -11,8 +11,7 @@ from typing_extensions import override
 from lit_fed.checks import check_range
 from lit_fed.data.partitions.csr import IntArray, held_out
 from lit_fed.data.partitions.partition import Natural, Partition
-from lit_fed.data.population.dataset_module import Datasets
-from lit_fed.data.population.decoded import DecodedImages
+from lit_fed.data.population.dataset_module import Datasets, DecodedImages
 from lit_fed.data.population.new_inputs import IMAGES, split_images
 from lit_fed.data.remarks import is_hidden, remark_left_out
 from lit_fed.errors import ConfigError
@@ -189,11 +188,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _class_images(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The images of a client's class, and the other files in its folder.
-
-    Raises:
-        ConfigError: All files are others.
-    """
+    """The images of a client's class, and the other files in its folder."""
     images, others = split_images(folder.iterdir())
     others += [file for inner in _folders(folder) for file in inner.rglob("*") if not file.is_dir()]
     if others and not images:
@@ -205,11 +200,7 @@ def _class_images(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _is_split(client: Path) -> bool:
-    """Whether a client's folder has a training and a test part.
-
-    Raises:
-        ConfigError: It has other folders beside them.
-    """
+    """Whether a client's folder has a training and a test part."""
     names = {path.name for path in _folders(client)}
     if names > {"train", "test"}:
         more = min(names - {"train", "test"})

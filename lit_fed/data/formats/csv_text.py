@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_fed.checks import check_range
-from lit_fed.data.formats.columns import csv_rows
+from lit_fed.data.formats.table import csv_rows
 from lit_fed.data.population.in_memory import Arrays, TensorDataModule
 from lit_fed.data.population.targets import count_classes
 from lit_fed.errors import ConfigError

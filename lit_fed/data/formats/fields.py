@@ -21,11 +21,7 @@ _LOOKED_AT = 8  # samples to compare with a list beside the data set
 
 
 def sample_of(dataset: Dataset[Any], index: int, what: str) -> Any:
-    """One sample.
-
-    Raises:
-        ConfigError: The data set's code fails.
-    """
+    """One sample."""
     try:
         with isolated_randomness(index):
             return dataset[index]
@@ -45,11 +41,7 @@ def usual_target(sample: Any) -> Key | None:
 
 
 def value_of(sample: Any, key: Key, what: str) -> Any:
-    """A field of a sample.
-
-    Raises:
-        ConfigError: The sample lacks it.
-    """
+    """A field of a sample."""
     if isinstance(sample, Mapping) and key in sample:
         return sample[key]
     if isinstance(sample, tuple | list) and isinstance(key, int) and -len(sample) <= key < len(sample):
@@ -68,9 +60,6 @@ def column(dataset: Dataset[Any], key: Key, what: str) -> NDArray[Any]:
 
     Taken from the usual attributes (``targets``, ``labels``, the field's name, the tensors of a `TensorDataset`, also
     within `Subset` and `ConcatDataset`) if some samples agree with them; else every sample is read.
-
-    Raises:
-        ConfigError: A sample cannot be read, or lacks the field.
     """
     if (found := kept(dataset, key, what)) is not None:
         return found
@@ -92,11 +81,7 @@ def kept(dataset: Dataset[Any], key: Key, what: str) -> NDArray[Any] | None:
 
 
 def size_of(dataset: Dataset[Any], what: str) -> int:
-    """Number of samples.
-
-    Raises:
-        ConfigError: The data set is empty or has no length.
-    """
+    """Number of samples."""
     count = len(dataset) if isinstance(dataset, Sized) else 0
     if not count:
         lacks = "samples; add some" if isinstance(dataset, Sized) else "__len__; implement it"

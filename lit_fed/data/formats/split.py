@@ -17,11 +17,7 @@ from lit_fed.errors import ConfigError
 
 
 def settings_of(data: FederatedDataModule) -> dict[str, Any]:
-    """The settings of a `ClientArrays` with the same batches; each node sets its own ``root``.
-
-    Raises:
-        ConfigError: The data are not in memory, or have views or custom transforms.
-    """
+    """The settings of a `ClientArrays` with the same batches; each node sets its own ``root``."""
     name = type(data).__name__
     if not isinstance(data, TensorDataModule):
         raise ConfigError(f"lit-fed split writes data in memory, and {name} reads files one by one; split its files")

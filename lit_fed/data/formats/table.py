@@ -1,8 +1,14 @@
-"""Tables: measurements in CSV or Parquet files, a sample per row."""
+"""Tables: measurements in the columns of CSV or Parquet files, a sample per row; errors name the line."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import csv
+import gzip
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -12,7 +18,6 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_fed.checks import check_range
-from lit_fed.data.formats.columns import ENDINGS, Columns, Notation, is_table, read_columns
 from lit_fed.data.loaders.transforms import Normalize
 from lit_fed.data.partitions.csr import IntArray, held_out
 from lit_fed.data.partitions.partition import Natural, Partition
@@ -25,6 +30,180 @@ from lit_fed.data.remarks import is_hidden, remark, remark_left_out
 from lit_fed.errors import ConfigError
 from lit_fed.printing import counted
 from lit_fed.seeding import derive_seed
+
+Notation = Literal["whole", "decimal", "number", "text"]
+"""Form of a cell: ``7``, ``7.0``, ``7.5``, or anything else."""
+ENDINGS = (".csv", ".csv.gz", ".parquet")
+_LARGEST = float(np.finfo(np.float32).max)
+_WHOLE = re.compile(r"[+-]?\d{1,18}")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A file's columns.
+
+    Args:
+        path: The file.
+        cells: By name, texts of a CSV file or values of a Parquet file, shape (n,).
+        place: For errors, names row i (counted from 0), such as ``line 7``.
+    """
+
+    path: Path
+    cells: dict[str, NDArray[Any]]
+    place: Callable[[int], str]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.cells.values()), ()))
+
+    def raw(self, name: str, setting: str) -> NDArray[Any]:
+        """A column as stored; errors name the `setting` that asks for it."""
+        if name not in self.cells:
+            close = get_close_matches(name, list(self.cells), n=1)
+            hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(self.cells) or 'no column'}"
+            raise ConfigError(f"{self.path} has no column {name!r}, which {setting} names; {hint}")
+        return self.cells[name]
+
+    def texts(self, name: str, setting: str) -> list[str]:
+        """A column as names of classes or clients; ``7`` and ``7.0`` are the same name."""
+        column = self.raw(name, setting)
+        if column.dtype.kind == "f":
+            if len(wrong := np.flatnonzero(~(np.isfinite(column) & (column == np.round(column))))):
+                raise self._wrong(name, column, int(wrong[0]), "a name or a whole number")
+            column = column.astype(np.int64)
+        found = ["" if value is None or value != value else str(value).strip() for value in column.tolist()]
+        if "" in found:
+            raise self._wrong(name, column, found.index(""), "a name or a whole number")
+        kinds = self.notations(name, setting)
+        if "decimal" in kinds and kinds.keys() <= {"whole", "decimal"}:
+            return [text if _WHOLE.fullmatch(text) else str(int(float(text))) for text in found]
+        return found
+
+    def numbers(self, name: str, setting: str) -> NDArray[np.float64]:
+        """A column as numbers."""
+        column = self.raw(name, setting)
+        if column.dtype.kind not in "biufO":
+            raise ConfigError(f"{self.path}: {name} holds {column.dtype}, and {setting} needs numbers; leave it out")
+        try:
+            found = column.astype(np.float64)
+        except (ValueError, TypeError):
+            for row, cell in enumerate(column.tolist()):
+                try:
+                    float(cell)
+                except (ValueError, TypeError):
+                    if not any(map(_is_number, column.tolist())):
+                        raise ConfigError(
+                            f"{self.path}: {name} holds texts, such as {str(cell)[:40]!r}, and {setting} needs "
+                            f"numbers; name other columns in {setting}, or write numbers into it"
+                        ) from None
+                    raise self._wrong(name, column, row, "a number") from None
+            raise
+        if len(wrong := np.flatnonzero(~(np.abs(found) <= _LARGEST))):  # and NaN is not either
+            raise self._wrong(name, column, int(wrong[0]), "a finite number of 32 bits")
+        return found
+
+    def notations(self, name: str, setting: str) -> dict[Notation, int]:
+        """The notations in a column, each with its first row."""
+        column = self.raw(name, setting)
+        if column.dtype.kind in "iub":
+            return {"whole": 0}
+        found = dict[Notation, int]()
+        for row, cell in enumerate(column.tolist()):
+            found.setdefault(_notation(str(cell).strip(), column.dtype.kind == "f"), row)
+        return found
+
+    def _wrong(self, name: str, column: NDArray[Any], row: int, wanted: str) -> ConfigError:
+        cell = column.tolist()[row]
+        found = "empty" if cell is None or cell != cell or str(cell).strip() == "" else f"{str(cell)[:40]!r}"
+        return ConfigError(
+            f"{self.path}, {self.place(row)}: {name} is {found}, not {wanted}; correct or remove the row"
+        )
+
+
+def _is_number(cell: Any) -> bool:
+    try:
+        float(cell)
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def read_columns(path: Path, wanted: Sequence[str] | None = None) -> Columns:
+    """The columns of a CSV file, whose first row names them, or the wanted ones of a Parquet file (None for all)."""
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist; name a file that ends in {', '.join(ENDINGS)}")
+    if is_table(path):
+        return _parquet(path, wanted) if path.suffix.lower() == ".parquet" else _csv(path)
+    raise ConfigError(f"{path} is not a table; name a file that ends in {', '.join(ENDINGS)}")
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file's ending is that of a table."""
+    return path.name.lower().endswith(ENDINGS)
+
+
+def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Line number and cells of each row of a CSV file, plain or gzipped, the header among them."""
+    opener: Any = gzip.open if path.suffix.lower() == ".gz" else open
+    try:
+        with opener(path, "rt", newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)  # else an unclosed quote swallows the rest of the file
+            for row in reader:
+                yield reader.line_num, row
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        line = f", line {reader.line_num}," if isinstance(error, csv.Error) else ""
+        raise ConfigError(f"{path}{line} cannot be read ({error}); it must be a UTF-8 CSV file") from error
+
+
+def _csv(path: Path) -> Columns:
+    content = csv_rows(path)
+    names = [name.strip() for name in next(content, (1, []))[1]]
+    rows, lines = list[list[str]](), list[int]()
+    for line, row in content:
+        if not row:  # an empty line
+            continue
+        if len(row) != len(names):
+            raise ConfigError(f"{path}, line {line} has {len(row)} cells and line 1 has {len(names)}; correct the row")
+        rows.append(row)
+        lines.append(line)
+    _check_names(path, names)
+    if not rows:
+        raise ConfigError(f"{path} has no rows{' below its header' if names else ''}; give one sample per row")
+    table = np.array(rows, dtype=object)
+    return Columns(
+        path, {name: table[:, column] for column, name in enumerate(names)}, lambda row: f"line {lines[row]}"
+    )
+
+
+def _parquet(path: Path, wanted: Sequence[str] | None) -> Columns:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise ConfigError(f"{path} needs pyarrow; install it with pip install 'lit-fed[parquet]'") from error
+    try:
+        names = parquet.read_schema(path).names
+        _check_names(path, names)
+        table = parquet.read_table(path, columns=None if wanted is None else [n for n in names if n in wanted])
+        cells = {name: table.column(name).to_numpy() for name in table.column_names}
+    except (OSError, ArrowException) as error:
+        raise ConfigError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}); write it anew") from error
+    if not table.num_rows:
+        raise ConfigError(f"{path} has no rows; give one sample per row")
+    return Columns(path, cells, lambda row: f"row {row}")
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    if twice := next((name for name in names if list(names).count(name) > 1), None):
+        raise ConfigError(f"{path} has two columns named {twice!r}; rename one")
+
+
+def _notation(cell: str, is_number: bool) -> Notation:
+    if not is_number and _WHOLE.fullmatch(cell):
+        return "whole"
+    try:
+        return "decimal" if float(cell).is_integer() else "number"
+    except ValueError:
+        return "text"
+
 
 Kind = Literal["classes", "numbers"]
 _MANY_CLASSES = 100
@@ -298,11 +477,7 @@ class Table(TensorDataModule):
         return found
 
     def _check_identifiers(self, files: list[Columns]) -> None:
-        """Refuse whole numbers that identify a row.
-
-        Raises:
-            ConfigError: It names the first such feature.
-        """
+        """Refuse whole numbers that identify a row."""
         for name in self._feature_names:
             cells = [columns.raw(name, "data.features").tolist() for columns in files]
             if len({cell for own in cells for cell in own}) == sum(map(len, cells)):
@@ -318,11 +493,7 @@ class Table(TensorDataModule):
                 )
 
     def _is_class(self, files: list[Columns]) -> bool:
-        """Whether the target is a class, by its notation in the files.
-
-        Raises:
-            ConfigError: Some whole numbers have a decimal point, and others do not.
-        """
+        """Whether the target is a class, by its notation in the files."""
         if not self._single:
             return False
         name, found = self._target[0], dict[Notation, str]()
@@ -425,11 +596,7 @@ def _counts(cells: list[Any]) -> bool:
 
 
 def check_classes(targets: NDArray[Any], classes: list[str], where: str, of: str = "the training rows") -> None:
-    """Refuse targets (n,) of a file that are not classes.
-
-    Raises:
-        ConfigError: It names the first such target.
-    """
+    """Refuse targets (n,) of a file that are not classes."""
     known = set(classes)
     if strange := next((one for one in targets.tolist() if one not in known), None):
         raise ConfigError(

@@ -254,11 +254,7 @@ class Wrapped(DatasetModule):
         return found
 
     def _loader(self, name: str) -> _Part:
-        """One of the module's data sets.
-
-        Raises:
-            ConfigError: Its samples cannot be split among clients.
-        """
+        """One of the module's data sets."""
         where = f"{self._called}.{name}_dataloader"
         loader = self._ask(f"{name}_dataloader")
         if not isinstance(loader, DataLoader):

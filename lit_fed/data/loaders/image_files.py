@@ -32,9 +32,6 @@ class ImageFiles(Dataset[Any]):
         grayscale: Decode to one channel instead of three.
         labels: Their classes; None for none.
         augmentation: Random transform; None for none.
-
-    Raises:
-        ConfigError: On access, if the file cannot be decoded.
     """
 
     def __init__(
@@ -85,10 +82,6 @@ def read_image(path: str | Path, grayscale: bool, remedy: str = "remove or repla
     Returns:
         Shape (height, width, channels): bytes, or float32 of an image of one channel with more than 8 bits. Of several
         channels, Pillow gives the upper 8 bits.
-
-    Raises:
-        ConfigError: The file cannot be decoded, holds several pictures, is transparent in places, or its scale is
-            unknown.
     """
     try:
         # From a stream: by its name, Pillow 13 maps a TIFF file that lies on its side into memory in the wrong shape.
@@ -109,21 +102,13 @@ def read_image(path: str | Path, grayscale: bool, remedy: str = "remove or repla
 
 
 def read_photograph(path: str | Path, remedy: str = "remove or replace it") -> NDArray[np.uint8]:
-    """An image of three channels in bytes (height, width, 3), see `read_image`.
-
-    Raises:
-        ConfigError: As `read_image`.
-    """
+    """An image of three channels in bytes (height, width, 3), see `read_image`."""
     image = read_image(path, grayscale=False, remedy=remedy)
     return image if image.dtype == np.uint8 else image.round().astype(np.uint8)
 
 
 def image_size(path: Path) -> tuple[int, int]:
-    """Width and height of an image as `read_image` returns it, from the file's header.
-
-    Raises:
-        ConfigError: The file is missing or cannot be decoded.
-    """
+    """Width and height of an image as `read_image` returns it, from the file's header."""
     try:
         with open(path, "rb") as stream, Image.open(stream) as file:
             if file.format == "TIFF":
@@ -159,11 +144,7 @@ def _upright(image: NDArray[Any], orientation: int) -> NDArray[Any]:
 
 
 def _opaque(file: Image.Image, path: str | Path) -> Image.Image:
-    """The image without its alpha channel.
-
-    Raises:
-        ConfigError: A pixel is transparent.
-    """
+    """The image without its alpha channel."""
     if "transparency" not in file.info and file.mode not in ("LA", "PA", "RGBA", "RGBa"):
         return file
     image = file.convert("RGBA")
@@ -177,11 +158,7 @@ def _transparent(path: str | Path) -> ConfigError:
 
 
 def _deep(file: Image.Image, path: str | Path) -> NDArray[np.float32]:
-    """Grey values of more than 8 bits, white 255, shape (height, width).
-
-    Raises:
-        ConfigError: A pixel is transparent, or the value of white is unknown.
-    """
+    """Grey values of more than 8 bits, white 255, shape (height, width)."""
     tags = getattr(file, "tag_v2", {})
     stored = np.asarray(file)
     if (key := file.info.get("transparency")) is not None and (stored == key).any():
@@ -209,11 +186,7 @@ def _deep(file: Image.Image, path: str | Path) -> NDArray[np.float32]:
 
 
 def _depth(file: Image.Image, tags: Any, path: str | Path) -> tuple[int, bool]:
-    """Bits of a whole number, and whether one bit is its sign.
-
-    Raises:
-        ConfigError: The depth is unknown.
-    """
+    """Bits of a whole number, and whether one bit is its sign."""
     if file.format == "TIFF":
         return int(tags[_BITS_PER_SAMPLE][0]), tags.get(_SAMPLE_FORMAT, (1,))[0] == _SIGNED
     if file.mode.startswith("I;16") or file.format in ("PNG", "PPM"):  # read as I, these are of 16 bits too

@@ -124,11 +124,7 @@ class Cut:
     untaught: int = 0
 
     def of(self, client_id: int) -> Cut:
-        """The cut, for looking up one client.
-
-        Raises:
-            ConfigError: The client's data are not here, or it does not exist.
-        """
+        """The cut, for looking up one client."""
         if self.clients is not None and client_id not in self.clients:
             self.train.bounds(client_id)  # refuses a client that does not exist
             raise ConfigError(f"client {client_id}'s data are not here; setup was asked for {named(self.clients)}")
@@ -173,11 +169,7 @@ class Cut:
 
 
 def cut_population(strata: Strata, partition: Partition, settings: CutSettings) -> Cut:
-    """Choose the samples, set the public ones aside, and cut the rest into clients.
-
-    Raises:
-        ConfigError: The samples cannot be cut by the settings.
-    """
+    """Choose the samples, set the public ones aside, and cut the rest into clients."""
     seed = settings.seed
     pool = _subset(strata.train_size, settings.max_train_samples, seed, "train")
     public, pool = _take_public(pool, strata, settings)
@@ -264,9 +256,6 @@ def check_held_out(
         val_fraction: The setting of the data.
         calibration_fraction: The setting of the method.
         clients: The clients' ids, n.
-
-    Raises:
-        ConfigError: A client has nothing to train on.
     """
     fractions = f"data.val_fraction {val_fraction:g} and algorithm.calibration_fraction {calibration_fraction:g} leave"
     if len(bare := np.flatnonzero((whole > 0) & (left == 0))):
@@ -326,11 +315,7 @@ def _take_public(pool: IntArray, strata: Strata, settings: CutSettings) -> tuple
 
 
 def _of_every_class(labels: IntArray | None, size: int, generator: np.random.Generator) -> IntArray:
-    """Positions of random samples, equally many of every class up to one.
-
-    Raises:
-        ConfigError: The samples have no classes, or a class has too few samples.
-    """
+    """Positions of random samples, equally many of every class up to one."""
     if labels is None:
         raise ConfigError("data.stratified_public is true, but the samples have no classes; set it to false")
     by_class = class_index(labels, 1 + int(labels.max()))
@@ -346,11 +331,7 @@ def _of_every_class(labels: IntArray | None, size: int, generator: np.random.Gen
 
 
 def _checked(strata: IntArray | None, size: int, num_classes: int | None, what: str) -> IntArray | None:
-    """The strata as int64, in 0 … num_classes − 1.
-
-    Raises:
-        ConfigError: A stratum is missing or out of range.
-    """
+    """The strata as int64, in 0 … num_classes − 1."""
     if strata is None:
         return None
     array = np.asarray(strata)

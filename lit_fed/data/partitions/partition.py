@@ -69,11 +69,7 @@ class Partition(ABC):
     """Whether clients are the data set's own (`Samples.clients`), which other partitions would ignore."""
 
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> CSR:
-        """Cut the samples into positions by client, at least one per client.
-
-        Raises:
-            ConfigError: The samples cannot be cut into these clients.
-        """
+        """Cut the samples into positions by client, at least one per client."""
         check_range("data.num_clients", num_clients, least=1)
         if samples.size < num_clients:
             raise ConfigError(
@@ -118,12 +114,7 @@ class Partition(ABC):
 
 
 def _from_lists(lists: Sequence[Sequence[int] | IntArray], name: str, size: int, num_clients: int) -> CSR:
-    """A partition's lists of positions, one a client, as a `CSR`.
-
-    Raises:
-        ConfigError: The number of lists is wrong, or a list is empty, holds a number that is not a position, or holds a
-            position twice.
-    """
+    """A partition's lists of positions, one a client, as a `CSR`."""
     rows = [np.asarray(one) for one in lists]
     if len(rows) != num_clients:
         raise ConfigError(f"partition {name} makes {len(rows)} lists for {num_clients} clients; it must make one each")
@@ -356,22 +347,14 @@ def equal_sizes(total: int, parts: int) -> IntArray:
 
 
 def check_draws(name: str, alpha: float, min_samples: int, max_retries: int) -> None:
-    """Check the settings of a partition that redraws shares until every client has enough samples.
-
-    Raises:
-        ConfigError: A setting is out of range.
-    """
+    """Check the settings of a partition that redraws shares until every client has enough samples."""
     check_range(f"{name}.alpha", alpha, above=0)
     check_range(f"{name}.min_samples", min_samples, least=1)
     check_range(f"{name}.max_retries", max_retries, least=1)
 
 
 def check_enough(name: str, min_samples: int, num_clients: int, size: int) -> None:
-    """Check that there are `min_samples` for every client.
-
-    Raises:
-        ConfigError: There are fewer.
-    """
+    """Check that there are `min_samples` for every client."""
     if min_samples * num_clients > size:
         raise ConfigError(
             f"{name} cannot give {num_clients} clients {min_samples} samples each from {size}; "

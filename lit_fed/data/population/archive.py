@@ -47,11 +47,7 @@ class Archive:
 
     @property
     def keys(self) -> list[str]:
-        """The keys of the file.
-
-        Raises:
-            ConfigError: The file is missing or damaged, or lacks a key.
-        """
+        """The keys of the file."""
         if self._keys is None:
             if not self.path.is_file():
                 raise ConfigError(f"{self.path} does not exist; {self._advice}")
@@ -66,11 +62,7 @@ class Archive:
         return self._keys
 
     def header(self, key: str) -> Header:
-        """Shape and dtype of an array, without reading its values.
-
-        Raises:
-            ConfigError: See `keys`.
-        """
+        """Shape and dtype of an array, without reading its values."""
         if key not in self._headers:
             _ = self.keys
             try:
@@ -81,11 +73,7 @@ class Archive:
         return self._headers[key]
 
     def read(self, *keys: str) -> dict[str, NDArray[Any]]:
-        """Arrays by key.
-
-        Raises:
-            ConfigError: See `keys`.
-        """
+        """Arrays by key."""
         _ = self.keys
         try:
             with np.load(self.path, allow_pickle=False) as archive:
@@ -98,11 +86,7 @@ class Archive:
 
 
 def read_npy(path: Path) -> NDArray[Any]:
-    """The array of an ``.npy`` file.
-
-    Raises:
-        ConfigError: The file is damaged.
-    """
+    """The array of an ``.npy`` file."""
     try:
         return np.asarray(np.load(path, allow_pickle=False))
     except _DAMAGED as error:
@@ -116,11 +100,7 @@ def unreadable(path: Path, error: Exception) -> ConfigError:
 
 
 def check_inputs(inputs: NDArray[Any], what: str) -> None:
-    """Refuse inputs that are neither bytes nor other integers up to 32 bits nor floating-point numbers.
-
-    Raises:
-        ConfigError: It names the array.
-    """
+    """Refuse inputs that are neither bytes nor other integers up to 32 bits nor floating-point numbers."""
     if inputs.dtype.kind not in "uif" or inputs.dtype == np.uint16:
         raise ConfigError(f"{what} holds {inputs.dtype}; it must be uint8 or floating point")
 

@@ -25,13 +25,10 @@ from lit_fed.data.loaders.transforms import Step
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Cut, CutSettings, Strata, cut_population, named
 from lit_fed.data.partitions.partition import IID, Natural, Partition
-from lit_fed.data.population.census import Census
-from lit_fed.data.population.client_report import ClientReport
-from lit_fed.data.population.contents import Contents, contents_of
+from lit_fed.data.population.census import Census, ClientReport, Contents, Scale, contents_of
 from lit_fed.data.population.feature_skew import FeatureSkew
 from lit_fed.data.population.new_inputs import NewInputs, Records
 from lit_fed.data.population.pictures import Names, partition_picture, render, sizes_picture, target_picture
-from lit_fed.data.population.scale import Scale
 from lit_fed.data.population.targets import quantiles
 from lit_fed.data.population.views import View, viewed
 from lit_fed.data.remarks import remark
@@ -410,11 +407,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         return cut
 
     def _check_own_clients(self, clients: IntArray | None) -> None:
-        """Refuse a partition that ignores the data set's own clients (n,), and remark on clients that take no part.
-
-        Raises:
-            ConfigError: It names both.
-        """
+        """Refuse a partition that ignores the data set's own clients (n,), and remark on clients that take no part."""
         count = 0 if clients is None else len(np.unique(clients))
         what, instead = self.own_clients_are()
         if count > 1 and not self.partition.keeps_clients:

@@ -245,11 +245,7 @@ class TensorDataModule(FederatedDataModule):
         return TensorLoader(x, y, torch.arange(len(x)), size, normalize=self._pipeline[1], values_per_sample=values)
 
     def _decoded(self, paths: Sequence[Path], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Images in files as stored inputs.
-
-        Raises:
-            ConfigError: Stored inputs are not square images of 1 or 3 channels, or a file cannot be decoded.
-        """
+        """Images in files as stored inputs."""
         found = None
         if len(shape) == 3 and shape[0] in (1, 3) and shape[1] == shape[2]:
             images = ImageFiles(paths, shape[1], shape[0] == 1)

@@ -82,9 +82,6 @@ def clients_of(
 
     Returns:
         A position per choice, in order; None without any choice.
-
-    Raises:
-        ConfigError: A client does not exist, or several have its name.
     """
     if names is None and positions is None:
         return None

@@ -59,10 +59,6 @@ def read_x(path: Path, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[An
         path: The file.
         shape: Shape of one stored input; images may also be (H, W, C), or (H, W) of one channel.
         dtype: The stored dtype.
-
-    Raises:
-        ConfigError: The file is missing or damaged, its inputs differ in shape or kind from the data set's, or a value
-            does not fit the dtype.
     """
     x = _load(path)
     if len(shape) == 3 and x.shape[1:] != tuple(shape) and x.ndim in (3, 4):
@@ -77,11 +73,7 @@ def read_x(path: Path, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[An
 
 
 def _cast(x: NDArray[Any], dtype: np.dtype[Any], path: Path) -> NDArray[Any]:
-    """Inputs in the stored dtype.
-
-    Raises:
-        ConfigError: A value is not finite, or does not fit the dtype.
-    """
+    """Inputs in the stored dtype."""
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
             cast = np.ascontiguousarray(x, dtype=dtype)
@@ -111,11 +103,7 @@ def _load(path: Path) -> NDArray[Any]:
 
 
 def image_files(path: Path) -> list[Path]:
-    """An image, or the images in a folder and its subfolders, in alphabetical order; a line counts the other files.
-
-    Raises:
-        ConfigError: The folder holds no images.
-    """
+    """An image, or the images in a folder and its subfolders, in alphabetical order; a line counts the other files."""
     if path.is_file() and path.suffix.lower() in IMAGES:
         return [path]
     if not path.is_dir():

@@ -18,11 +18,7 @@ _MANY_CLASSES = 1000  # fewer cost nothing, even if most are empty
 
 
 def count_classes(labels: NDArray[Any], what: str) -> int:
-    """Number of classes, the largest label + 1; errors call the labels `what`.
-
-    Raises:
-        ConfigError: Nearly all classes would be empty, so the labels hardly number classes.
-    """
+    """Number of classes, the largest label + 1; errors call the labels `what`."""
     largest, occurring = int(labels.max(initial=0)), len(np.unique(labels))
     if largest >= max(_MANY_CLASSES, 10 * occurring):
         raise ConfigError(
@@ -33,11 +29,7 @@ def count_classes(labels: NDArray[Any], what: str) -> int:
 
 
 def native(array: NDArray[Any], what: str) -> NDArray[Any]:
-    """An array of numbers in a dtype of tensors: native byte order, at most 64 bits.
-
-    Raises:
-        ConfigError: The array does not hold numbers.
-    """
+    """An array of numbers in a dtype of tensors: native byte order, at most 64 bits."""
     kind, size = array.dtype.kind, array.dtype.itemsize
     if kind not in "biuf":
         raise ConfigError(f"{what} hold {array.dtype}; they must be numbers")
@@ -46,11 +38,7 @@ def native(array: NDArray[Any], what: str) -> NDArray[Any]:
 
 
 def check_finite(inputs: Tensor, what: str) -> None:
-    """Refuse inputs (n, …) with NaN or infinity, which would show late in training, or never.
-
-    Raises:
-        ConfigError: It names the first such sample.
-    """
+    """Refuse inputs (n, …) with NaN or infinity, which would show late in training, or never."""
     if not inputs.is_floating_point() or inputs.numel() == 0:
         return
     if bool(torch.isfinite(torch.stack(inputs.aminmax()).float()).all()):  # a network's inputs have 32 bits
@@ -60,11 +48,7 @@ def check_finite(inputs: Tensor, what: str) -> None:
 
 
 def checked_targets(targets: NDArray[Any], output_shape: tuple[int, ...], what: str) -> NDArray[np.float32]:
-    """Targets (n, *output_shape) as float32, for an output_shape of () or (k,).
-
-    Raises:
-        ConfigError: They are not finite floating-point numbers, or differ in shape.
-    """
+    """Targets (n, *output_shape) as float32, for an output_shape of () or (k,)."""
     array = np.asarray(targets)
     if array.dtype.kind in "iub":
         raise ConfigError(

@@ -20,10 +20,9 @@ from lit_fed.data.partitions.partition import Natural
 from lit_fed.data.population.base import Batches
 from lit_fed.data.population.naming import in_order
 from lit_fed.data.population.views import viewed
-from lit_fed.data.pose.album import Album
 from lit_fed.data.pose.coco import album_of, check_skeleton, nobody, read_coco, read_skeleton
 from lit_fed.data.pose.files import PhotoPose
-from lit_fed.data.pose.people import People
+from lit_fed.data.pose.people import Album, People
 from lit_fed.data.pose.skeleton import Skeleton
 from lit_fed.data.remarks import is_hidden, remark
 from lit_fed.errors import ConfigError

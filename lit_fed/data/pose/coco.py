@@ -14,8 +14,8 @@ from typing_extensions import override
 from lit_fed.checks import check_range
 from lit_fed.data.partitions.partition import Natural
 from lit_fed.data.population.naming import in_order, numbered
-from lit_fed.data.pose.album import Album, box_row, read_json, stacked, stated_size
 from lit_fed.data.pose.files import PhotoPose
+from lit_fed.data.pose.people import Album, box_row, read_json, stacked, stated_size
 from lit_fed.data.pose.skeleton import Skeleton, pairs_by_name
 from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError
@@ -141,11 +141,7 @@ def nobody(path: Path) -> ConfigError:
 
 
 def check_skeleton(file: CocoFile, skeleton: Skeleton, other: str) -> None:
-    """Refuse joints that differ from another file's, or a setting's.
-
-    Raises:
-        ConfigError: The names differ, or their order.
-    """
+    """Refuse joints that differ from another file's, or a setting's."""
     if (joints := file.skeleton.joints) != skeleton.joints:
         raise ConfigError(
             f"{file.path} has other joints than {other} ({len(joints)}, {', '.join(joints[:4])}, …); give files of one "
@@ -175,9 +171,6 @@ def read_coco(path: Path, images: Path, padding: float, settings: str, client_ke
         padding: Factor to enlarge boxes by.
         settings: The settings of the path, for errors.
         client_key: Key of an annotation, or else of its image, that names the client; None for none.
-
-    Raises:
-        ConfigError: The file is missing or malformed, or a box lies outside of its image.
     """
     content = read_json(path, settings)
     category = _category(content, path)
@@ -233,11 +226,7 @@ def read_skeleton(path: Path, settings: str) -> Skeleton:
 
 
 def _category(content: Any, path: Path) -> Mapping[str, Any]:
-    """The category with key points.
-
-    Raises:
-        ConfigError: The file has none.
-    """
+    """The category with key points."""
     try:
         found: Mapping[str, Any] = next(entry for entry in content["categories"] if entry.get("keypoints"))
     except (StopIteration, KeyError, TypeError, AttributeError) as error:
@@ -252,11 +241,7 @@ def _no_coco(path: Path) -> ConfigError:
 
 
 def _refuse_shared_numbers(images: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Refuse two files with the same image number.
-
-    Raises:
-        ConfigError: It names both.
-    """
+    """Refuse two files with the same image number."""
     names = dict[Any, str]()
     for entry in images:
         if (known := names.setdefault(entry["id"], entry["file_name"])) != entry["file_name"]:
@@ -290,11 +275,7 @@ def _check_box(box: Sequence[float], size: tuple[float, float], what: str, name:
 
 
 def _person(annotation: Mapping[str, Any], num_joints: int, padding: float, what: str) -> dict[str, Any] | None:
-    """One annotation as arrays; None without a visible joint or a box of positive size.
-
-    Raises:
-        ConfigError: The number of joints is wrong, or the box is missing.
-    """
+    """One annotation as arrays; None without a visible joint or a box of positive size."""
     values = annotation.get("keypoints", ())
     if len(values) != 3 * num_joints:
         raise ConfigError(

@@ -23,11 +23,10 @@ from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.population.base import Subset
 from lit_fed.data.population.dataset_module import DatasetModule, Datasets
 from lit_fed.data.population.new_inputs import NewInputs
-from lit_fed.data.pose.album import Album, check_size
 from lit_fed.data.pose.augmentation import PoseAugmentation
 from lit_fed.data.pose.module import PoseDataModule
 from lit_fed.data.pose.new_photographs import photographs
-from lit_fed.data.pose.people import People
+from lit_fed.data.pose.people import Album, People, check_size
 from lit_fed.data.pose.warp import Boxes
 from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError
@@ -120,11 +119,7 @@ class _Reader:
         self._remember, self._known = remember, dict[Path, NDArray[np.uint8]]()
 
     def __call__(self, path: Path) -> NDArray[np.uint8]:
-        """An image (h, w, 3).
-
-        Raises:
-            ConfigError: It cannot be decoded.
-        """
+        """An image (h, w, 3)."""
         if path in self._known:
             return self._known[path]
         image = read_photograph(path, "replace it, or remove its persons")
@@ -207,9 +202,6 @@ def photograph_loader(data: PoseDataModule, path: Path, num_workers: int, device
         path: See `photographs`.
         num_workers: Processes that decode the photographs; 0 decodes in this process.
         device: The device of the batches.
-
-    Raises:
-        ConfigError: See `photographs`.
     """
     album = photographs(path, data.num_joints, data.padding)
     sizes = (*data.resolutions, *data.test_resolutions)
@@ -232,11 +224,7 @@ def _collate(samples: list[Any]) -> Any:
 
 
 def _check_images(album: Album) -> None:
-    """Refuse an album with missing images.
-
-    Raises:
-        ConfigError: It names the first.
-    """
+    """Refuse an album with missing images."""
     every = dict.fromkeys(album.paths)
     missing = [path for path in every if not path.is_file()]
     if missing:

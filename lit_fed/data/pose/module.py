@@ -25,10 +25,8 @@ from lit_fed.data.population.new_inputs import NewInputs, Records
 from lit_fed.data.population.pictures import MOST_CLIENTS, even_subset, label_axis, new_figure
 from lit_fed.data.population.views import View
 from lit_fed.data.pose.augmentation import PoseAugmentation
-from lit_fed.data.pose.people import People
-from lit_fed.data.pose.records import by_image, found_records
-from lit_fed.data.pose.skeleton import Skeleton
-from lit_fed.data.pose.skeleton_picture import Posed, skeletons_picture
+from lit_fed.data.pose.people import People, by_image, found_records
+from lit_fed.data.pose.skeleton import Posed, Skeleton, skeletons_picture
 from lit_fed.data.pose.warp import INTERPOLATIONS, Interpolation, Means, PoseView, Size, checked_size
 from lit_fed.errors import ConfigError
 
@@ -300,9 +298,6 @@ class PoseDataModule(FederatedDataModule):
         Args:
             heights: Height of each training person's box, in pixels of its image, shape (n,).
             owners: Its client, shape (n,).
-
-        Raises:
-            ConfigError: `input_sizes` names an unknown client.
         """
         names = self.own_client_names() or []
         if unknown := [name for name in self._input_sizes if name not in names]:
@@ -317,11 +312,7 @@ class PoseDataModule(FederatedDataModule):
             self._levels[client] = self.resolutions.index((size[0], size[1]))
 
     def _strata_of(self, train: People, test: People) -> Strata:
-        """The number of persons, the only input of partitions.
-
-        Raises:
-            ConfigError: Persons are unusable, or too few for all clients.
-        """
+        """The number of persons, the only input of partitions."""
         train, test = (people.checked(self.num_joints) for people in (train, test))
         needed = self.max_train_samples
         if self.samples_per_client is not None and needed is not None and needed > len(train):
@@ -447,11 +438,7 @@ def _refuse_simulated(counts: list[int] | None, samples: int | None) -> None:
 
 
 def _clients_per_level(counts: list[int] | None, num_clients: int | None, num_levels: int) -> list[int]:
-    """Number of clients of each level.
-
-    Raises:
-        ConfigError: The settings contradict each other.
-    """
+    """Number of clients of each level."""
     if counts is None:
         total = num_levels if num_clients is None else num_clients
         check_range("data.num_clients", total, least=1)

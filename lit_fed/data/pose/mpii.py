@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from lit_fed.data.pose.album import Album, read_json, stacked
 from lit_fed.data.pose.files import PhotoPose
+from lit_fed.data.pose.people import Album, read_json, stacked
 from lit_fed.data.pose.skeleton import MPII
 from lit_fed.errors import ConfigError
 
@@ -78,11 +78,7 @@ class Mpii(PhotoPose):
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The image and the arrays of each person with a visible joint.
-
-    Raises:
-        ConfigError: A person has a wrong number of joints, or lacks an entry.
-    """
+    """The image and the arrays of each person with a visible joint."""
     content = read_json(path, "data.root, data.train_file and data.test_file")
     for number, entry in enumerate(content if isinstance(content, list) else [content]):
         try:
@@ -104,11 +100,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _mat_rows(path: Path, testing: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The image and the arrays of each annotated person, of the test images or of the others.
-
-    Raises:
-        ConfigError: The file is missing, or not MPII's.
-    """
+    """The image and the arrays of each annotated person, of the test images or of the others."""
     from scipy.io import loadmat
 
     if not path.is_file():

@@ -10,7 +10,7 @@ import numpy as np
 
 from lit_fed.data.loaders.image_files import image_size
 from lit_fed.data.population.new_inputs import IMAGES, image_files
-from lit_fed.data.pose.album import Album, box_row, check_size, read_json, stacked, stated_size
+from lit_fed.data.pose.people import Album, box_row, check_size, read_json, stacked, stated_size
 from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError
 
@@ -29,9 +29,6 @@ def photographs(path: Path, num_joints: int, padding: float) -> Album:
             or to ``images`` in it.
         num_joints: K, of the joints to find.
         padding: Factor to enlarge boxes by.
-
-    Raises:
-        ConfigError: A file is missing or malformed, or a box lies outside of its image.
     """
     boxes = [path / name for name in _BOXES if (path / name).is_file()] if path.is_dir() else []
     if len(boxes) > 1:
@@ -106,11 +103,7 @@ def _some(rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
 def _checked(
     path: Path, what: str, number: int, name: str, box: Any, stated: tuple[float, float] = (0, 0)
 ) -> dict[str, Any]:
-    """A box on its image.
-
-    Raises:
-        ConfigError: It is not a box, or lies wholly outside of the image, or the image has another size than stated.
-    """
+    """A box on its image."""
     file = path.parent / name
     file = file if file.is_file() else path.parent / "images" / name
     width, height = image_size(file)

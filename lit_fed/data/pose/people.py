@@ -1,16 +1,60 @@
-"""The persons of a data set: joints and boxes."""
+"""The persons of a data set: joints, boxes, images and batches; found joints as a table and in COCO's format."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lit_fed.data.loaders.tensor_loader import draw_order, sizes
+from lit_fed.data.partitions.csr import IntArray
+from lit_fed.data.pose.augmentation import PoseAugmentation
 from lit_fed.errors import ConfigError
+
+
+def found_records(
+    keypoints: np.ndarray, scores: np.ndarray, images: Sequence[tuple[int, str]], joints: Sequence[str], category: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Joints as rows of a table, one per joint, and as results in COCO's format, one per person.
+
+    Args:
+        keypoints: (n, K, 2), in pixels of the images.
+        scores: (n, K).
+        images: Number and file of each person's image, n.
+        joints: Their names, K.
+        category: COCO's category of the persons.
+    """
+    rows, results, persons = list[dict[str, Any]](), list[dict[str, Any]](), dict[int, int]()
+    for points, values, (number, file) in zip(keypoints.tolist(), scores.tolist(), images, strict=True):
+        person = persons[number] = persons.get(number, -1) + 1
+        score = float(np.mean(values))
+        for name, (x, y), value in zip(joints, points, values, strict=True):
+            rows.append(
+                {"image_id": number, "file": file, "person": person, "joint": name, "x": x, "y": y, "score": value}
+            )
+        flat = [number for (x, y), value in zip(points, values, strict=True) for number in (x, y, value)]
+        results.append(
+            {"image_id": number, "category_id": category, "keypoints": flat, "score": score, "file_name": file,
+             "joints": list(joints)}
+        )  # fmt: skip
+    return rows, results
+
+
+def by_image(images: Sequence[tuple[int, str]]) -> Mapping[int, list[int]]:
+    """The places of the persons on each image."""
+    found: dict[int, list[int]] = {}
+    for place, (number, _) in enumerate(images):
+        found.setdefault(number, []).append(place)
+    return found
+
 
 Floats = NDArray[np.float32]
 
@@ -43,11 +87,7 @@ class People:
         return len(self.keypoints)
 
     def checked(self, num_joints: int) -> People:
-        """These persons, checked.
-
-        Raises:
-            ConfigError: There are no persons, an array has a wrong shape, or a person is unusable.
-        """
+        """These persons, checked."""
         n = len(self.keypoints)
         if n == 0:
             raise ConfigError(f"{self.source} has no person with a visible joint; give at least one")
@@ -72,3 +112,143 @@ class People:
     def tensors(self) -> dict[str, Tensor]:
         """All arrays as tensors, by name; they share memory."""
         return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in self.arrays().items()}
+
+
+_ASPECT = 3 / 4  # width of a box divided by its height
+
+
+class Album(NamedTuple):
+    """Persons with their images.
+
+    Args:
+        people: The persons, n.
+        paths: The image of each person, n.
+        clients: The data set's own client of each person, counted from 0, −1 for a client without training data,
+            shape (n,); None without clients.
+        listed: The number of each person's image in the data's files, n, where `People.image_id` has others; None for
+            the same.
+        sizes: Width and height of each person's image as the annotations state them, n, 0 where they do not; None
+            without any.
+    """
+
+    people: People
+    paths: list[Path]
+    clients: IntArray | None = None
+    listed: list[int] | None = None
+    sizes: list[tuple[float, float]] | None = None
+
+
+def stated_size(image: Mapping[str, Any], path: Path) -> tuple[float, float]:
+    """Width and height of an image's entry, 0 where it does not state them."""
+    try:
+        width, height = (float(image.get(side) or 0) for side in ("width", "height"))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: image {image['id']} has a width or height that is not a number; correct it"
+        ) from error
+    return width, height
+
+
+def check_size(path: Path, found: tuple[int, int], stated: tuple[float, float], source: str) -> None:
+    """Refuse an image whose width and height differ from those that the annotations state, 0 where they do not."""
+    wide, high = stated
+    if (wide or found[0], high or found[1]) != found:
+        raise ConfigError(
+            f"{path} has {found[0]}×{found[1]} pixels, upright by its EXIF orientation, and {source} states "
+            f"{wide:g}×{high:g}; annotate the photograph as it is shown, or restore the file that was annotated"
+        )
+
+
+def stacked(rows: Sequence[Mapping[str, Any]], source: str) -> People:
+    """Persons from one dictionary each, with the names of `People`'s arrays."""
+    float_rows = {name: np.asarray([row[name] for row in rows], dtype=np.float32) for name in _FLOATS}
+    ids = np.asarray([row["image_id"] for row in rows], dtype=np.int64)
+    return People(**float_rows, image_id=ids, source=source)
+
+
+_FLOATS = ("keypoints", "visible", "head_size", "centre", "extent", "area")
+
+
+def box_row(box: Sequence[float], padding: float) -> dict[str, Any]:
+    """A box [x, y, width, height] as `People` has it, widened to 3:4 and enlarged."""
+    left, top, width, height = map(float, box)
+    return {
+        "centre": (left + width / 2, top + height / 2),
+        "extent": max(height, width / _ASPECT) * padding,
+    }
+
+
+def read_json(path: Path, settings: str) -> Any:
+    """The content of a JSON file; errors name the `settings` of its path."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path} does not exist; put it there, or set {settings}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON ({error}); replace it") from error
+
+
+class PeopleLoader:
+    """Batches of chosen persons for a `PoseView`; cheap enough to be made for every client.
+
+    With a generator every iteration is a new shuffle: all random numbers of an epoch are drawn at once. Without a
+    generator the order is that of `indices`.
+
+    Args:
+        canvases: Images of one size, uint8 (N, 3, h, w), on any device; never changed.
+        people: The arrays of `People` by name, (N, …), on the CPU.
+        indices: The persons to iterate over, int64 on the CPU, shape (n,).
+        batch_size: Persons per batch; the last batch may be smaller.
+        generator: A CPU generator to shuffle and augment with.
+        augmentation: Draws boxes with the generator; None for the persons' own boxes.
+        upper: Whether each joint belongs to the upper half, for the augmentation.
+        aspect: Width of a picture divided by its height, for the augmentation.
+        drop_last: Drop a smaller last batch, unless it is the only one.
+        public: Replace the truth with positions in `indices`.
+        fresh: Make every batch the first of a new shuffle, see `TensorLoader`.
+    """
+
+    def __init__(
+        self,
+        canvases: Tensor,
+        people: Mapping[str, Tensor],
+        indices: Tensor,
+        batch_size: int,
+        generator: torch.Generator | None = None,
+        augmentation: PoseAugmentation | None = None,
+        upper: tuple[bool, ...] = (),
+        aspect: float = 0.75,
+        drop_last: bool = False,
+        public: bool = False,
+        fresh: bool = False,
+    ) -> None:
+        self._canvases, self._people, self._indices = canvases, people, indices
+        self._generator, self._augmentation = generator, augmentation
+        self._upper, self._aspect, self._public, self._fresh = upper, aspect, public, fresh
+        self.batch_size, self.num_samples = sizes(len(indices), batch_size, drop_last, fresh)
+
+    def __len__(self) -> int:
+        return -(-self.num_samples // self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Any]]:
+        """One pass over the persons, in pairs of crops and truth."""
+        if self.num_samples == 0:
+            return
+        generator, device = self._generator, self._canvases.device
+        places = torch.arange(self.num_samples)
+        if generator is not None:
+            places = draw_order(len(self._indices), self.num_samples, self.batch_size, self._fresh, generator)
+        chosen = self._indices[places]
+        truth = {name: array[chosen] for name, array in self._people.items()}
+        person = {"centre": truth.pop("centre"), "extent": truth.pop("extent")}
+        if self._augmentation is not None:
+            person = self._augmentation.draw(truth | person, self._upper, self._aspect, generator)
+        else:
+            person["origin"] = torch.zeros_like(person["centre"])
+        # All but the images move once per epoch, so that no step waits for it.
+        person, truth, chosen, places = move_data_to_device((person, truth, chosen, places), device)
+        for start in range(0, self.num_samples, self.batch_size):
+            part = slice(start, start + self.batch_size)
+            seen = {name: array[part] for name, array in person.items()}
+            seen["canvas"] = self._canvases.index_select(0, chosen[part])
+            yield seen, places[part] if self._public else {name: array[part] for name, array in truth.items()}

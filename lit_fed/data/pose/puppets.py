@@ -22,8 +22,7 @@ from lit_fed.data.pose.augmentation import FLIP_ONLY, PoseAugmentation
 from lit_fed.data.pose.figures import HEIGHT, WIDTH, figure_picture
 from lit_fed.data.pose.files import photograph_loader
 from lit_fed.data.pose.module import PoseDataModule
-from lit_fed.data.pose.people import People
-from lit_fed.data.pose.people_loader import PeopleLoader
+from lit_fed.data.pose.people import People, PeopleLoader
 from lit_fed.data.pose.skeleton import LSP
 
 

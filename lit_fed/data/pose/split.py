@@ -22,9 +22,6 @@ _ASPECT = 3 / 4  # of boxes in files, width divided by height
 def pose_settings_of(data: PoseDataModule) -> dict[str, Any]:
     """The settings of a `ClientPoses` with the same persons in batches of the same size; each node sets its ``root``.
 
-    Raises:
-        ConfigError: The data have a skew.
-
     Note:
         The random boxes of drawn figures differ: figures in memory are augmented by the loader, photographs by workers.
     """

@@ -178,11 +178,7 @@ class PoseView:
 
 
 def checked_size(size: Sequence[int], setting: str) -> Size:
-    """A resolution of a setting as (height, width).
-
-    Raises:
-        ConfigError: It is not a pair of positive numbers.
-    """
+    """A resolution of a setting as (height, width)."""
     if len(size) != 2 or not all(side >= 1 for side in size):
         raise ConfigError(f"data.{setting} has {list(size)}; it must be [height, width], both at least 1 pixel")
     return int(size[0]), int(size[1])

@@ -222,11 +222,7 @@ class PAMAP2(TensorDataModule):
 
 
 def _table(path: Path, dtype: type[Any], advice: str, usecols: tuple[int, ...] | None = None) -> NDArray[Any]:
-    """The numbers of a text file (rows, columns).
-
-    Raises:
-        ConfigError: The file cannot be read.
-    """
+    """The numbers of a text file (rows, columns)."""
     try:
         found: NDArray[Any] = np.loadtxt(path, dtype=dtype, usecols=usecols, ndmin=2)
     except (OSError, ValueError) as error:

@@ -9,8 +9,7 @@ import numpy as np
 from typing_extensions import override
 
 from lit_fed.data.partitions.csr import IntArray
-from lit_fed.data.population.dataset_module import Datasets
-from lit_fed.data.population.decoded import DecodedImages
+from lit_fed.data.population.dataset_module import Datasets, DecodedImages
 from lit_fed.data.remarks import is_hidden, remark_left_out
 from lit_fed.errors import ConfigError
 

@@ -36,11 +36,7 @@ class _TorchvisionModule(ImageDataModule):
 
     @override
     def prepare_data(self) -> None:
-        """Fetch missing files if `download` is set.
-
-        Raises:
-            ConfigError: The files cannot be fetched.
-        """
+        """Fetch missing files if `download` is set."""
         if not self.download:
             return
         for train in (True, False):

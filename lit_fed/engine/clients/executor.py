@@ -1,27 +1,80 @@
-"""The seam between the round loop and the training of a cohort.
-
-The loop hands an executor this process's clients and a broadcast and takes updates back, in any order. The loop and its
-listeners may look at nothing else: a client may have worked in another process, or on another machine.
-"""
+"""Executors of clients, their tolerated failures, and the layout of an answer without training."""
 
 from __future__ import annotations
 
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 from typing_extensions import override
 
 from lit_fed.engine.clients.session import Session
-from lit_fed.engine.method.client import FineTuning, Stage
-from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.payload import ClientUpdate, Layout
+from lit_fed.engine.method.algorithm import Algorithm, zeros_like
+from lit_fed.engine.method.client import Client, FineTuning, Pass, Stage
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout, Payload, layout_of
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.engine.wire.workers import Workers, raise_if_lost
-from lit_fed.errors import ClientFailure, LitFedError, ProcessLost, outline, own_traceback, place_of, reason
+from lit_fed.errors import ClientFailure, LitFedError, NobodyLeft, ProcessLost, outline, own_traceback, place_of, reason
+
+_IN_A_ROW = 10  # this many failures in a row, or every client's, have a common cause
+_SHOWN = 5
+
+
+class Failures:
+    """Failures that ``on_client_failure: skip`` tolerated, in this process's rounds."""
+
+    def __init__(self) -> None:
+        self.causes: Counter[str] = Counter()
+        self.clients: set[int] = set()
+        self._in_a_row: set[int] = set()
+
+    @property
+    def count(self) -> int:
+        """Number of lost updates."""
+        return self.causes.total()
+
+    def take(
+        self,
+        failures: Sequence[ClientFailure],
+        working: Sequence[int],
+        population: int,
+        say: Callable[[str], object],
+    ) -> None:
+        """Add a round's failures, and report new causes.
+
+        Args:
+            failures: Ascending by client.
+            working: All clients that worked in the round.
+            population: Number of clients that may work.
+            say: Prints a line.
+
+        Raises:
+            NobodyLeft: If the last ten clients, or all, failed without a success in between.
+        """
+        failed = {failure.client_id for failure in failures}
+        for failure in failures:
+            if failure.cause not in self.causes:
+                say(f"{failure}; the run continues without it; further failures of this cause are not printed")
+            self.causes[failure.cause] += 1
+        self.clients |= failed
+        self._in_a_row = self._in_a_row | failed if failed.issuperset(working) else set()
+        if len(self._in_a_row) >= min(population, _IN_A_ROW):
+            last = failures[-1]
+            raise NobodyLeft(
+                f"no client is left: {len(self._in_a_row)} clients failed in a row, the last one client "
+                f"{last.client_id} in round {last.round_idx}: {last.cause}"
+            )
+
+    def summary(self) -> str:
+        """All failures in one line."""
+        clients = f"{len(self.clients)} client{'' if len(self.clients) == 1 else 's'}"
+        causes = [f"{count} × {cause}" for cause, count in self.causes.most_common(_SHOWN)]
+        more = ["…"] if len(self.causes) > _SHOWN else []
+        return f"continued without {self.count} updates of {clients}: {'; '.join([*causes, *more])}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +111,6 @@ class Executor(ABC):
 
         Args:
             broadcast: As clients will receive.
-
-        Raises:
-            ConfigError: With the reason, if they cannot.
         """
         return
 
@@ -170,3 +220,54 @@ def failure(client_id: int, round_idx: int, error: BaseException) -> ClientFailu
     raise_if_lost(error)
     details = own_traceback(error) or "".join(traceback.format_exception(error))
     return ClientFailure(client_id, round_idx, reason(error), details, told)
+
+
+def untrained_answer(client: Client, algorithm: Algorithm[Any]) -> Payload:
+    """Payload of a client that has not trained, with the names, dtypes and shapes of the trained one's.
+
+    Args:
+        client: With the tensors it received; the others are filled in.
+        algorithm: The method.
+    """
+    client.own = client.model.copy(client.model.personal_names)
+    client.state = algorithm.initial_state(client)
+    client.begun = algorithm.start(client)
+    for one in algorithm.phases(client):
+        if isinstance(one, Pass):
+            client.results[one.name] = dict(one.example)
+            continue
+        if one.begin is not None:
+            client.left = client.model.copy()
+        if not one.moves:
+            client.results[one.name] = zeros_like(client.model.parameters)
+    return algorithm.finish(client).payload
+
+
+def layouts_of(session: Session, client_ids: Iterable[int], broadcast: Broadcast) -> dict[str, Layout]:
+    """Layout of an update by kind of network, read from an untrained client's."""
+    found: dict[str, Layout] = {}
+    for client_id in client_ids:
+        kind = session.kinds[client_id]
+        if kind not in found:
+            data = cast("Any", _Elsewhere(session.data))
+            client = Client(
+                client_id, broadcast.round_idx, "train", session.seed, session.loops[kind].model, data, session.work,
+                received=broadcast.payloads[kind],
+            )  # fmt: skip
+            found[kind] = layout_of(untrained_answer(client, session.algorithm))
+    return found
+
+
+class _Elsewhere:
+    """The data of remote clients: metadata, and loaders without batches."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+    def train_loader(self, *_args: Any, **_kwargs: Any) -> list[Any]:
+        return []
+
+    val_loader = calibration_loader = train_loader

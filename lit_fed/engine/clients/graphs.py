@@ -28,8 +28,8 @@ from lit_fed.engine.clients.session import Session
 from lit_fed.engine.lightning.meter import Meter
 from lit_fed.engine.lightning.objective import task_name
 from lit_fed.engine.method.client import Client, LocalWork, Tensors
-from lit_fed.engine.method.differs import Differs
-from lit_fed.engine.wire.broadcast import Broadcast
+from lit_fed.engine.method.model import Differs
+from lit_fed.engine.wire.payload import Broadcast
 from lit_fed.errors import ConfigError, reason
 from lit_fed.tensors import map_tensors
 
@@ -44,11 +44,7 @@ Replay = Callable[[], None]
 
 
 def refuse(loop: LocalLoop) -> None:
-    """Refuse a setting or a task whose steps no graph can repeat.
-
-    Raises:
-        ConfigError: Naming it.
-    """
+    """Refuse a setting or a task whose steps no graph can repeat."""
     name = task_name(loop.objective)
     if not has_graphs(loop.fabric.device):
         raise ConfigError(f"{_KEY}, which needs a GPU, and clients train on {loop.fabric.device.type}; set it to false")
@@ -262,9 +258,6 @@ class Graphs:
 
     Args:
         loop: The clients' loop.
-
-    Raises:
-        ConfigError: See `refuse`.
     """
 
     def __init__(self, loop: LocalLoop) -> None:
@@ -293,11 +286,7 @@ class Graphs:
             del self._graphs[key]
 
     def take(self, batch: Any) -> Tensor:
-        """Gradients of the client's objective on a batch, in place of those present; returns the loss.
-
-        Raises:
-            ConfigError: If the step cannot be recorded.
-        """
+        """Gradients of the client's objective on a batch, in place of those present; returns the loss."""
         key = self._phase, _form(batch), self._loop.model.switches()  # hooks may have changed these since `enter`
         graph = self._graphs.get(key)
         if graph is None:
@@ -309,11 +298,7 @@ class Graphs:
 
 
 def try_out(session: Session, broadcast: Broadcast) -> None:
-    """Record a step of one client of each kind before the run; tensors, modes and generators stay as they are.
-
-    Raises:
-        ConfigError: If it cannot be recorded.
-    """
+    """Record a step of one client of each kind before the run; tensors, modes and generators stay as they are."""
     for kind, loop in session.loops.items():
         own = (idx for idx in session.data.clients if session.kinds[idx] == kind and session.data.num_samples(idx))
         client_id = next(own, None)
@@ -341,9 +326,6 @@ def record(step: Callable[[], None], device: torch.device, static: Sequence[Stat
 
     Returns:
         Repeats the step's kernels.
-
-    Raises:
-        ConfigError: If the step waits for the GPU, as ``item()`` does, or has another operation that no graph holds.
     """
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
@@ -426,11 +408,7 @@ def _numpy_state() -> list[Any]:
 
 @contextmanager
 def _nothing_drawn(loop: LocalLoop) -> Iterator[None]:
-    """Refuse a step that draws random numbers beside the GPU's generator, of which a graph would repeat the first.
-
-    Raises:
-        ConfigError: Naming the generator.
-    """
+    """Refuse a step that draws random numbers beside the GPU's generator, of which a graph would repeat the first."""
     states: dict[str, Callable[[], Any]] = {"Python's random": random.getstate, "NumPy's np.random": _numpy_state}
     if loop.fabric.device.type != "cpu":
         states["torch's generator of the CPU"] = lambda: torch.get_rng_state().tolist()
@@ -458,11 +436,7 @@ def _kind(loop: LocalLoop, client: Client) -> Any:
 
 
 def _form(batch: Any) -> Any:
-    """Structure of a batch, and shape, type and strides of its tensors; its other parts as they are.
-
-    Raises:
-        ConfigError: If a part is text or cannot be hashed, so that every batch would need a graph.
-    """
+    """Structure of a batch, and shape, type and strides of its tensors; its other parts as they are."""
     leaves, form = tree_flatten(batch)
     if any(isinstance(leaf, str | bytes) for leaf in leaves):
         raise ConfigError(f"{_KEY}, and a batch holds text, which a graph would not change; leave it out of batches")

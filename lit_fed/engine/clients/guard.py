@@ -25,9 +25,6 @@ class Guard:
     Args:
         seconds: Time limit of one client's training in a round; None for no limit.
         tell: Called with a line on the client that begins to work, and with an empty one when it is done.
-
-    Raises:
-        ConfigError: For a time outside its range.
     """
 
     def __init__(self, seconds: float | None = None, tell: Callable[[str], None] | None = None) -> None:
@@ -42,9 +39,6 @@ class Guard:
 
         Args:
             data_parallel: Whether several processes train each client.
-
-        Raises:
-            ConfigError: If a limit is set and cannot be kept here.
         """
         if self.seconds is None:
             yield

@@ -29,13 +29,11 @@ from typing_extensions import override
 
 from lit_fed.engine.lightning import direct
 from lit_fed.engine.lightning.compatibility import overrides
-from lit_fed.engine.lightning.meter import Meter, share
+from lit_fed.engine.lightning.meter import Meter, WeightedSums, share
 from lit_fed.engine.lightning.metric_names import Direction, plain_name
 from lit_fed.engine.lightning.objective import at_work, bind_step, join, task_name
 from lit_fed.engine.lightning.optimization import HandedOptimizer, OptimizerFactory, Schedule
-from lit_fed.engine.lightning.options import GradientOptions
-from lit_fed.engine.lightning.sums import WeightedSums
-from lit_fed.engine.lightning.task_trainer import TaskTrainer, clip_gradients
+from lit_fed.engine.lightning.task_trainer import GradientOptions, TaskTrainer, clip_gradients
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import Client, Pass, Phase, Tensors
 from lit_fed.engine.method.model import Model
@@ -162,11 +160,7 @@ class LocalLoop:
                     module.trainer = None
 
     def begin(self, stage: TaskStage) -> None:
-        """Call ``setup``, unless the task was just set up for this stage, and ``on_fit_start``.
-
-        Raises:
-            ConfigError: If the task creates new parameters, which would be untrained.
-        """
+        """Call ``setup``, unless the task was just set up for this stage, and ``on_fit_start``."""
         if not self.is_fresh:
             self.call("setup", stage)
             if not self.model.is_of(self.model.task):
@@ -428,11 +422,7 @@ class LocalLoop:
             self.call("on_predict_end")
 
     def _forward(self, batch: Any, _batch_idx: int) -> Any:
-        """The task's ``forward`` on a batch's inputs: the first of a pair, else the batch.
-
-        Raises:
-            ConfigError: If the task has no ``forward``, or if it cannot take the inputs.
-        """
+        """The task's ``forward`` on a batch's inputs: the first of a pair, else the batch."""
         name = task_name(self.model.task)
         if not overrides(self.model.task, "forward"):
             raise ConfigError(f"model {name} has neither predict_step nor forward(x), by which it predicts; add one")
@@ -679,11 +669,7 @@ class _Automatic(_ByGradient):
 
 
 class _Still(_ByGradient):
-    """The model stays as it is; the result of the phase is its mean gradient over all samples.
-
-    Raises:
-        ConfigError: If the task optimises by hand.
-    """
+    """The model stays as it is; the result of the phase is its mean gradient over all samples."""
 
     def __init__(self, loop: LocalLoop, client: Client, name: str) -> None:
         if not loop.objective.automatic_optimization:
@@ -714,11 +700,7 @@ class _Still(_ByGradient):
 
 
 def num_batches(phase: Phase) -> int | None:
-    """Batches of a phase that is not a whole number of epochs; else None.
-
-    Raises:
-        ConfigError: If the loader of a fraction of an epoch does not know its length.
-    """
+    """Batches of a phase that is not a whole number of epochs; else None."""
     if phase.steps is not None or phase.epochs is None or float(phase.epochs).is_integer():
         return phase.steps
     if not isinstance(phase.loader, Sized):

@@ -20,9 +20,9 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from lit_fed.engine.clients.local import LocalLoop
+from lit_fed.engine.lightning.meter import WeightedSums, means
 from lit_fed.engine.lightning.objective import Objective, task_name
 from lit_fed.engine.lightning.optimization import parse_optimizers
-from lit_fed.engine.lightning.sums import WeightedSums, means
 from lit_fed.engine.wire.batches import batch_size_of
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import ConfigError
@@ -71,9 +71,6 @@ class ServerLoop:
 
         Returns:
             Copies of the trained tensors named in `begin`, and the last epoch's mean loss over samples.
-
-        Raises:
-            ConfigError: If the task's own optimizer is wanted, and it has several.
         """
         loop = self.loops[kind]
         model, objective = loop.model, loop.objective

@@ -23,9 +23,8 @@ from lit_fed.engine.method.model import ModelView
 from lit_fed.engine.method.task_run import TaskRunOn
 from lit_fed.engine.method.wrapper import Wrappers
 from lit_fed.engine.storage.store import ClientStore
-from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.finite import not_finite
 from lit_fed.engine.wire.payload import (
+    Broadcast,
     ClientUpdate,
     Flat,
     Layout,
@@ -33,6 +32,7 @@ from lit_fed.engine.wire.payload import (
     add_prefix,
     are_finite,
     layout_of,
+    not_finite,
     split_prefix,
 )
 from lit_fed.errors import CheckpointError, NonFiniteUpdate

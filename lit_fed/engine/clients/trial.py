@@ -82,9 +82,6 @@ def try_out(loop: LocalLoop, data: FederatedDataModule, found: Extremes, work: L
         found: Its extremes.
         work: Length of a client's training.
         max_rounds: Rounds in all.
-
-    Raises:
-        ConfigError: Naming the step or the schedule that fails.
     """
     task = loop.model.task
     _check_memory(loop)

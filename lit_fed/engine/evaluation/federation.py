@@ -17,9 +17,7 @@ from lit_fed.engine.method.client import Stage
 from lit_fed.engine.method.kinds import Kinds
 from lit_fed.engine.method.wrapper import Wrappers
 from lit_fed.engine.storage.store import ClientStore
-from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.channel import Channel
-from lit_fed.engine.wire.finite import not_finite
+from lit_fed.engine.wire.payload import Broadcast, Channel, not_finite
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import NonFiniteServer
 from lit_fed.participation import Participation

@@ -22,7 +22,7 @@ from lit_fed.data.population.new_inputs import NewInputs, Records
 from lit_fed.data.population.views import View, viewed
 from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.storage.files import in_place_of, refuse_overwriting
-from lit_fed.engine.wire.broadcast import Broadcast
+from lit_fed.engine.wire.payload import Broadcast
 from lit_fed.errors import CheckpointError, ConfigError, LitFedError, own_traceback, reason
 
 KEYS = Keys("--client", "--client_position")
@@ -42,11 +42,7 @@ def _beside(output: Path) -> list[Path]:
 
 
 def one_client(data: FederatedDataModule, name: str | None, position: int | None) -> int | None:
-    """The position of the client given by name or position; None without either.
-
-    Raises:
-        ConfigError: For an unknown client, or if both are given.
-    """
+    """The position of the client given by name or position; None without either."""
     if name is not None and position is not None:
         raise ConfigError(f"{KEYS.name} and {KEYS.position} are both given; give one of them")
     if name is not None and not isinstance(name, str):  # from Python: a name or a position
@@ -80,10 +76,6 @@ def write_predictions(
 
     Returns:
         The output file.
-
-    Raises:
-        ConfigError: For unreadable inputs, a method without a global model, NaN predictions, or an output that cannot
-            be written; an existing file then survives.
     """
     data = federation.data
     if output.suffix == ".json" and type(data).records is FederatedDataModule.records:

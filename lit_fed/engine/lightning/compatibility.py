@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 
 from lit_fed.engine.lightning.objective import Objective, head_of, task_name
 from lit_fed.engine.lightning.optimization import has_own_scheduler_step, parse_optimizers
-from lit_fed.engine.lightning.options import GradientOptions
+from lit_fed.engine.lightning.task_trainer import GradientOptions
 from lit_fed.engine.method.algorithm import NEEDS, Algorithm
-from lit_fed.engine.method.steps import EffectiveSteps
+from lit_fed.engine.method.client import EffectiveSteps
 from lit_fed.errors import ConfigError
 from lit_fed.participation import Participation
 
@@ -34,11 +34,7 @@ NO_HOOKS = {
 
 
 def check_task(task: LightningModule, algorithm: Algorithm[Any]) -> None:
-    """Refuse a task that lacks a need of the method, or has hooks that a federation does not call.
-
-    Raises:
-        ConfigError: Naming the missing part.
-    """
+    """Refuse a task that lacks a need of the method, or has hooks that a federation does not call."""
     name = task_name(task)
     if type(task).training_step is LightningModule.training_step:
         raise ConfigError(f"model {name} has no training_step; a client needs one")
@@ -66,11 +62,7 @@ def check_task(task: LightningModule, algorithm: Algorithm[Any]) -> None:
 
 
 def check_participation(algorithm: Algorithm[Any], participation: Participation) -> None:
-    """Refuse a participation that lacks a need of the method.
-
-    Raises:
-        ConfigError: Naming the missing part.
-    """
+    """Refuse a participation that lacks a need of the method."""
     if "probability" in algorithm.all_needs and participation.probability_is == "unknown":
         raise ConfigError(
             f"{_who(algorithm, 'probability')} needs {NEEDS['probability']}; choose another than "
@@ -79,11 +71,7 @@ def check_participation(algorithm: Algorithm[Any], participation: Participation)
 
 
 def check_data(task: LightningModule, algorithm: Algorithm[Any], data: FederatedDataModule) -> None:
-    """Refuse data that lack a need of the method, or that a task refuses (``check_shape``).
-
-    Raises:
-        ConfigError: Naming the missing part.
-    """
+    """Refuse data that lack a need of the method, or that a task refuses (``check_shape``)."""
     if (check := getattr(task, "check_shape", None)) is not None:
         for shape in data.input_shapes:
             check(shape)
@@ -103,11 +91,6 @@ def check_optimization(
 
     Returns:
         The class of the task's optimizer; None where it has several.
-
-    Raises:
-        ConfigError: If `configure_optimizers` fails (a negative learning rate, say), returns none, or several while
-            the module optimises automatically, or one that asks for the loss again, or if the module optimises by hand
-            under ``strategy=ddp`` or with what only the loop can do, or a schedule that spans the run keeps no state.
     """
     name, method = task_name(task), type(algorithm).__name__
     try:
@@ -165,9 +148,6 @@ def check_decay(task: LightningModule, algorithm: Algorithm[Any], groups: Iterab
         task: The task, for its name.
         algorithm: The method.
         groups: Parameter groups of the task's optimizers.
-
-    Raises:
-        ConfigError: If a group decays.
     """
     if "no_decay" not in algorithm.all_needs:
         return
@@ -183,9 +163,6 @@ def probe(objective: Objective, algorithm: Algorithm[Any], batches: Iterable[Any
     """Check logits, features or labels on one batch, where the method needs them.
 
     The task's tensors and the generators are restored.
-
-    Raises:
-        ConfigError: If the head does not run exactly once, or its results lack the shape that the method needs.
     """
     needs = algorithm.all_needs
     if not needs & {"logits", "outputs", "features", "targets"}:

@@ -1,4 +1,4 @@
-"""Logged values of a client's work: running means without device synchronization."""
+"""Logged values of clients' work: running means, of one client or of a group, without device synchronization."""
 
 from __future__ import annotations
 
@@ -6,15 +6,88 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torchmetrics import Metric
 
 from lit_fed.engine.lightning.metric_names import Direction
-from lit_fed.engine.lightning.sums import WeightedSums, means
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.tensors import map_tensors
+
+
+class WeightedSums:
+    """Sums of ``weight * value`` and of weights by name; values are numbers or tensors of one shape a name."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, Any] = {}
+        self.weights: dict[str, int] = {}
+
+    def add(self, name: str, value: Tensor | float, weight: int) -> None:
+        """Add a value; no device synchronization."""
+        weighted = value * weight
+        if name in self.totals:
+            self.totals[name] = self.totals[name] + weighted
+            self.weights[name] += weight
+        else:
+            self.totals[name], self.weights[name] = weighted, weight
+
+    def numbers(self) -> dict[str, tuple[float, int]]:
+        """Sum of ``weight * value``, of single values, and sum of weights by name; one device synchronization."""
+        remote = [n for n, total in self.totals.items() if isinstance(total, Tensor) and total.device.type != "cpu"]
+        if remote:
+            stacked = torch.stack([self.totals[name].reshape(()) for name in remote])
+            self.totals |= dict(zip(remote, stacked.tolist(), strict=True))
+        return {name: (float(total), self.weights[name]) for name, total in self.totals.items()}
+
+
+def means(numbers: Mapping[str, tuple[float, int]]) -> dict[str, float]:
+    """Means by name from `WeightedSums.numbers`."""
+    return {name: total / max(weight, 1) for name, (total, weight) in numbers.items()}
+
+
+class StackedSums:
+    """`WeightedSums` of every client of a group.
+
+    Args:
+        num_clients: Clients in the group.
+    """
+
+    def __init__(self, num_clients: int) -> None:
+        self.num_clients = num_clients
+        self.totals: dict[str, Tensor] = {}
+        self.weights: dict[str, NDArray[np.int64]] = {}
+
+    def add(
+        self, name: str, values: Tensor, weights: Tensor | int, sizes: Sequence[int] | int, rows: slice | Tensor
+    ) -> None:
+        """Add a value of each of some clients.
+
+        Args:
+            name: The value's.
+            values: (k, …).
+            weights: Of each, in a shape that broadcasts over `values`.
+            sizes: The same weights as numbers.
+            rows: The k clients, each once.
+        """
+        weighted = values.detach() * weights
+        if name not in self.totals:
+            self.totals[name] = weighted.new_zeros(self.num_clients, *weighted.shape[1:])
+            self.weights[name] = np.zeros(self.num_clients, dtype=np.int64)
+        self.totals[name][rows] += weighted
+        self.weights[name][rows if isinstance(rows, slice) else rows.cpu().numpy()] += sizes
+
+    def means(self) -> list[dict[str, float]]:
+        """Every client's means by name; one device synchronization a name."""
+        found: list[dict[str, float]] = [{} for _ in range(self.num_clients)]
+        for name, totals in self.totals.items():
+            for metrics, total, weight in zip(found, totals.tolist(), self.weights[name].tolist(), strict=True):
+                if weight:
+                    metrics[name] = total / weight
+        return found
+
 
 _FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": torch.add,
@@ -44,9 +117,6 @@ class Meter:
             value: The batch's.
             batch_size: Weight in the mean; None for the number of samples.
             reduce_fx: ``mean`` of the batches' values, ``sum``, ``min`` or ``max``, or torch's function of that name.
-
-        Raises:
-            ConfigError: For several values, or another reduction.
         """
         is_tensor = isinstance(value, Tensor)
         if is_tensor and value.numel() != 1:

@@ -20,11 +20,9 @@ from typing_extensions import override
 
 from lit_fed.engine.lightning.meter import Meter
 from lit_fed.engine.lightning.metric_names import plain_name
-from lit_fed.engine.lightning.options import GradientOptions
-from lit_fed.engine.lightning.task_trainer import TaskTrainer, clip_gradients
+from lit_fed.engine.lightning.task_trainer import GradientOptions, TaskTrainer, clip_gradients
 from lit_fed.engine.method.client import Client
-from lit_fed.engine.method.model import Model
-from lit_fed.engine.method.names import unknown_name
+from lit_fed.engine.method.model import Model, unknown_name
 from lit_fed.engine.method.task_run import Outputs, TaskRun
 from lit_fed.errors import ConfigError
 

@@ -269,9 +269,6 @@ def parse_optimizers(
 
     Returns:
         The optimizers, the schedulers by rounds, and the schedulers by batches.
-
-    Raises:
-        ConfigError: For another form, or a scheduler that watches a metric.
     """
     optimizers: list[Any] = []
     entries: list[Any] = []

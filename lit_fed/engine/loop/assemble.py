@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.distributed
 from lightning import Fabric, LightningModule
 
+from lit_fed.checks import check_choice, check_range
 from lit_fed.engine.clients import graphs
+from lit_fed.engine.clients.executor import Executor, SequentialExecutor, layouts_of
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.server_training import ServerLoop
 from lit_fed.engine.clients.session import Session
@@ -24,17 +27,75 @@ from lit_fed.engine.lightning.compatibility import (
 )
 from lit_fed.engine.lightning.task_trainer import TaskTrainer
 from lit_fed.engine.loop.settings import LocalSettings, RunParts, RunSettings
-from lit_fed.engine.loop.surroundings import surroundings
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import Phase
 from lit_fed.engine.method.model import BufferPolicy, Model
 from lit_fed.engine.method.population import Population
+from lit_fed.engine.method.wrapper import Aggregation, Surroundings
 from lit_fed.engine.storage.store import ClientStore
-from lit_fed.engine.wire.channel import Channel
-from lit_fed.engine.wire.workers import Workers
+from lit_fed.engine.vectorized.executor import AutoExecutor, VectorizedExecutor
+from lit_fed.engine.wire.payload import Broadcast, Channel, Layout
+from lit_fed.engine.wire.workers import Workers, on_first_process
 from lit_fed.errors import ConfigError
 from lit_fed.machine import keep_freed_memory
 from lit_fed.tensors import map_tensors
+
+ExecutorName = Literal["sequential", "vectorized", "auto"]
+
+EXECUTORS: dict[str, Callable[..., Executor]] = {
+    "sequential": SequentialExecutor,
+    "vectorized": VectorizedExecutor,
+    "auto": AutoExecutor,
+}
+
+
+def executor_maker(name: str, group_size: int | None) -> Callable[[Session], Executor]:
+    """Maker of a session's executor.
+
+    Args:
+        name: A key of `EXECUTORS`.
+        group_size: Clients in a group; None leaves it to the executor.
+    """
+    check_choice("trainer.executor", name, list(EXECUTORS))
+    if group_size is None:
+        return EXECUTORS[name]
+    check_range("trainer.group_size", group_size, least=1)
+    if name == "sequential":
+        raise ConfigError(
+            f"trainer.group_size is {group_size!r}, but trainer.executor=sequential trains one client after the other; "
+            "set trainer.executor to vectorized or auto, or leave trainer.group_size out"
+        )
+    return partial(EXECUTORS[name], group_size=group_size)
+
+
+def surroundings(federation: Federation, settings: RunSettings) -> Surroundings:
+    """Describe an assembled federation, whose session is at work."""
+    kinds = federation.kinds
+    client = next((one for one in federation.data.clients if kinds[one] == kinds.names[0]), 0)
+
+    def layout(broadcast: Broadcast) -> Layout:
+        return layouts_of(federation.session, [client], broadcast)[kinds.names[0]]
+
+    first = next(iter(federation.loops.values()))
+    averaged = first.model.buffers if first.model.buffer_policy == "average" else ()
+    return Surroundings(
+        algorithm=federation.algorithm,
+        server=federation.server,
+        data=federation.data,
+        participation=federation.participation,
+        broadcast=federation.broadcast(0),
+        layout=layout,
+        kinds=tuple(kinds.names),
+        protocols=tuple(settings.protocols),
+        averaged=frozenset(averaged),
+        max_rounds=settings.max_rounds,
+        on_client_failure=settings.on_client_failure,
+        bears=next((one.bears for one in federation.wrappers.stack if isinstance(one, Aggregation)), None),
+        seed=federation.seed,
+        device=federation.fabric.device,
+        first=partial(on_first_process, federation.fabric),
+        say=federation.fabric.print,
+    )
 
 
 def assemble(
@@ -56,9 +117,6 @@ def assemble(
         channel: The wire.
         store: Keeps the clients' states.
         stage: ``fit``, ``validate``, ``test`` or ``predict``; the tasks are set up for it.
-
-    Raises:
-        ConfigError: For parts that cannot work together; nothing has been trained yet.
     """
     keep_freed_memory()
     workers, algorithm, data, kinds, max_rounds = (

@@ -22,12 +22,12 @@ import torch
 from lightning import Callback as LightningCallback
 from lightning import LightningModule
 
-from lit_fed.data.population.contents import Contents
+from lit_fed.data.population.census import Contents
 from lit_fed.engine.lightning.objective import task_name
 from lit_fed.engine.method.wrapper import AROUND
 from lit_fed.engine.storage.files import unreadable_named, write_atomically
-from lit_fed.engine.storage.index import read_table
 from lit_fed.engine.storage.packs import Version
+from lit_fed.engine.storage.store import read_table
 from lit_fed.engine.wire.workers import on_first_process
 from lit_fed.errors import CheckpointError
 from lit_fed.file_names import shown

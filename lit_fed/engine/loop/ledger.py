@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_fed.engine.evaluation.rows import ClientRow
+from lit_fed.engine.evaluation.protocols import ClientRow
 from lit_fed.engine.method.kinds import ONLY
 from lit_fed.engine.wire.payload import MOST_VALUES, ClientUpdate, Flat, Payload, stacked
 from lit_fed.engine.wire.totals import Totals, exact_sum

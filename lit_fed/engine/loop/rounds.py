@@ -11,15 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lit_fed.engine.evaluation.protocols import Evaluation, run_protocols
-from lit_fed.engine.evaluation.rows import ClientRow
+from lit_fed.engine.evaluation.protocols import ClientRow, Evaluation, run_protocols
 from lit_fed.engine.loop.choice import choose
 from lit_fed.engine.loop.ledger import DriftMeter, RoundLedger
 from lit_fed.engine.loop.run import RoundRecord, Run
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.reducers import Reducer
-from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.payload import ClientUpdate, are_finite
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, are_finite
 from lit_fed.errors import ClientFailure, NonFiniteServer, NothingToAverage
 from lit_fed.machine import settled
 from lit_fed.participation import Fate, Participant

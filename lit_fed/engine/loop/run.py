@@ -10,10 +10,9 @@ from typing import Any
 from lightning import Fabric
 from lightning.pytorch.loggers import Logger
 
-from lit_fed.engine.clients.failures import Failures
+from lit_fed.engine.clients.executor import Failures
 from lit_fed.engine.evaluation.federation import Federation
-from lit_fed.engine.evaluation.protocols import EvalSubset, Evaluation
-from lit_fed.engine.evaluation.rows import ClientRow
+from lit_fed.engine.evaluation.protocols import ClientRow, EvalSubset, Evaluation
 from lit_fed.engine.lightning.metric_names import MetricNames, base_name
 from lit_fed.engine.loop.settings import RunSettings
 from lit_fed.engine.wire.payload import ClientUpdate

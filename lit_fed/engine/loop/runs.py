@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lit_fed.engine.loop.checkpoint import find_checkpoint, restore, run_folder, runs_in, version_of
 from lit_fed.engine.storage.files import remove_half_written
 from lit_fed.engine.storage.run_lock import sole_writer
-from lit_fed.engine.wire.finite import not_finite
+from lit_fed.engine.wire.payload import not_finite
 from lit_fed.engine.wire.workers import on_first_process
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.file_names import shown
@@ -36,7 +36,6 @@ def open_run(run: Run, ckpt_path: str | None) -> Iterator[None]:
 
     Raises:
         CheckpointError: If the checkpoint does not exist, or is another run's.
-        ConfigError: If the folder cannot be created, or another process writes into it.
     """
     fabric, store, settings = run.fabric, run.federation.store, run.settings
     is_foreign = False
@@ -142,9 +141,6 @@ def claim_run_folder(
     """The run's folder: the resumed one, a given logger's, or the next free ``version_N``.
 
     Creating the folder claims it: runs started at the same moment get different ones.
-
-    Raises:
-        ConfigError: If it cannot be created.
     """
     if resumed is not None:
         return resumed

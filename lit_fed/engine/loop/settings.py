@@ -16,7 +16,7 @@ from lit_fed.engine.clients.executor import Executor
 from lit_fed.engine.clients.guard import Guard
 from lit_fed.engine.clients.session import Session
 from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol, check_names
-from lit_fed.engine.lightning.options import GradientOptions, NetworkOptions
+from lit_fed.engine.lightning.task_trainer import GradientOptions, NetworkOptions
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import LocalWork
 from lit_fed.engine.method.kinds import Kinds
@@ -86,9 +86,6 @@ class RunSettings:
         logs: Folder of all runs.
         config: The resolved configuration as YAML, if the command line started the run; else empty.
         told: Configuration keys that the user set, without ``init_args``, most recent first.
-
-    Raises:
-        ConfigError: For a value out of range, two protocols of one name, or a logger that overwrites a run's files.
     """
 
     max_rounds: int

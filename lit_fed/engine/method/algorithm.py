@@ -80,9 +80,6 @@ class Regularizer(ABC):
     Args:
         weight: The term's weight.
         objective_weight: The weight of everything else.
-
-    Raises:
-        ConfigError: If a weight is negative.
     """
 
     name: str
@@ -132,9 +129,6 @@ class Algorithm(ABC, Generic[AggregateT]):
         public_size: Training samples set aside, before the partition, as a public set without labels; also by methods
             that need none, for comparison on the same private data.
         calibration_fraction: Share of every client's samples held out for density models and the like.
-
-    Raises:
-        ConfigError: For a setting outside its range.
     """
 
     needs: frozenset[str] = frozenset({"loss"})
@@ -181,9 +175,6 @@ class Algorithm(ABC, Generic[AggregateT]):
         """Change a task's network in place, where the method needs another than the user's; by default no change.
 
         Called once for every network, before anything else, also under a plain ``lightning.Trainer``.
-
-        Raises:
-            ConfigError: If the task has no network that can be changed in this way.
         """
 
     @abstractmethod
@@ -197,9 +188,6 @@ class Algorithm(ABC, Generic[AggregateT]):
         Returns:
             Tensors and primitives, nested in dictionaries, as checkpoints hold them. A method with a global model puts
             it under ``model``, by parameter and buffer name, or one for each kind under ``models``.
-
-        Raises:
-            ConfigError: If the method cannot work on this task or population.
         """
 
     def split(self, model: Model, round_idx: int) -> Split:

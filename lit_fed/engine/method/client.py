@@ -1,7 +1,4 @@
-"""A client at work, as seen by a method's hooks, and the parts of its local work.
-
-A client's state and broadcast are mappings of tensors; no attribute of the task belongs to a client.
-"""
+"""A client as a method sees it: its task, tensors, batches and phases, and the steps of its optimizer."""
 
 from __future__ import annotations
 
@@ -12,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.optim import SGD, Optimizer
 
 from lit_fed.checks import check_range
 from lit_fed.engine.method.model import Model
-from lit_fed.engine.method.steps import EffectiveSteps
 from lit_fed.engine.method.task_run import Outputs, TaskRun
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import ConfigError
@@ -23,6 +20,69 @@ from lit_fed.seeding import derive_seed, torch_generator
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
+
+
+class EffectiveSteps:
+    r"""Distance of local SGD along a constant gradient of 1: the equivalent number of plain steps.
+
+    Normalising a client's movement takes more than counting its steps, because momentum carries each gradient on.
+    With learning rate η and momentum ρ, K steps move the weights by :math:`\eta \tilde K`,
+    :math:`\tilde K = \frac{1}{1-\rho}\left(K - \rho\frac{1-\rho^K}{1-\rho}\right)` (Wang, Liu, Liang, Joshi, Poor:
+    "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020, Section 3).
+    Here the recursion itself runs on one number, which also covers dampening, Nesterov's form and learning rates that
+    change between steps.
+
+    Note:
+        An optimizer without ``momentum``, such as Adam, counts plain steps: a ratio between clients, but no length, for
+        its steps are not in proportion to the gradients (`measures`). The learning rate is that of the first parameter
+        group.
+    """
+
+    @staticmethod
+    def measures(optimizer: type[Optimizer]) -> bool:
+        """Whether a movement divided by `distance` is a mean gradient: only where steps are in proportion to gradients.
+
+        False for a class that does not derive from ``torch.optim.SGD``, of which this is not known.
+        """
+        return issubclass(optimizer, SGD)
+
+    def __init__(self) -> None:
+        self.distance = 0.0
+        self._is_first = True
+        self._first_lr = 0.0
+        self._velocity = 0.0
+
+    @property
+    def steps(self) -> float:
+        """The distance in units of the first learning rate: K̃."""
+        return self.distance / self._first_lr if self._first_lr else 0.0
+
+    def begin_phase(self) -> None:
+        """The next step is a fresh optimizer's first."""
+        self._is_first = True
+
+    def extend(self, distance: float, like: EffectiveSteps) -> None:
+        """Add a phase that another instance counted.
+
+        Args:
+            distance: The phase's.
+            like: The instance that counted it.
+        """
+        self.distance += distance
+        self._first_lr = self._first_lr or like._first_lr
+
+    def count(self, optimizer: Optimizer) -> None:
+        """Count one step, before or after the optimizer makes it."""
+        group = optimizer.param_groups[0]
+        lr, momentum = float(group["lr"]), float(group.get("momentum", 0.0))
+        if not self._first_lr:
+            self._first_lr = lr
+        if self._is_first:  # it fills the momentum buffer undampened
+            self._is_first, self._velocity = False, 1.0
+        else:
+            self._velocity = momentum * self._velocity + 1.0 - float(group.get("dampening", 0.0))
+        self.distance += lr * (1.0 + momentum * self._velocity if group.get("nesterov") else self._velocity)
+
 
 Stage = Literal["train", "personal", "test", "predict"]
 Tensors = dict[str, Tensor]
@@ -55,11 +115,7 @@ class LocalWork:
 
 
 def local_work(epochs: float | None, steps: int | None) -> LocalWork:
-    """Length of a client's training in a round, by default one epoch.
-
-    Raises:
-        ConfigError: If both epochs and steps are given, or epochs are not above 0.
-    """
+    """Length of a client's training in a round, by default one epoch."""
     if steps is not None and epochs is not None:
         raise ConfigError(f"trainer.local_epochs is {epochs} and local_steps is {steps}; set one of them to null")
     check_range("trainer.local_steps", steps, least=1, null="to count epochs")
@@ -215,11 +271,7 @@ class Client:
 
     @property
     def population(self) -> FederatedDataModule:
-        """The data module; a client reads only its own data and shared sets.
-
-        Raises:
-            ConfigError: Under a plain ``lightning.Trainer``.
-        """
+        """The data module; a client reads only its own data and shared sets."""
         if self.data is None:
             raise ConfigError("this part of the method needs clients' data; a plain Trainer has none")
         return self.data

@@ -34,9 +34,6 @@ class Kinds:
     Args:
         names: The kinds; by default client i has the i-th, cyclically.
         clients: All clients of each kind; None for the default. Resolved by `check`.
-
-    Raises:
-        ConfigError: If there is no kind.
     """
 
     def __init__(self, names: Sequence[str] = (ONLY,), clients: Mapping[str, Choice] | None = None) -> None:
@@ -47,11 +44,7 @@ class Kinds:
         self._named: dict[int, str] = {}
 
     def check(self, data: NamedClients) -> None:
-        """Resolve the clients; refuse a population where a client has no network or two, or a kind has no client.
-
-        Raises:
-            ConfigError: Naming the client or kind, or a client that does not exist.
-        """
+        """Resolve the clients; refuse a population where a client has no network or two, or a kind has no client."""
         num_clients = data.num_clients
         if self._chosen is None:
             if num_clients < len(self.names):
@@ -92,10 +85,6 @@ def assign(tasks: Mapping[str, LightningModule], options: Mapping[str, Mapping[s
     Args:
         tasks: The models by kind.
         options: ``trainer.kinds``, read for ``clients`` and ``client_positions``; None for the default.
-
-    Raises:
-        ConfigError: If the models and the options name different kinds, two models share a parameter, or only some
-            kinds name their clients.
     """
     owners: dict[int, str] = {}
     for name, task in tasks.items():

@@ -1,20 +1,109 @@
-"""The tensors of a task by name: shared, personal or frozen."""
+"""A task as the federation sees it: tensors by role, the names that settings use, values that clients cannot share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from itertools import accumulate
+from typing import Any, Literal, NoReturn
 
 import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten
 from typing_extensions import override
 
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import ConfigError
+
+_MOST = 3
+
+
+def chosen_names(patterns: Collection[str], names: Collection[str], key: str) -> tuple[str, ...]:
+    """Return the names that match one of the patterns, in their order.
+
+    Args:
+        patterns: Names of parameters; of modules, for all below (``network.head``); or patterns of either, in which
+            ``*`` stands for any text and ``?`` for one character (``*lora_B*``, ``classifier.*``).
+        names: Dotted names of parameters.
+        key: The setting, such as ``algorithm.personal``.
+
+    Raises:
+        ConfigError: For a pattern without a match; the error suggests similar names.
+    """
+    for one in patterns:
+        if not any(_chooses(one, name) for name in names):
+            known = dict.fromkeys(part for name in names for part in accumulate(name.split("."), "{}.{}".format))
+            raise unknown_name(key, one, "parameter is called or begins so", known)
+    return tuple(name for name in names if any(_chooses(one, name) for one in patterns))
+
+
+def unknown_name(key: str, word: str, what: str, known: Iterable[str]) -> ConfigError:
+    """Return an error for an unknown name, with similar names.
+
+    Args:
+        key: The setting.
+        word: Its value.
+        what: Clause after "no", such as "parameter is called or begins so".
+        known: All names; a dotted name may be similar by its last part.
+    """
+    by_part: dict[str, str] = {}
+    for name in known:
+        by_part.setdefault(name.rpartition(".")[2], name)
+    whole, core = list(by_part.values()), word.strip("*?.")
+    close = dict.fromkeys(
+        [
+            *get_close_matches(core, list(known), n=_MOST),
+            *(by_part[part] for part in get_close_matches(core.rpartition(".")[2], by_part, n=_MOST)),
+        ]
+    )
+    if close:
+        hint = f"did you mean {' or '.join(list(close)[:_MOST])}?"
+    else:
+        hint = f"there are {', '.join(whole[:_MOST])}{', …' if len(whole) > _MOST else ''}"
+    return ConfigError(f"{key} is {word!r}, and no {what}; {hint}")
+
+
+def _chooses(pattern: str, name: str) -> bool:
+    if name == pattern or name.startswith(f"{pattern}."):
+        return True
+    return any(one in pattern for one in "*?[") and any(fnmatchcase(name, one) for one in (pattern, f"{pattern}.*"))
+
+
+class Differs:
+    """Stands for a value that differs between the clients of one computation; refuses every use.
+
+    Args:
+        refusal: Makes the error to raise.
+    """
+
+    def __init__(self, refusal: Callable[[], Exception]) -> None:
+        self._refusal = refusal
+
+    def _refuse(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise self._refusal()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self._refuse()
+
+    @classmethod
+    def __torch_function__(cls, _function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        """Refuse an operation of torch, by the first placeholder among its arguments."""
+        for leaf in tree_flatten((args, kwargs))[0]:
+            if isinstance(leaf, Differs):
+                leaf._refuse()
+        raise TypeError("an operation of torch got a placeholder inside another object")
+
+    __int__ = __index__ = __float__ = __bool__ = __hash__ = __str__ = __len__ = __iter__ = __getitem__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __matmul__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __truediv__ = __floordiv__ = _refuse
+    __abs__ = __round__ = __trunc__ = __floor__ = __ceil__ = __divmod__ = __rdivmod__ = __and__ = _refuse
+    __rtruediv__ = __rfloordiv__ = __pow__ = __rpow__ = __rmod__ = __rmatmul__ = _refuse
+
 
 BufferPolicy = Literal["average", "local", "server"]
 
@@ -101,11 +190,7 @@ class Model:
         return now.keys() == self.parameters.keys() and all(now[name] is one for name, one in self.parameters.items())
 
     def divide(self, split: Split) -> None:
-        """Apply a round's split.
-
-        Raises:
-            ConfigError: If the split does not name every parameter once.
-        """
+        """Apply a round's split."""
         if split != self._given:
             named = [*split.shared, *split.personal, *split.frozen]
             if len(named) != len(set(named)) or set(named) != self.parameters.keys():
@@ -120,11 +205,7 @@ class Model:
         self.forget_gradients()
 
     def check_fixed(self) -> None:
-        """Refuse a task whose hooks made a frozen parameter trainable, which would train and not be sent.
-
-        Raises:
-            ConfigError: Naming the parameter.
-        """
+        """Refuse a task whose hooks made a frozen parameter trainable, which would train and not be sent."""
         for name in self.fixed:
             parameter = self.parameters[name]
             if parameter.requires_grad and not any(parameter is one for one in self._switched):
@@ -193,11 +274,7 @@ class Model:
         return {name: tensor.clone() for name, tensor in self.tensors(names).items()}
 
     def load(self, payload: Payload) -> None:
-        """Copy tensors into the parameters and buffers of the same names, in place.
-
-        Raises:
-            ConfigError: For an unknown name or a different shape.
-        """
+        """Copy tensors into the parameters and buffers of the same names, in place."""
         if not payload:
             return
         try:

@@ -45,11 +45,7 @@ class Population:
 
     @property
     def num_classes(self) -> int:
-        """Classes of the data.
-
-        Raises:
-            ConfigError: If the data have none.
-        """
+        """Classes of the data."""
         found = self.data.num_classes
         if found is None:
             raise ConfigError("this method needs classes, and the data have none; use other data or another method")

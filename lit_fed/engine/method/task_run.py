@@ -173,11 +173,7 @@ def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _outputs(returned: Any) -> Outputs:
-    """Read the value that a ``training_step`` returned, in any of Lightning's forms.
-
-    Raises:
-        ConfigError: For another form, which has no loss.
-    """
+    """Read the value that a ``training_step`` returned, in any of Lightning's forms."""
     if returned is None or isinstance(returned, Tensor):
         return Outputs(returned)
     if isinstance(returned, Mapping) and "loss" in returned:

@@ -15,8 +15,7 @@ import torch
 from lit_fed.engine.method.algorithm import Algorithm, Cohort, Server
 from lit_fed.engine.method.client import Client, Stage
 from lit_fed.engine.method.reducers import Reducer
-from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.payload import ClientUpdate, Layout
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout
 from lit_fed.participation import Participation
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ AROUND = "around."
 """Prefix of the wrappers' entries in the server's state."""
 
 Tested = tuple[int, str, str, float]
-"""Client, stage, metric and value, as a `lit_fed.engine.evaluation.rows.ClientRow`."""
+"""Client, stage, metric and value, as a `lit_fed.engine.evaluation.protocols.ClientRow`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +80,6 @@ class Wrapper:
 
         Returns:
             The wrapper's state between rounds, tensors and primitives; it becomes an entry of the server's state.
-
-        Raises:
-            ConfigError: If it cannot.
         """
         return {}
 
@@ -93,9 +89,6 @@ class Wrapper:
         Args:
             around: As in `setup`.
             resumed: Whether the run goes on with what another call of ``fit`` began.
-
-        Raises:
-            ConfigError: If the run cannot begin.
         """
 
     def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
@@ -104,9 +97,6 @@ class Wrapper:
         Args:
             around: As in `setup`, with the state of a checkpoint.
             kept: The wrapper's state, to be changed in place.
-
-        Raises:
-            ConfigError: If the run cannot go on.
         """
 
     def loader(self, loader: Iterable[Any], client: Client) -> Iterable[Any]:

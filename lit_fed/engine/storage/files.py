@@ -93,11 +93,7 @@ def write_text(parts: Iterable[str], path: Path) -> None:
 
 
 def refuse_overwriting(paths: Iterable[Path], overwrite: bool) -> None:
-    """Refuse paths that are folders or, without ``overwrite``, exist.
-
-    Raises:
-        ConfigError: For the first of them.
-    """
+    """Refuse paths that are folders or, without ``overwrite``, exist."""
     for path in paths:
         if path.is_dir():
             raise ConfigError(f"{path} is a folder; name another file with --output")

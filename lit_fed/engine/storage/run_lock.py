@@ -22,9 +22,6 @@ def sole_writer(fabric: Fabric, folder: Path) -> Iterator[None]:
 
     The system frees the lock when its holder ends in any way; the file ``.lock`` stays, unless it is the only one.
     ``.writer`` names the holder.
-
-    Raises:
-        ConfigError: If another process or trainer holds the lock, or the folder is not writable.
     """
     lock = FileLock(folder / ".lock", timeout=0)
     writer = folder / ".writer"

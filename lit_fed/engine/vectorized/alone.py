@@ -18,7 +18,7 @@ from torchmetrics import Metric
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.session import Answer, Session
 from lit_fed.engine.method.client import Client, Tensors
-from lit_fed.engine.wire.broadcast import Broadcast
+from lit_fed.engine.wire.payload import Broadcast
 
 _CLOSE, _ROUNDING = 1e-3, 1e-5
 _GROWTH = 32  # a group rounds in every step, a twin in the first only

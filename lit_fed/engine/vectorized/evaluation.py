@@ -1,29 +1,35 @@
-"""Clients with different models, tested as one computation, batch by batch.
+"""Tests of clients in groups: one computation for several models, or a single pass over data that one model shares.
 
-Where a test begins with work, such as fine-tuning, the group does that work first. A client's values do not depend on
-the other clients of its group, and differ from sequential results by rounding only.
+Where clients share a model, the task's ``test_step`` runs under ``torch.vmap``, one sample at a time; a client's means
+follow by index from the values logged of its samples, and its torchmetrics take their samples' arguments batch by
+batch. The values differ from sequential evaluation by rounding only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from lit_fed.data.loaders.tensor_loader import TensorLoader
 from lit_fed.engine.clients.executor import Question
+from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.session import Session
+from lit_fed.engine.lightning.meter import StackedSums
 from lit_fed.engine.lightning.metric_names import plain_name
-from lit_fed.engine.lightning.sums import StackedSums
+from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import Client, Tensors
 from lit_fed.engine.vectorized.alone import Outside
 from lit_fed.engine.vectorized.batches import Gathered, can_gather, cut
+from lit_fed.engine.vectorized.metrics import GroupMeter
 from lit_fed.engine.vectorized.objective import (
     GroupClient,
     NotVectorizable,
@@ -33,11 +39,239 @@ from lit_fed.engine.vectorized.objective import (
     differing,
     twice,
 )
-from lit_fed.engine.vectorized.shared_evaluation import is_only_its_step
 from lit_fed.engine.vectorized.training import OF_ALL, GroupLoop, holdings
-from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.payload import ClientUpdate
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
 from lit_fed.tensors import on_device
+
+Subset = Literal["val", "test"]
+Columns = dict[str, NDArray[np.float64]]
+_HOOKS = ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end", "model_eval", "model_train")
+_LOOK = 32  # samples on which both ways are compared
+_CLOSE = 1e-4
+_PIECE_VALUES = 2**19  # in the inputs of one pass, or a batch
+_HELD_VALUES = 2**25  # in the arguments of metrics, of all shared samples
+
+
+class _Samples(NamedTuple):
+    """Values of samples.
+
+    Args:
+        columns: Logged values, by name.
+        taken: Arguments of the task's metrics, (samples, 1, …) each.
+    """
+
+    columns: Columns
+    taken: list[Tensor]
+
+
+class SharedEvaluation:
+    """Answers for the clients of a kind that share its model, where their data are parts of shared data.
+
+    Args:
+        session: Admits them.
+        kind: Kind of their networks.
+    """
+
+    def __init__(self, session: Session, kind: str) -> None:
+        self.session, self.kind = session, kind
+        self.loop: LocalLoop = session.loops[kind]
+        self._meter = GroupMeter(self.loop)
+
+    def answers(self, question: Question, ids: Sequence[int], broadcast: Broadcast) -> Iterator[ClientUpdate]:
+        """Answers of the clients that can be tested together; the caller asks the others one by one.
+
+        Args:
+            question: The question, with `Question.loader`.
+            ids: The clients.
+            broadcast: Received by them.
+        """
+        if question.loader is None or not question.of_all or question.stage != "test":
+            return
+        if not ids or self.loop.model.split.personal or not is_only_its_step(self.loop, question.subset):
+            return
+        whole = question.loader(None)
+        if not isinstance(whole, TensorLoader) or not len(whole) or not whole.is_fixed:
+            return
+        loaders = self._loaders(question.loader, ids, whole)
+        alike, outside = self._alike(list(loaders), broadcast), Outside(self.loop.model.task)
+        if not alike:
+            return
+        try:
+            found = self._together(alike, loaders, whole, question.subset)
+            if outside.drawn() is None:
+                yield from found
+                return
+        except Exception:  # of any kind: a client asked alone raises its error
+            pass
+        outside.restore()
+
+    def _together(
+        self, ids: Sequence[int], loaders: Mapping[int, TensorLoader], whole: TensorLoader, subset: Subset
+    ) -> list[ClientUpdate]:
+        if not self._fits(whole, subset):
+            return []
+        rows = [loaders[client_id].indices.numpy() for client_id in ids]
+        places = _places(np.concatenate(rows), whole.indices.numpy())
+        if places is None:
+            return []
+        sizes = np.array([len(own) for own in rows])
+        samples, found = self._samples(whole, subset, places), list[ClientUpdate]()
+        means = {name: _means(values[places], sizes) for name, values in samples.columns.items()}
+        for idx, (client_id, end) in enumerate(zip(ids, sizes.cumsum().tolist(), strict=True)):
+            metrics = {name: values[idx] for name, values in means.items()} if sizes[idx] else {}
+            if self._meter.used:
+                size = loaders[client_id].batch_size
+                metrics |= self._of_metrics(samples.taken, places[end - sizes[idx] : end], size)
+            found.append(ClientUpdate(client_id, {}, metrics=metrics, kind=self.kind))
+        return found
+
+    def _loaders(
+        self, loader_of: Callable[[int | None], Iterable[object]], ids: Iterable[int], whole: TensorLoader
+    ) -> dict[int, TensorLoader]:
+        """Loaders of the clients that are tested on rows of the shared tensors."""
+        found = {}
+        for client_id in ids:
+            own = loader_of(client_id)
+            if isinstance(own, TensorLoader) and own.is_fixed and own.reads_same(whole):
+                found[client_id] = own
+        return found
+
+    def _alike(self, ids: Sequence[int], broadcast: Broadcast) -> list[int]:
+        """Clients that start from the first one's tensors and do no work before a test; the first is entered."""
+        found: list[int] = []
+        session, begun, method = self.session, None, type(self.session.algorithm)
+        plain = method.start is Algorithm.start and method.phases is Algorithm.phases
+        for client_id in ids:
+            become = session.admit if found else session.enter
+            client = become(client_id, broadcast, "test")
+            if plain and not client.own:  # and no client of the kind has
+                return list(ids)
+            if session.phases(client):
+                continue
+            begun = client.begun if begun is None else begun
+            if client.begun.keys() == begun.keys() and all(client.begun[name] is begun[name] for name in begun):
+                found.append(client_id)
+        return found
+
+    def _fits(self, whole: TensorLoader, subset: Subset) -> bool:
+        """Whether the values that the task logs of a batch follow from its samples', with the current model.
+
+        Checked every time, on samples from all over the shared data: another value may look like a mean while all
+        outputs, or all samples' classes, are equal. The result is a function of model and data, equal on all processes.
+        """
+        places = torch.linspace(0, len(whole.indices) - 1, min(_LOOK, len(whole.indices))).long()
+        rows = whole.indices[places].to(whole.device)
+        batches = [whole.fetch(rows)]
+        try:
+            values, taken = self._values(batches[0], whole, subset)
+            found = {name: float(column.mean()) for name, column in values.items()}
+            if len(whole.indices) * sum(tensor[0].numel() for tensor in taken) > _HELD_VALUES:
+                return False
+            if self._meter.used:  # a metric may depend on the sizes of batches
+                size = -(-2 * len(rows) // 3)
+                batches = [whole.fetch(part) for part in rows.split(size)]
+                found |= self._of_metrics(taken, np.arange(len(rows)), size)
+        except Exception:  # of any kind: the step cannot take a single sample
+            return False
+        expected = self.loop.evaluate(batches, subset)
+        return found.keys() == expected.keys() and all(
+            abs(found[name] - value) <= _CLOSE * (1 + abs(value)) for name, value in expected.items()
+        )
+
+    def _samples(self, whole: TensorLoader, subset: Subset, places: NDArray[np.int64]) -> _Samples:
+        """Values of every shared sample; NaN or 0 in pieces of the data without a sample at these places.
+
+        A piece is one batch of the shared data, or several where samples are small. Pieces do not depend on the
+        clients, so that their values are the same bits on any number of processes.
+        """
+        batch_values = whole.batch_size * math.prod(self.session.data.input_shape)
+        size, rows = whole.batch_size * max(1, _PIECE_VALUES // max(1, batch_values)), whole.indices
+        wanted = np.flatnonzero(np.bincount(places // size)).tolist()
+        found: dict[str, list[Tensor]] = {}
+        pieces: list[list[Tensor]] = []
+        for one in wanted:
+            batch = whole.fetch(rows[one * size : (one + 1) * size].to(whole.device))
+            values, taken = self._values(batch, whole, subset)
+            pieces.append(taken)
+            for name, logged in values.items():
+                found.setdefault(name, []).append(logged.double())
+        known = np.concatenate([np.arange(one * size, min((one + 1) * size, len(rows))) for one in wanted])
+        columns = {name: np.full(len(rows), math.nan) for name in found}
+        for name, column in found.items():
+            columns[name][known] = torch.cat(column).cpu().numpy()
+        stacks = []
+        for parts in zip(*pieces, strict=True):
+            stack = parts[0].new_zeros(len(rows), *parts[0].shape[1:])
+            stack[torch.from_numpy(known).to(stack.device)] = torch.cat(parts)
+            stacks.append(stack)
+        return _Samples(columns, stacks)
+
+    def _of_metrics(self, taken: Sequence[Tensor], places: NDArray[np.int64], batch_size: int) -> dict[str, float]:
+        """Metrics of one client from its samples' arguments, batch by batch."""
+        meter, sums = self._meter, StackedSums(1)
+        meter.renew(1)
+        for start in range(0, len(places), batch_size):
+            rows = torch.from_numpy(places[start : start + batch_size])
+            own = [tensor[rows.to(tensor.device)].unsqueeze(0) for tensor in taken]
+            values = meter.replay(own, slice(0, 1), torch.tensor([len(rows)]))
+            _check_weights(meter.logged)
+            for (name, _), value in zip(meter.logged[len(meter.values) :], values, strict=True):
+                sums.add(name, value.double(), len(rows), len(rows), slice(0, 1))
+        found = sums.means()[0] | meter.computed()[0]
+        self.loop.directions |= {plain_name(name): direction for name, direction in meter.directions.items()}
+        return {plain_name(name): value for name, value in found.items()}
+
+    @torch.no_grad()
+    def _values(self, batch: Any, whole: TensorLoader, subset: Subset) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Values that the task logs of each sample of a batch, (B,), by name, and arguments of its metrics (B, …)."""
+        loop, stage, recorder = self.loop, self.loop.evaluation_stage(subset), self._meter
+        step, batch_idx = loop.bound(f"{stage}_step"), differing("batch_idx")
+
+        def one(sample: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            recorder.begin()
+            step(tree_map(lambda leaf: leaf.unsqueeze(0), sample), batch_idx)
+            return tuple(recorder.values), tuple(recorder.taken)
+
+        loop.state.meter, loop.trainer.stage = recorder, "test" if subset == "test" else "validate"
+        loop.trainer.meter = differing("self.trainer.callback_metrics")
+        loop.begin_metrics(sync=False)
+        try:
+            with loop.mode(str(stage)), loop.autocast(), recorder.recording():
+                values, taken = torch.vmap(one)(loop.to_device(batch, whole))
+        finally:
+            loop.state.meter = loop.trainer.meter = None
+        _check_weights(recorder.logged)
+        logged = zip(recorder.logged, values, strict=True)
+        return {plain_name(name): found for (name, _), found in logged}, list(taken)
+
+
+def is_only_its_step(loop: LocalLoop, subset: Subset) -> bool:
+    """Whether the task has a step of evaluation, and no other hook of it or of a callback sees a batch."""
+    stage = loop.evaluation_stage(subset)
+    return stage is not None and not any(loop.listeners(f"on_{stage}_{hook}") for hook in _HOOKS)
+
+
+def _check_weights(logged: Iterable[tuple[str, int | None]]) -> None:
+    if any(weight not in (None, 1) for _, weight in logged):
+        raise NotVectorizable("the step sets batch_size in self.log")
+
+
+def _places(rows: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Positions of rows among others; None where one is missing."""
+    place_of = np.full(max(among.max(), rows.max(initial=0)) + 1, -1)
+    place_of[among] = np.arange(len(among))
+    places: NDArray[np.int64] = place_of[rows]
+    return None if (places < 0).any() else places
+
+
+def _means(values: NDArray[np.float64], sizes: NDArray[np.int64]) -> list[float]:
+    """Means of consecutive parts; NaN for an empty one."""
+    means, some = np.full(len(sizes), math.nan), sizes > 0
+    if some.any():
+        means[some] = np.add.reduceat(values, (np.cumsum(sizes) - sizes)[some]) / sizes[some]
+    found: list[float] = means.tolist()
+    return found
+
 
 _BATCH_VALUES = 2**21  # in all clients' inputs of a step
 _FEWEST = 8

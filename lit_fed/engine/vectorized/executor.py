@@ -23,14 +23,11 @@ from lit_fed.engine.clients.executor import Executor, Question, SequentialExecut
 from lit_fed.engine.clients.session import Answer, Session
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.vectorized.alone import Outside, Result, aside, differs_alone, tensors_of, train_alone
-from lit_fed.engine.vectorized.evaluation import GroupEvaluation
-from lit_fed.engine.vectorized.finish import GroupFinish
+from lit_fed.engine.vectorized.evaluation import GroupEvaluation, SharedEvaluation
 from lit_fed.engine.vectorized.objective import NotVectorizable
 from lit_fed.engine.vectorized.probe import probe, refuse
-from lit_fed.engine.vectorized.shared_evaluation import SharedEvaluation
-from lit_fed.engine.vectorized.training import GroupLoop, Trained, holdings
-from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.payload import ClientUpdate
+from lit_fed.engine.vectorized.training import GroupFinish, GroupLoop, Trained, holdings
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
 from lit_fed.errors import ClientFailure, ConfigError, reason
 from lit_fed.machine import last_level_cache
 from lit_fed.seeding import derive_seed

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.lightning.meter import Meter, share
-from lit_fed.engine.method.differs import Differs
+from lit_fed.engine.method.model import Differs
 from lit_fed.engine.vectorized.objective import NotVectorizable, Rows, StepMeter, weight_of
 
 _RECORDED = ("forward", "update", "compute", "reset")

@@ -21,11 +21,9 @@ from typing_extensions import override
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.lightning.meter import Meter
 from lit_fed.engine.method.client import Client, Tensors, Update
-from lit_fed.engine.method.differs import Differs
-from lit_fed.engine.method.model import ModelView
+from lit_fed.engine.method.model import Differs, ModelView
 from lit_fed.engine.method.task_run import TaskRun
-from lit_fed.engine.vectorized.dropout import GroupDropout, Streams
-from lit_fed.engine.vectorized.layers import GroupLayers
+from lit_fed.engine.vectorized.layers import GroupDropout, GroupLayers, Streams
 from lit_fed.errors import ConfigError
 
 Rows = slice | Tensor

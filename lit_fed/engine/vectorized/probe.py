@@ -21,10 +21,9 @@ from lit_fed.engine.clients.session import Session
 from lit_fed.engine.lightning.objective import task_name
 from lit_fed.engine.method.client import Client, LocalWork
 from lit_fed.engine.vectorized.alone import Result, aside, difference, tensors_of, train_alone
-from lit_fed.engine.vectorized.finish import GroupFinish
 from lit_fed.engine.vectorized.objective import NotVectorizable
-from lit_fed.engine.vectorized.training import OF_ALL, GroupLoop
-from lit_fed.engine.wire.broadcast import Broadcast
+from lit_fed.engine.vectorized.training import OF_ALL, GroupFinish, GroupLoop
+from lit_fed.engine.wire.payload import Broadcast
 from lit_fed.errors import ClientFailure
 from lit_fed.seeding import derive_seed
 

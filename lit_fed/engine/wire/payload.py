@@ -1,15 +1,16 @@
-"""Payloads between the server and its clients.
+"""Payloads between the server and its clients, the messages that hold them, and the codecs that pack them.
 
 A payload is a flat mapping from names to tensors, such as weights, deltas, control variates, predictions, densities or
-generators. The round loop never looks inside.
+generators. The round loop never looks inside. Bytes are counted only here, by `Channel`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -183,3 +184,127 @@ class ClientUpdate:
     def to(self, device: torch.device | str) -> ClientUpdate:
         """The same update with its tensors on another device."""
         return self.with_payload({name: tensor.to(device) for name, tensor in self.payload.items()})
+
+
+def not_finite(state: Any, but: Collection[str] = (), where: str = "") -> list[str]:
+    """Names of the entries of a state that hold NaN or infinity; one device synchronisation where there are none.
+
+    Args:
+        state: Nested tensors and primitives; integers, texts and booleans are finite.
+        but: Names of entries to skip.
+        where: Prefix of the entries' names.
+    """
+    numbers, tensors = dict[str, float](), dict[str, Tensor]()
+    for name, entry in _entries(state, where):
+        if name in but:
+            continue
+        if isinstance(entry, Tensor):
+            tensors[name] = entry
+        else:
+            numbers[name] = entry
+    odd = [name for name, number in numbers.items() if not math.isfinite(number)]
+    once = {id(tensor): tensor for tensor in tensors.values()}  # a global model usually is the state's own
+    if not are_finite(once.values()):
+        odd += [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
+    return odd
+
+
+def _entries(state: Any, where: str) -> Iterator[tuple[str, Tensor | float]]:
+    if isinstance(state, Tensor | float):
+        yield where, state
+    elif isinstance(state, Mapping | list | tuple):
+        for key, entry in state.items() if isinstance(state, Mapping) else enumerate(state):
+            yield from _entries(entry, f"{where}.{key}" if where else str(key))
+
+
+@dataclass(slots=True)
+class Broadcast:
+    """A round's message after the wire: everything that a client needs besides its data and state.
+
+    Args:
+        round_idx: The round, counted from 0.
+        payloads: Payloads as clients receive them, by kind.
+        frozen: Parameters that neither train nor travel in this round, with the server's values, by kind.
+        num_bytes: Bytes that one client downloads, by kind.
+        wire: Payloads as they travel, by kind.
+    """
+
+    round_idx: int
+    payloads: Mapping[str, Payload]
+    frozen: Mapping[str, Payload] = field(default_factory=dict)
+    num_bytes: Mapping[str, int] = field(default_factory=dict)
+    wire: Mapping[str, Payload] = field(default_factory=dict)
+
+
+class Codec(ABC):
+    """Packs a payload for the wire, such as by rounding or compression.
+
+    The two ends are different machines: `decode` knows the packed payload and nothing else.
+    """
+
+    @abstractmethod
+    def encode(self, payload: Payload) -> Payload:
+        """The tensors as sent; their bytes are counted."""
+
+    @abstractmethod
+    def decode(self, payload: Payload) -> Payload:
+        """The tensors as the receiver uses them."""
+
+
+class Arrival(NamedTuple):
+    """A payload that crossed the wire.
+
+    Args:
+        wire: The tensors as they travelled.
+        payload: The tensors as the receiver uses them.
+        num_bytes: Bytes on the wire.
+    """
+
+    wire: Payload
+    payload: Payload
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """One direction of the wire.
+
+    Args:
+        codec: Packs its payloads; None sends them unchanged.
+    """
+
+    codec: Codec | None = None
+
+    def pack(self, payload: Payload) -> Payload:
+        """The sender's half: the tensors as they travel."""
+        return payload if self.codec is None else self.codec.encode(payload)
+
+    def arrive(self, wire: Payload) -> Arrival:
+        """The receiver's half: unpack and count."""
+        return Arrival(wire, wire if self.codec is None else self.codec.decode(wire), num_bytes(wire))
+
+    def cross(self, payload: Payload) -> Arrival:
+        """Both halves, where sender and receiver share a process."""
+        return self.arrive(self.pack(payload))
+
+
+class Channel:
+    """Both directions of the wire, with the clients in this process.
+
+    Args:
+        uplink: Codec from a client to the server.
+        downlink: Codec from the server to a client.
+    """
+
+    def __init__(self, uplink: Codec | None = None, downlink: Codec | None = None) -> None:
+        self.uplink, self.downlink = Direction(uplink), Direction(downlink)
+
+    def receive(self, update: ClientUpdate) -> ClientUpdate:
+        """Take an update across the uplink; its bytes are in ``uplink_bytes``."""
+        if update.flat is not None and self.uplink.codec is None:
+            update.uplink_bytes = update.flat.values.nbytes
+            return update
+        arrived = self.uplink.cross(update.payload)
+        update = update.with_payload(arrived.payload)
+        update.uplink_bytes = arrived.num_bytes
+        return update

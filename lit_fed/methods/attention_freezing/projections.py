@@ -84,9 +84,6 @@ def separate_attention(network: nn.Module) -> AttentionNames:
     Returns:
         Names of parameters as in ``network.named_parameters()``.
 
-    Raises:
-        ConfigError: If the network has no attention, or a fused projection of unknown order.
-
     Note:
         Norms of queries and keys (``q_norm``, ``k_norm``) count as theirs, because they shape the kernel as the
         projections do. Position biases do not: Table 2 of FedFrozen counts T5 without them.

@@ -21,9 +21,6 @@ class Decoder:
         model: The kind's network.
         name: The submodule (``algorithm.head``); None for the task's own.
         method: The method's name, for errors.
-
-    Raises:
-        ConfigError: If no linear layer tells the length of the features.
     """
 
     def __init__(self, kind: str, model: Model, name: str | None, method: str) -> None:

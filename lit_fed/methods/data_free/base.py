@@ -63,10 +63,6 @@ class DataFree(Algorithm[AggregateT]):
         collapse_below: Warn, once, where `lit_fed.methods.data_free.health.class_variances` has less for some class.
         explosion_above: Warn, once, where the generator's mean cross-entropy of a round is more, in nats.
         kwargs: The settings of every method: `lit_fed.algorithm.Algorithm`.
-
-    Raises:
-        ConfigError: For a setting out of range; in `setup`, for kinds with features of different length, or a prior
-            with weight on a class that no client has.
     """
 
     nonnegative = frozenset({COUNTS})

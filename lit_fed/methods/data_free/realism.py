@@ -185,11 +185,7 @@ def _encode(method: DataFree[Any], kind: str, state: Payload, x: Tensor) -> tupl
 
 
 def _method(federation: Federation, who: str) -> DataFree[Any]:
-    """The method with the generator.
-
-    Raises:
-        ConfigError: If the method has no generator.
-    """
+    """The method with the generator."""
     method = federation.algorithm
     if not isinstance(method, DataFree):
         raise ConfigError(

@@ -31,9 +31,6 @@ class PredictionExchange(Algorithm[AggregateT]):
         public_size: Training samples set aside, before the partition, as the public set.
         kwargs: The settings of every method: `lit_fed.algorithm.Algorithm`.
 
-    Raises:
-        ConfigError: For another aggregate.
-
     Note:
         Predictions run in the precision of the weights, regardless of the training precision, and travel in float32. A
         client with its own view sees the public set through this view.
@@ -52,11 +49,7 @@ class PredictionExchange(Algorithm[AggregateT]):
         self.aggregate = aggregate
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
-        """Start without a mixture.
-
-        Raises:
-            ConfigError: If the data have no classes, or a model's ``forward`` does not give logits for them.
-        """
+        """Start without a mixture."""
         self.population, self.num_classes = population, population.num_classes
         for kind, model in models.items():
             self._check_logits(kind, model)

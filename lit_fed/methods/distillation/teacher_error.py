@@ -174,11 +174,7 @@ def _own_loss(task: Objective, batch: Any) -> Tensor:
 
 
 def _method(federation: Federation) -> PredictionExchange[Any]:
-    """The method that mixes the predictions.
-
-    Raises:
-        ConfigError: If clients do not exchange predictions.
-    """
+    """The method that mixes the predictions."""
     method = federation.algorithm
     if not isinstance(method, PredictionExchange):
         raise ConfigError(

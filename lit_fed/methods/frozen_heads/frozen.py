@@ -21,9 +21,6 @@ class FrozenHead(FedAvg):
 
     Args:
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
-
-    Raises:
-        ConfigError: Before training, for a model without parameters below the head.
     """
 
     needs = frozenset({"head"})
@@ -65,9 +62,6 @@ class NewHead(FrozenHead):
 
     Args:
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
-
-    Raises:
-        ConfigError: Before training, if the head is not an ``nn.Linear``, or the classifier cannot be constructed.
     """
 
     needs = frozenset({"loss", "logits", "targets", "head"})
@@ -116,11 +110,7 @@ class NewHead(FrozenHead):
 
 
 def linear_head(task: LightningModule, head: nn.Module, why: str) -> nn.Linear:
-    """A task's head, checked to be a linear layer.
-
-    Raises:
-        ConfigError: If the head is not linear.
-    """
+    """A task's head, checked to be a linear layer."""
     if not isinstance(head, nn.Linear):
         raise ConfigError(
             f"{why}, which must be an nn.Linear, and the head of model {task_name(task)} is a {type(head).__name__}; "

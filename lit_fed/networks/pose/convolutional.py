@@ -22,19 +22,11 @@ class _Convolutional(nn.Module):
     cell: int
 
     def check_shape(self, shape: Sequence[int]) -> None:
-        """Refuse images of a shape (channels, height, width).
-
-        Raises:
-            ConfigError: For other channels, or a side that is not a multiple of the network's cell.
-        """
+        """Refuse images of a shape (channels, height, width)."""
         check_grid(type(self).__name__, torch.empty(0, *shape), self.in_channels, self.cell)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """The feature map: (B, in_channels, H, W) to (B, C, h, w).
-
-        Raises:
-            ConfigError: If the height or the width is not a multiple of the network's cell.
-        """
+        """The feature map: (B, in_channels, H, W) to (B, C, h, w)."""
         check_grid(type(self).__name__, x, self.in_channels, self.cell)
         found: Tensor = self.body(x)
         return found
@@ -57,9 +49,6 @@ class PoseCNN(_Convolutional):
         width: Channels, a multiple of 8.
         depth: Residual blocks of two 3×3 convolutions.
         upsample: Size of a heatmap over that of the feature map; 4 gives the size of the image.
-
-    Raises:
-        ConfigError: For sizes that do not fit together.
     """
 
     def __init__(
@@ -96,9 +85,6 @@ class PoseResNet(_Convolutional):
         backbone: Name of a model of timm that yields feature maps.
         pretrained: Download timm's weights.
         norm: Norm of the deconvolutions: ``batch`` or ``group``.
-
-    Raises:
-        ConfigError: If timm does not have the model, or the model yields no feature maps.
     """
 
     def __init__(

@@ -21,9 +21,6 @@ class DeconvolutionHead(nn.Sequential):
         upsample: Size of a heatmap over that of the feature map, a power of two.
         width: Channels of the deconvolutions.
         norm: ``batch``, or ``group`` for group norm of 32 groups, which has no buffers.
-
-    Raises:
-        ConfigError: For another `upsample` or `norm`.
     """
 
     def __init__(
@@ -60,11 +57,7 @@ class ShuffleHead(nn.Sequential):
 
 
 def make_head(kind: str, channels: int, num_joints: int, upsample: int, norm: str) -> nn.Module:
-    """A head by name: ``deconvolution`` or ``shuffle``.
-
-    Raises:
-        ConfigError: For another head, or fewer than 1 joint.
-    """
+    """A head by name: ``deconvolution`` or ``shuffle``."""
     check_range("num_joints", num_joints, least=1)
     check_choice("head", kind, ("deconvolution", "shuffle"))
     if kind == "deconvolution":
@@ -80,9 +73,6 @@ def check_grid(network: str, image: Tensor, in_channels: int, cell: int) -> None
         image: (B, in_channels, H, W).
         in_channels: Channels of the network's input.
         cell: Pixels that the height and the width must be multiples of.
-
-    Raises:
-        ConfigError: For other sizes or channels.
     """
     if image.ndim != 4 or image.shape[1] != in_channels:
         raise ConfigError(f"network {network} takes images (B, {in_channels}, H, W) and got {tuple(image.shape)}")

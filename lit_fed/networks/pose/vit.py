@@ -52,9 +52,6 @@ class PoseViT(nn.Module):
         weights: A file of initial weights of MAE, ViTPose or lit_fed, see `lit_fed.networks.pose.weights`.
         weights_of: The part that the file must hold: ``all``, or the ``backbone``; the head is then random.
 
-    Raises:
-        ConfigError: For sizes that do not fit together, or a file that lacks a weight.
-
     Note:
         The authors' code keeps an unused table of 74,112 weights beside GPE: 21,671,808 with it. We leave it out.
         Adding the class token to the grid at the end follows their code.
@@ -118,19 +115,11 @@ class PoseViT(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def check_shape(self, shape: Sequence[int]) -> None:
-        """Refuse images of a shape (channels, height, width).
-
-        Raises:
-            ConfigError: If it has other channels, or the patch does not divide the height or the width.
-        """
+        """Refuse images of a shape (channels, height, width)."""
         check_grid("PoseViT", torch.empty(0, *shape), self.in_channels, self.patch_size)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """The last block's tokens as a grid: (B, in_channels, H, W) to (B, embed_dim, H/patch, W/patch).
-
-        Raises:
-            ConfigError: If the patch does not divide the height or the width.
-        """
+        """The last block's tokens as a grid: (B, in_channels, H, W) to (B, embed_dim, H/patch, W/patch)."""
         check_grid("PoseViT", x, self.in_channels, self.patch_size)
         laid_out = self.patch_embed(x)
         if self.gpe is not None:

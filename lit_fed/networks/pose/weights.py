@@ -69,9 +69,6 @@ def read_weights(path: Path, wanted: Mapping[str, Tensor], grid: tuple[int, int]
         wanted: The network's own by name.
         grid: The grid of its table of position embeddings.
         part: ``all``, or ``backbone`` for everything except the head.
-
-    Raises:
-        ConfigError: If there is no such file, it holds something else, or it lacks a weight or has it in another shape.
     """
     check_choice("PoseViT.weights_of", part, ("all", "backbone"))
     held = _renamed(_read(path), _last(wanted))

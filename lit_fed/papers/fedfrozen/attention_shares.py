@@ -56,9 +56,6 @@ class AttentionShares(CostTable):
         rounds: Rounds of a run.
         warmup_rounds: Rounds that send all parameters.
 
-    Raises:
-        ConfigError: If there are more warm-up rounds than rounds, or an architecture is unknown.
-
     Note:
         The percentages refer to the modules' parameters, where the token embedding of T5 and BART counts three times;
         the ratio refers to the traffic, where it counts once. With this reading the paper's numbers come out.

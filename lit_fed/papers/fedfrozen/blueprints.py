@@ -119,11 +119,7 @@ BLUEPRINTS: dict[str, dict[str, Any]] = {
 
 
 def build_blueprint(name: str) -> nn.Module:
-    """Build a published architecture on the meta device, without memory for parameters.
-
-    Raises:
-        ConfigError: For an unknown name.
-    """
+    """Build a published architecture on the meta device, without memory for parameters."""
     if name not in BLUEPRINTS:
         raise ConfigError(f"architecture {name!r} is unknown; choose one of {', '.join(BLUEPRINTS)}")
     with torch.device("meta"):

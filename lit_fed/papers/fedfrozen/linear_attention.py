@@ -45,9 +45,6 @@ class TeacherTask:
             examples, ``mean`` averages over everything.
         scale: Standard deviation of the initial weights and of the teacher's, in units of :math:`1/\sqrt d`.
 
-    Raises:
-        ConfigError: For an unknown feature map or reduction, or a size below 1.
-
     Note:
         The paper does not state the last three, which decide the outcome. With the defaults, most panels of Figures 1
         to 3 have the published shape; ``docs/results/fedfrozen.md`` lists the others.

@@ -120,9 +120,6 @@ class KernelFigure(Simulation):
         ridge: λ.
         rhos: Heterogeneities ρ: the panels of Figure 1, the rows of Figures 2c and 3a.
         claims: The paper's claims, see `lit_fed.papers.fedfrozen.sentences`.
-
-    Raises:
-        ConfigError: For an invalid setting.
     """
 
     network = "linear attention"

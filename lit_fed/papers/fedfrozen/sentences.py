@@ -1,6 +1,6 @@
 """FedFrozen's figures as the tables of their claims.
 
-Rows and columns by panel, for the grammar of `lit_fed.studies.claims`:
+Rows and columns by panel, for the grammar of `lit_fed.studies.file.claims`:
 
 ====================================  =======================================  ===========================
 panel                                 rows                                     columns

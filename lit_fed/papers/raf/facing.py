@@ -23,9 +23,6 @@ class Facing(KeypointEstimator):
 
     Args:
         kwargs: The settings of `KeypointEstimator`.
-
-    Raises:
-        ConfigError: ``joint_names`` lacks a shoulder.
     """
 
     def __init__(self, **kwargs: Any) -> None:

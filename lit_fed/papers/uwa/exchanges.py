@@ -16,9 +16,6 @@ class Exchanges(CostTable):
     Args:
         runs: By printed name, either ``rounds``, ``parameters`` and ``models`` (models sent per round), or ``rounds``,
             ``public`` samples and ``classes``; every number takes 4 bytes.
-
-    Raises:
-        ConfigError: For any other settings.
     """
 
     def __init__(self, runs: Mapping[str, Mapping[str, int]]) -> None:

@@ -1,7 +1,7 @@
 r"""Both sides of UWA's Proposition 4.2 and Corollaries 4.3 and 4.4, for several temperatures of trust.
 
 Kovalchuk et al.: "Who to Trust? Aggregating Client Predictions in Federated Distillation", 2026, arXiv:2509.15147,
-Section 4.3. Rows for the grammar of `lit_fed.studies.claims`, with columns ``tau=0``, ``tau=0.25``, …:
+Section 4.3. Rows for the grammar of `lit_fed.studies.file.claims`, with columns ``tau=0``, ``tau=0.25``, …:
 
 ===========================  ====================================================================================
 panel                        rows
@@ -76,9 +76,6 @@ class Proposition42(Simulation):
         batch: Public examples per step.
         every: Steps between two measurements.
         claims: The paper's claims, in the rows and columns above.
-
-    Raises:
-        ConfigError: For an invalid setting.
 
     Note:
         The expectations are means over clients, which differ in their start and batches. The constants hold along the

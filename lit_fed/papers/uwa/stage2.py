@@ -40,9 +40,6 @@ class GaussianTask:
         calibration: Examples per client for fitting densities.
         public: Public examples, of all classes.
         ridge: μ.
-
-    Raises:
-        ConfigError: For a size below 1, more known classes than classes, or no ridge.
     """
 
     num_clients: int = 10

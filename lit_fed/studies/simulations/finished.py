@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lit_fed.errors import ConfigError
-from lit_fed.studies.register_lines import Finished, Number, StudyRow, claim_texts, number_of, paper_of, row_of
+from lit_fed.studies.results.register_lines import Finished, Number, StudyRow, claim_texts, number_of, paper_of, row_of
 from lit_fed.studies.simulations.record import Record
 from lit_fed.studies.simulations.run_simulation import check_again, read_file, settings_of
 from lit_fed.studies.simulations.simulation import Point, verdicts
@@ -25,9 +25,6 @@ def finished_simulation(path: Path, simulations: Path) -> Finished | None:
 
     Returns:
         The results; None if the simulation has not finished, or ran with different settings.
-
-    Raises:
-        ConfigError: If the file is not a simulation's, or its points cannot be read.
     """
     folder = simulations / path.stem
     record = Record.read(folder)

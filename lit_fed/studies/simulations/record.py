@@ -19,7 +19,7 @@ class Record:
 
     Args:
         settings: All settings that determine the points.
-        made_with: Commit, versions and hardware, see `lit_fed.studies.environment.describe`.
+        made_with: Commit, versions and hardware, see `lit_fed.studies.running.environment.describe`.
         seconds: Duration.
         cpu_seconds: CPU time.
     """

@@ -21,10 +21,10 @@ from lit_fed.command.reading.shipped import located
 from lit_fed.command.table import Call
 from lit_fed.engine.storage.files import files_in_place
 from lit_fed.errors import ConfigError
-from lit_fed.studies.environment import describe
-from lit_fed.studies.markdown import head, line
-from lit_fed.studies.quantiles import quantile
-from lit_fed.studies.results import verdict_text
+from lit_fed.studies.file.rounds import quantile
+from lit_fed.studies.results.markup import head, line
+from lit_fed.studies.results.results import verdict_text
+from lit_fed.studies.running.environment import describe
 from lit_fed.studies.simulations.jobs import Jobs
 from lit_fed.studies.simulations.record import Record
 from lit_fed.studies.simulations.simulation import Point, Simulation, verdicts
@@ -90,9 +90,6 @@ def check_again(file: str, simulation: Simulation, settings: Mapping[str, Any]) 
         file: The file that asked first.
         simulation: The simulation that asks again.
         settings: Its settings; a grid may have fewer values.
-
-    Raises:
-        ConfigError: For the first difference.
     """
     first, options = read_file(Path(file))
     if options.again:

@@ -9,7 +9,7 @@ from math import inf, log
 from typing import Any, NamedTuple
 
 from lit_fed.errors import ConfigError
-from lit_fed.studies.claims import Claim, Verdict, check, parse_claim
+from lit_fed.studies.file.claims import Claim, Verdict, check, parse_claim
 from lit_fed.studies.simulations.jobs import ALONE, Jobs
 
 Place = tuple[str, str]
@@ -41,7 +41,7 @@ class Simulation(ABC):
     Attributes:
         seeds: The number of seeds.
         first_seed: The first seed.
-        claims: The paper's claims about the figure, in the grammar of `lit_fed.studies.claims`.
+        claims: The paper's claims about the figure, in the grammar of `lit_fed.studies.file.claims`.
         network: The network, for the page of results.
         data: The data, likewise.
     """
@@ -79,11 +79,7 @@ def logarithm(value: float) -> float:
 
 
 def verdicts(simulation: Simulation, points: Sequence[Point]) -> list[tuple[Claim, Verdict, int]]:
-    """Return a figure's claims with their verdicts, and the number of seeds that alone fulfil each claim.
-
-    Raises:
-        ConfigError: If a claim does not follow the grammar, or names an unknown row or column.
-    """
+    """Return a figure's claims with their verdicts, and the number of seeds that alone fulfil each claim."""
     values, curves = simulation.readings(points)
     rows, columns = (list(dict.fromkeys(names)) for names in zip(*values, strict=True))
     gaps = set(itertools.product(rows, columns)) - set(values)

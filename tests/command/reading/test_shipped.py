@@ -11,8 +11,8 @@ import pytest
 from lit_fed.command.cli import main
 from lit_fed.command.reading.shipped import first_line, located, shipped
 from lit_fed.errors import ConfigError
-from lit_fed.studies.cells import lay_out
-from lit_fed.studies.study import read_study
+from lit_fed.studies.file.study import read_study
+from lit_fed.studies.running.cells import lay_out
 from tests.command.support import error_of, settings_of
 from tests.support import ROOT, small_disk
 

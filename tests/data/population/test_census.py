@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from lit_fed.data import IID, Digits
-from lit_fed.data.population.census import Census
-from lit_fed.data.population.client_report import ClientReport
+from lit_fed.data.population.census import Census, ClientReport
 from lit_fed.errors import ConfigError
 
 

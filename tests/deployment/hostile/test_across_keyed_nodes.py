@@ -11,9 +11,9 @@ import pytest
 
 from lit_fed.deployment import frames, serving
 from lit_fed.deployment.frames import CHUNK, GOODBYE, HEAD
-from lit_fed.deployment.grid import Reply
 from lit_fed.deployment.node_keys import NodeKeys
 from lit_fed.deployment.security import key_of
+from lit_fed.deployment.serving import Reply
 from tests.deployment.hostile.support import (
     CONTINUATION,
     HEADERS,

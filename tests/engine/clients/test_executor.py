@@ -16,10 +16,9 @@ from lit_fed.callbacks import Callback
 from lit_fed.engine.clients.executor import Executor, SequentialExecutor
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.session import Session
-from lit_fed.engine.loop.executors import EXECUTORS
+from lit_fed.engine.loop.assemble import EXECUTORS
 from lit_fed.engine.loop.run import Run
-from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.payload import ClientUpdate
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
 from lit_fed.errors import ClientFailure
 from lit_fed.methods import FedAvg, FedProx, Scaffold
 from lit_fed.participation import UniformParticipation

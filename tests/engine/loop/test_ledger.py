@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from lightning import Fabric
 
-from lit_fed.engine.evaluation.rows import ClientRow, spread
+from lit_fed.engine.evaluation.protocols import ClientRow, spread
 from lit_fed.engine.loop import ledger as ledger_module
 from lit_fed.engine.loop.ledger import DriftMeter, RoundLedger
 from lit_fed.engine.wire.payload import ClientUpdate

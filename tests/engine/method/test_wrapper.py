@@ -10,7 +10,7 @@ import pytest
 
 from lit_fed.algorithm import Client, ClientUpdate, Cohort, Reducer
 from lit_fed.engine.method.wrapper import Privacy
-from lit_fed.engine.wire.broadcast import Broadcast
+from lit_fed.engine.wire.payload import Broadcast
 from lit_fed.errors import ClientFailure
 from lit_fed.participation import FullParticipation
 from tests.privacy.support import uniform

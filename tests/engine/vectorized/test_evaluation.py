@@ -13,8 +13,8 @@ from lit_fed.data import Digits, Dirichlet
 from lit_fed.engine.vectorized.evaluation import GroupEvaluation
 from lit_fed.methods import FedAvg, FedPer
 from lit_fed.protocols import ClientGlobalTest, ClientTest, LocalTest, PersonalTest
+from tests.engine.vectorized.test_evaluation_shared import Counting, LogsAMetric, LogsARoot, LooksAtTheIndex, Watched
 from tests.engine.vectorized.test_executor import METHODS
-from tests.engine.vectorized.test_shared_evaluation import Counting, LogsAMetric, LogsARoot, LooksAtTheIndex, Watched
 from tests.support import assert_same, fit, rows, trainer, weights
 
 NUM_CLIENTS = 9

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_fed.data import Arrays
-from lit_fed.engine.method.client import Client, Pass, Phase, Tensors, Update
+from lit_fed.engine.method.client import Client, EffectiveSteps, Pass, Phase, Tensors, Update
 from lit_fed.engine.method.model import Model
-from lit_fed.engine.method.steps import EffectiveSteps
 from lit_fed.engine.method.task_run import TaskRun
 from lit_fed.engine.vectorized.objective import NotVectorizable
 from lit_fed.errors import ConfigError

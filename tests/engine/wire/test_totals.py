@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lit_fed.engine.evaluation.rows import ClientRow, spread
+from lit_fed.engine.evaluation.protocols import ClientRow, spread
 from lit_fed.engine.loop.ledger import RoundLedger
 from lit_fed.engine.wire.totals import Total, exact_sum, totals_of
 

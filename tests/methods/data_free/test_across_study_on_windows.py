@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lit_fed.command.cli import main
-from lit_fed.studies.cells import lay_out
-from lit_fed.studies.study import read_study
+from lit_fed.studies.file.study import read_study
+from lit_fed.studies.running.cells import lay_out
 from tests.support import ROOT, rows
 
 

@@ -20,7 +20,7 @@ from lit_fed.papers.fedfrozen import linear_attention as attention
 from lit_fed.papers.fedfrozen.descent import Work, evaluate, fix_kernel, profile, ridge_solution, train, train_values
 from lit_fed.papers.fedfrozen.linear_attention import Clients, TeacherTask, attended, draw, gradient
 from lit_fed.papers.fedfrozen.panels import KernelFigure
-from lit_fed.studies.quantiles import quantile
+from lit_fed.studies.file.rounds import quantile
 from lit_fed.studies.simulations.run_simulation import add_arguments, quartiles_of
 from lit_fed.studies.simulations.simulation import Point
 from tests.support import ROOT

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lit_fed.command.cli import main
-from lit_fed.studies.register_lines import StudyRow
+from lit_fed.studies.results.register_lines import StudyRow
 from lit_fed.studies.simulations.finished import numbers_of
 from lit_fed.studies.simulations.run_simulation import check_again, read_file, settings_of
 from lit_fed.studies.simulations.simulation import Point

@@ -1,0 +1,1 @@
+"""A study's file: its rows, columns, cells, sweeps and claims, before anything runs."""

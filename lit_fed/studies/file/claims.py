@@ -1,0 +1,382 @@
+"""A paper's claims as sentences that are checked over seeds.
+
+The grammar, in words separated by spaces:
+
+.. code-block:: text
+
+    claim    sum (> sum)+ [at names]         feddr_plus > fedprox > fedavg at s=2 s=10
+             sum (< sum)+ [at names]         fd_avg + 0.02 < suwa at k=2
+             place rises|falls [by number] [from round] [to round] [at names]
+                                             frozen falls by 0.1 from 5 to 10 at rho=2
+    sum      term [(+|-) term] …
+    term     number, place or number*place                86*suwa
+    place    row/column, or one of the two if ``at`` or a table of one column gives the other
+
+With several names after ``at``, the claim must hold at each of them. A claim is decided from one number per seed (see
+`Link`) and the confidence interval of its mean (see `decide`). It may come with ``equal``, the margin within which two
+sides count as equal, which is fixed before anything runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from math import comb
+from typing import Any
+
+import numpy as np
+
+from lit_fed.errors import ConfigError
+from lit_fed.studies.file.rounds import WANTED_REPORT, Curve, is_report
+
+WORDS = (">", "<", "+", "-", "−", "at", "rises", "falls", "by", "from", "to")
+UNDECIDED = "undecided"
+NOT_APPLICABLE = "not applicable"
+OUTCOMES = ("holds", "equal", UNDECIDED, "fails", NOT_APPLICABLE)  # the first four from the best to the worst
+HOW_DECIDED = (
+    "The margin is what is left beyond the claimed one: mean over seeds ± t·s/√n, the one-sided 95 % confidence "
+    "interval. A claim holds where the interval lies above zero, fails where it lies below, is equal where a margin of "
+    "equality is fixed beside it and neither end lies as far from zero, is not applicable where the study file says "
+    "why it cannot be asked at this scale, and is undecided else."
+)
+HOW_SHOWN = (
+    "The difference is the mean over seeds of what a claim says is greater minus what it says is smaller, or the "
+    "change of a curve; beside it is the number that it must exceed, if this is not zero. "
+) + HOW_DECIDED
+_LEVEL = 0.05  # of tests
+_TEXTS = ("claim", "says", "metric", "report", "cause", "not_applicable")
+_NUMBERS = ("equal", "published")
+
+ValueOf = Callable[[tuple[str, str], int], float | None]  # of a place and a seed
+CurveOf = Callable[[tuple[str, str], int], Curve]
+
+
+@dataclass(frozen=True)
+class Link:
+    """One inequality: the sum of ``weight · value`` over places, minus `limit`, is above zero.
+
+    Args:
+        terms: Weights and places (row, column).
+        limit: The number that the sum must exceed.
+        change: Use the rise of a place's curve as its value: the mean over the last third of its evaluated rounds minus
+            the mean over the first third.
+        first: First round of the curve.
+        last: Last round of the curve.
+        text: The inequality in words.
+    """
+
+    terms: tuple[tuple[float, tuple[str, str]], ...]
+    limit: float = 0.0
+    change: bool = False
+    first: int = 0
+    last: int | None = None
+    text: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A paper's claim, and the inequalities that must all hold.
+
+    Args:
+        text: The claim in the study file's grammar.
+        says: The paper's wording.
+        metric: The metric, if it differs from the table's.
+        report: The round that counts, if it differs from the table's.
+        links: The inequalities.
+        equal: Sides that differ by less than this are equal, in the unit of the column; None rules this outcome out.
+        published: The paper's margin beyond the limit, if it does not follow from the table.
+        cause: Why the claim fails, as an experiment showed.
+        not_applicable: Why the claim cannot be asked in this setting; empty if it can.
+    """
+
+    text: str
+    says: str
+    metric: str | None
+    report: str | None
+    links: tuple[Link, ...]
+    equal: float | None = None
+    published: float | None = None
+    cause: str = ""
+    not_applicable: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """The claim, with its metric and round if they differ from the table's."""
+        return ", ".join(part for part in (self.text, self.metric, self.report) if part)
+
+    @property
+    def places(self) -> list[tuple[str, str]]:
+        """The places in the claim, without duplicates."""
+        return list(dict.fromkeys(place for link in self.links for _, place in link.terms))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict on a claim.
+
+    Args:
+        outcome: One of `OUTCOMES`.
+        margin: Mean over seeds of the margin beyond the limit, for the worst link.
+        spread: Half width of the confidence interval of `margin`; None with fewer than two seeds.
+        seeds: The number of seeds with all values that the claim needs.
+        note: Why the claim is undecided, and which link is the worst.
+        link: The worst link, to which the numbers belong.
+        difference: Mean over seeds without subtracting the limit.
+    """
+
+    outcome: str
+    margin: float | None = None
+    spread: float | None = None
+    seeds: int = 0
+    note: str = ""
+    link: Link | None = field(default=None, compare=False)
+    difference: float | None = None
+
+
+# ---------------------------------------------------------------------- checking
+
+
+def decide(differences: Sequence[float], equal: float | None = None) -> Verdict:
+    """Decide the inequality d > 0 from one difference d per seed.
+
+    With n seeds, mean m and sample standard deviation s (n − 1), the spread is h = t·s/√n, where t is the 95 % quantile
+    of Student's t with n − 1 degrees of freedom. The claim holds if m − h > 0, fails if m + h < 0, and is undecided in
+    between. One seed has no spread and decides nothing.
+
+    If a value is infinite, as after divergence, there is no mean, and the sign test decides, also at 5 %: with n seeds,
+    k of them above zero, the claim holds if Σ_{i≥k} C(n, i)/2^n ≤ 0.05, as for five of five or nine of ten, and fails
+    if equally many are below zero. Zero and NaN count for neither side.
+
+    An undecided claim is ``equal`` if −e < m − h and m + h < e: two one-sided t tests at 5 %, of d ≤ −e and of d ≥ e,
+    both reject (Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing the
+    equivalence of average bioavailability", 1987).
+
+    Args:
+        differences: One value per seed.
+        equal: e; None rules the outcome ``equal`` out.
+    """
+    count = len(differences)
+    if not count:
+        return Verdict(UNDECIDED, note="no seed has finished")
+    values = np.asarray(differences, dtype=np.float64)
+    with np.errstate(invalid="ignore"):  # of ∞ and −∞
+        mean = float(values.mean())
+    if not np.isfinite(values).all():
+        for outcome, side, there in (("holds", "above", values > 0), ("fails", "below", values < 0)):
+            agree = int(there.sum())
+            if sum(comb(count, more) for more in range(agree, count + 1)) <= _LEVEL * 2**count:
+                return Verdict(outcome, mean, None, count, f"a value is not finite, and {agree} are {side} zero")
+        return Verdict(UNDECIDED, mean, None, count, "a value is not finite")
+    if count == 1:
+        return Verdict(UNDECIDED, mean, None, 1, "one seed has no spread")
+    from scipy.stats import t  # takes a second to import
+
+    spread = float(t.ppf(1 - _LEVEL, count - 1)) * float(values.std(ddof=1)) / count**0.5
+    if mean - spread > 0:
+        return Verdict("holds", mean, spread, count)
+    if mean + spread < 0:
+        return Verdict("fails", mean, spread, count)
+    if equal is not None and abs(mean) + spread < equal:
+        return Verdict("equal", mean, spread, count, f"within {equal:g}")
+    return Verdict(UNDECIDED, mean, spread, count, "within the spread")
+
+
+def check(claim: Claim, seeds: Sequence[int], value: ValueOf, curve: CurveOf) -> Verdict:
+    """Check a claim; of several inequalities, the worst decides.
+
+    Args:
+        claim: The claim.
+        seeds: The seeds of the study; seeds with all places of the claim count, paired.
+        value: Returns the value of (place, seed); None if missing.
+        curve: Returns the `Curve` of (place, seed); empty if missing.
+    """
+    verdicts = []
+    for link in claim.links:
+        found = []
+        for seed in seeds:
+            parts = [_part(link, place, seed, value, curve) for _, place in link.terms]
+            known = [part for part in parts if part is not None]
+            if len(known) == len(parts):
+                sums = sum(weight * part for (weight, _), part in zip(link.terms, known, strict=True))
+                found.append(sums)
+        verdict = decide([sums - link.limit for sums in found], claim.equal)
+        with np.errstate(invalid="ignore"):  # of ∞ and −∞
+            verdict = replace(verdict, link=link, difference=float(np.mean(found)) if found else None)
+        if 0 < len(found) < len(seeds) and not verdict.note:
+            verdict = replace(verdict, note="some seeds are missing")
+        if len(claim.links) > 1:
+            verdict = replace(verdict, note="; ".join(part for part in (verdict.note, f"at worst {link.text}") if part))
+        verdicts.append(verdict)
+    worst = min(verdicts, key=lambda v: (-OUTCOMES.index(v.outcome), float("-inf") if v.margin is None else v.margin))
+    return replace(worst, outcome=NOT_APPLICABLE) if claim.not_applicable else worst
+
+
+def _part(link: Link, place: tuple[str, str], seed: int, value: ValueOf, curve: CurveOf) -> float | None:
+    if not link.change:
+        return value(place, seed)
+    inside = [v for r, v in curve(place, seed) if r >= link.first and (link.last is None or r <= link.last)]
+    return rise(inside)
+
+
+def rise(values: Sequence[float]) -> float | None:
+    """Return the rise of a curve: the mean of the last third minus the mean of the first; None below two values."""
+    if len(values) < 2:
+        return None
+    third = max(1, len(values) // 3)
+    return float(np.mean(values[-third:]) - np.mean(values[:third]))
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def parse_claim(
+    content: Any, where: str, rows: Sequence[str], columns: Sequence[str], skip: Collection[tuple[str, str]] = ()
+) -> Claim:
+    """Parse a claim: a text, or a mapping with ``claim`` and further keys of `Claim`.
+
+    Args:
+        content: The entry of the study file.
+        where: The place that errors name.
+        rows: Names of the rows.
+        columns: Names of the columns.
+        skip: Places without runs.
+    """
+    entry: Mapping[str, Any] = {"claim": content} if isinstance(content, str) else content
+    if not isinstance(entry, dict) or not isinstance(entry.get("claim"), str):
+        raise ConfigError(
+            f"{where} is {content!r}; it must be a text such as 'a > b at c', or a mapping with claim, says, metric "
+            "and report"
+        )
+    for key, value in entry.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (key in _TEXTS and isinstance(value, str)) and not (key in _NUMBERS and number):
+            raise ConfigError(
+                f"{where}: {key!r} must be a text named {', '.join(_TEXTS)}, or a number named {' or '.join(_NUMBERS)}"
+            )
+    text = " ".join(entry["claim"].split())
+    reader = _Reader(text, f"{where}, {text!r}", rows, columns, skip)
+    report = entry.get("report", "last")
+    if not is_report(report):
+        raise ConfigError(f"{where}: report is {report!r}; it must be {WANTED_REPORT}")
+    if not (equal := entry.get("equal", 1.0)) > 0:
+        raise ConfigError(f"{where}: equal is {equal:g}; it must be above 0")
+    says, *why = (" ".join(entry.get(key, "").split()) for key in ("says", "cause", "not_applicable"))
+    links = tuple(reader.links())
+    return Claim(
+        text, says, entry.get("metric"), entry.get("report"), links, entry.get("equal"), entry.get("published"), *why
+    )
+
+
+class _Reader:
+    """Parses one claim."""
+
+    def __init__(
+        self, text: str, where: str, rows: Sequence[str], columns: Sequence[str], skip: Collection[tuple[str, str]]
+    ) -> None:
+        self.where, self.rows, self.columns, self.skip = where, rows, columns, skip
+        words = text.replace("−", "-").replace(",", " ").split()
+        self.words, self.places = words, [""]
+        if "at" in words:
+            at = words.index("at")
+            self.words, self.places = words[:at], words[at + 1 :]
+            if not self.places:
+                raise self.error("a row or column is missing after 'at'")
+
+    def error(self, reason: str) -> ConfigError:
+        return ConfigError(f"{self.where}: {reason}")
+
+    def links(self) -> list[Link]:
+        for word in ("rises", "falls"):
+            if word in self.words:
+                return [self.shape(word, at) for at in self.places]
+        signs = {word for word in self.words if word in "<>"}
+        if len(signs) != 1:
+            raise self.error(
+                "the claim mixes > and <; use one of them" if signs else "write a > b, a < b, or a rises or a falls"
+            )
+        parts: list[list[str]] = [[]]
+        for word in self.words:
+            if word in signs:
+                parts.append([])
+            else:
+                parts[-1].append(word)
+        if signs == {"<"}:
+            parts.reverse()
+        pairs = list(itertools.pairwise(parts))
+        return [self.greater(left, right, at) for at in self.places for left, right in pairs]
+
+    def greater(self, left: list[str], right: list[str], at: str) -> Link:
+        (more, number), (less, other) = self.sum(left, at), self.sum(right, at)
+        terms = (*more, *((-weight, place) for weight, place in less))
+        if not terms:
+            raise self.error("it names neither a row nor a column")
+        text = f"{' '.join(left)} > {' '.join(right)}" + (f" at {at}" if at else "")
+        return Link(terms, limit=other - number, text=text)
+
+    def sum(self, words: list[str], at: str) -> tuple[list[tuple[float, tuple[str, str]]], float]:
+        if len(words) % 2 == 0 or any(word not in "+-" for word in words[1::2]):
+            raise self.error(
+                f"{' '.join(words) or 'nothing'!r} is not a sum; join names and numbers with + or - in between"
+            )
+        terms, number = [], 0.0
+        for sign, word in zip(["+", *words[1::2]], words[::2], strict=True):
+            weight = 1.0 if sign == "+" else -1.0
+            factor, _, name = word.rpartition("*")
+            if (times := 1.0 if not factor else _number(factor)) is None:
+                raise self.error(f"{factor!r} in {word!r} is not a number; write it as in 3*{name}")
+            if (value := _number(name)) is not None:
+                number += weight * times * value
+            else:
+                terms.append((weight * times, self.place(name, at)))
+        return terms, number
+
+    def shape(self, word: str, at: str) -> Link:
+        before, after = self.words[: self.words.index(word)], self.words[self.words.index(word) + 1 :]
+        if len(before) != 1:
+            raise self.error(f"write one row or column before {word!r}")
+        given = {"by": 0.0, "from": 0.0, "to": None}
+        while after:
+            if after[0] not in given or len(after) < 2:
+                raise self.error(f"{' '.join(after)!r} follows {word!r}; write by, from or to with a number")
+            try:
+                given[after[0]] = float(after[1])
+            except ValueError:
+                raise self.error(f"{after[1]!r} follows {after[0]!r}; write a number") from None
+            after = after[2:]
+        first, last = int(given["from"] or 0), None if given["to"] is None else int(given["to"])
+        if last is not None and last <= first:
+            raise self.error(f"the curve from round {first} to {last} is empty; end it after its first round")
+        sign = 1.0 if word == "rises" else -1.0
+        terms, text = ((sign, self.place(before[0], at)),), f"{before[0]} {word}" + (f" at {at}" if at else "")
+        return Link(terms, given["by"] or 0.0, change=True, first=first, last=last, text=text)
+
+    def place(self, word: str, at: str) -> tuple[str, str]:
+        row, _, column = word.partition("/")
+        if at and not column and at in self.rows and word in self.columns:
+            row, column = at, word
+        elif not column:
+            column = at or (self.columns[0] if len(self.columns) == 1 else "")
+            if not column:
+                raise self.error(f"{word!r} has several columns; end it with 'at' and one of {', '.join(self.columns)}")
+        for name, known, kind in ((row, self.rows, "row"), (column, self.columns, "column")):
+            if name not in known:
+                raise self.error(
+                    f"the {kind} {name!r} does not exist; {_meant(name, [*self.rows, *self.columns], known)}"
+                )
+        if (row, column) in self.skip:
+            raise self.error(f"{row}/{column} is skipped, so it has no runs")
+        return row, column
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def _meant(word: str, names: Sequence[str], known: Sequence[str]) -> str:
+    close = get_close_matches(word, names, n=1)
+    return f"did you mean {close[0]}?" if close else f"choose one of {', '.join(known)}"

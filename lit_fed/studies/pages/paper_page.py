@@ -1,0 +1,131 @@
+"""A paper's page, one table of its claims, and the overview of all papers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from lit_fed.errors import ConfigError
+from lit_fed.printing import counted
+from lit_fed.studies.file.claims import HOW_DECIDED, NOT_APPLICABLE
+from lit_fed.studies.results.markup import head, line
+from lit_fed.studies.results.register_lines import Row, by_statement
+
+_NONE = "–"
+GROUPS = ("hold throughout", "never fail", "mixed", "only fail", NOT_APPLICABLE)
+GENERATED = "Written by `lit-fed results`; change the studies, not this table."
+_COUNTED = (
+    "A statement is counted once, however many profiles of its study asked it (asked): it holds throughout if all "
+    "verdicts are “holds”, never fails if none is “fails”, is mixed if some are, and only fails if all are. Claims "
+    "marked “(ours)”, which look for causes, are not counted."
+)
+
+
+def filled(path: Path, name: str, lines: Sequence[str]) -> str:
+    """Return a page's text with the lines between its marks ``<!-- name:begin -->`` and ``<!-- name:end -->``."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    title = "Results" if path.stem == "README" else path.stem
+    text = path.read_text(encoding="utf-8") if path.exists() else f"# {title}\n\n{begin}\n{end}\n"
+    before, first, rest = text.partition(begin)
+    _, last, after = rest.partition(end)
+    if not (first and last):
+        raise ConfigError(f"{path} has no place for a table; add a line {begin} and a line {end} below it")
+    return "\n".join([before + begin, "", GENERATED, "", *lines, "", end + after])
+
+
+def table(rows: Sequence[Row], pictures: Sequence[str] = ()) -> list[str]:
+    """Return a paper's claims as one table, by statement, with a heading per source, and pictures below it."""
+    lines = head(("claim", "published", "ours (seeds, network, data)", "verdict", "why"))
+    sources = list(dict.fromkeys(row.source for row in rows))
+    for source, several in groupby(by_statement(rows).values(), key=lambda one: one[0].source):
+        found = list(several)
+        studies = ", ".join(f"`{study}`" for study in dict.fromkeys(asked[0].study for asked in found))
+        lines.append(line((f"**{_short(source, sources)}** ({studies})", "", "", "", "")))
+        lines += [line(words) for asked in found for words in _statement(asked)]
+    return [
+        *_styled("claims", lines),
+        "",
+        HOW_DECIDED,
+        *(part for name in pictures for part in ("", f"![{name}]({name}.png)")),
+    ]
+
+
+def _styled(name: str, lines: Sequence[str]) -> list[str]:
+    """Return a table in an element of a class, which the site's style sheet fits to the page."""
+    return [f'<div class="{name}" markdown="1">', "", *lines, "", "</div>"]
+
+
+def _statement(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    """Yield the lines of a statement, one for each setting that asked it; the first has its words."""
+    says, sentence = rows[0].says, f"`{rows[0].sentence}`"
+    words = (
+        f"{says}<br>{sentence}" if says else sentence,
+        _signed(next((r.published for r in rows if r.published), _NONE)),
+    )
+    for row in rows:
+        ran = ", ".join(part for part in (row.seeds, row.network, row.data) if part)
+        yield (*words, f"{_ours(row)} ({ran})", row.verdict, row.cause.partition("; ")[0])
+        words = ("", "")
+
+
+def _ours(row: Row) -> str:
+    if not row.ours:
+        return _NONE
+    margin = _signed(f"{float(row.ours):#.3g}".rstrip("."))
+    if not row.interval:
+        return margin
+    lower, upper = (float(end) for end in row.interval.split(" to "))
+    return f"{margin} ± {(upper - lower) / 2:.2g}"
+
+
+def _signed(number: str) -> str:
+    if number in ("", "0", _NONE) or number.startswith("-"):
+        return number.replace("-", "−")
+    return f"+{number}"
+
+
+def _short(source: str, sources: Sequence[str]) -> str:
+    """Return a source without the citation with which all of a paper's sources begin."""
+    parts = [one.split(", ") for one in sources]
+    common = next((n for n, same in enumerate(zip(*parts, strict=False)) if len(set(same)) > 1), 0)
+    return ", ".join(source.split(", ")[common:])
+
+
+# ---------------------------------------------------------------------- all papers
+
+
+def overview(titles: Mapping[str, str], claims: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Return a line per paper with the number of its statements by outcome, and what is counted."""
+    lines = head(("paper", "statements", "asked", *GROUPS))
+    for paper, rows in claims.items():
+        if theirs := [row for row in rows if not row.is_ours]:
+            counts = _counts(theirs)
+            lines.append(
+                line((f"[{titles[paper]}]({paper}.md)", counts.total(), len(theirs), *(counts[one] for one in GROUPS)))
+            )
+    return [*_styled("overview", lines), "", _COUNTED]
+
+
+def tally(rows: Sequence[Row]) -> str:
+    """Return the number of the papers' statements by outcome, as a sentence."""
+    theirs = [row for row in rows if not row.is_ours]
+    counts = _counts(theirs)
+    told = f"{counted(counts.total(), 'statement')}, asked {counted(len(theirs), 'time')}: "
+    told += ", ".join(f"{one} {counts[one]}" for one in GROUPS)
+    ours = len(rows) - len(theirs)
+    return told + (f"; besides, {counted(ours, 'claim')} of ours" if ours else "")
+
+
+def _counts(rows: Sequence[Row]) -> Counter[str]:
+    return Counter(_group({row.verdict for row in several}) for several in by_statement(rows).values())
+
+
+def _group(verdicts: set[str]) -> str:
+    decided = verdicts - {NOT_APPLICABLE}
+    if not decided:
+        return NOT_APPLICABLE
+    if "fails" not in decided:
+        return "hold throughout" if decided == {"holds"} else "never fail"
+    return "only fail" if decided == {"fails"} else "mixed"

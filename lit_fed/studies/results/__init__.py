@@ -1,0 +1,1 @@
+"""Numbers of finished cells: means, tables, claims, and lines that are entered."""

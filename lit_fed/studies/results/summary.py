@@ -1,0 +1,118 @@
+"""Summaries of studies, as files next to their tables, from which the pages over all studies are made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lit_fed.printing import counted
+from lit_fed.studies.file.claims import HOW_SHOWN, OUTCOMES
+from lit_fed.studies.results.markup import head, line
+from lit_fed.studies.results.results import Results, verdict_text
+
+_FILE = "summary.json"
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A claim with its verdict.
+
+    Args:
+        says: The paper's wording.
+        text: The claim in the study file's grammar.
+        outcome: ``holds``, ``equal``, ``undecided`` or ``fails``.
+        difference: The difference, its spread, and the number that it must exceed.
+        seeds: The number of seeds with all values that the claim needs.
+    """
+
+    says: str
+    text: str
+    outcome: str
+    difference: str
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A study's line on a page, and its claims.
+
+    Args:
+        name: The study's name.
+        profile: The profile.
+        title: The comparison in one line.
+        source: The paper, and the table or figure.
+        cells: The number of cells.
+        done: The number of finished cells.
+        failed: The number of failed cells.
+        claims: The claims.
+    """
+
+    name: str
+    profile: str
+    title: str
+    source: str
+    cells: int
+    done: int
+    failed: int
+    claims: tuple[Decided, ...]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of claims by outcome."""
+        found = [claim.outcome for claim in self.claims]
+        return {outcome: found.count(outcome) for outcome in OUTCOMES}
+
+
+def summary_of(results: Results) -> Summary:
+    """Return the summary of a study."""
+    grid, study = results.grid, results.grid.study
+    claims = (Decided(c.says, c.text, v.outcome, verdict_text(v), v.seeds) for c, v in results.verdicts)
+    done, failed = (sum(getattr(cell, state) for cell in grid.cells) for state in ("done", "failed"))
+    told = (study.name, study.profile, study.title, study.source)
+    return Summary(*told, len(grid.cells), done, failed, tuple(claims))
+
+
+def summary_json(summary: Summary) -> str:
+    """Serialise a summary."""
+    return json.dumps(asdict(summary), indent=1, ensure_ascii=False) + "\n"
+
+
+def summaries_in(output: Path, profile: str) -> list[Summary]:
+    """Read the summaries of all studies in a folder for one profile, sorted by name; skip files of other origin."""
+    found = [_read(path) for path in sorted(output.glob(f"*/{profile}/{_FILE}"))]
+    return [summary for summary in found if summary is not None]
+
+
+def _read(path: Path) -> Summary | None:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        claims = tuple(Decided(**claim) for claim in content.pop("claims"))
+        summary = Summary(**content, claims=claims)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    ours = (summary.name, summary.profile) == path.parts[-3:-1] and all(c.outcome in OUTCOMES for c in claims)
+    return summary if ours else None
+
+
+def tally_text(several: Sequence[Summary]) -> str:
+    """Return the number of claims by outcome, as a sentence."""
+    counts = {outcome: sum(summary.counts[outcome] for summary in several) for outcome in OUTCOMES}
+    claims = counted(sum(counts.values()), "claim")
+    return f"{claims} of {counted(len(several), 'study')}: " + ", ".join(
+        f"{outcome} {count}" for outcome, count in counts.items()
+    )
+
+
+def claims_markdown(several: Sequence[Summary]) -> str:
+    """Return the claims of studies as one Markdown table."""
+    lines = head(("study", "claim", "verdict", "difference", "seeds"))
+    for summary in several:
+        for claim in summary.claims:
+            said = f"{claim.says} (`{claim.text}`)" if claim.says else f"`{claim.text}`"
+            lines.append(line((summary.name, said, claim.outcome, claim.difference, claim.seeds)))
+    if len(lines) == 2:
+        return "No claims.\n"
+    return "\n".join([*lines, "", HOW_SHOWN]) + "\n"
