@@ -68,7 +68,8 @@ class Settings:
         self.content = self._over(self.content, _inside(keys, content if structured else value), ())
         found = dict(origins or {place: ""})
         for leaf in leaves(content, place):
-            found[(*leaf, "class_path")] = found[leaf] = found.get(leaf, found.get(place, ""))  # a lone text is a class
+            found.setdefault(leaf, found.get(place, ""))
+            found.setdefault((*leaf, "class_path"), found[leaf])  # a lone text is a class
         self.origins.update({tuple(key.removesuffix("+") for key in keys): where for keys, where in found.items()})
 
     def origin(self, keys: Sequence[str]) -> str | None:
