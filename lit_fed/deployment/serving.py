@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from typing import Protocol as Interface
 
-import grpc
-
 from lit_fed.data.partitions.cut import named
 from lit_fed.deployment.ends import Alert, check_public, ending_by_signal, listen
-from lit_fed.deployment.frames import GOODBYE, METHOD, SERVICE, Joiner, frames, options
+from lit_fed.deployment.frames import GOODBYE, METHOD, SERVICE, Joiner, frames, options  # before grpc, which it sets up
 from lit_fed.deployment.node_keys import NodeKeys
 from lit_fed.deployment.security import Security, key_of
 from lit_fed.errors import ConfigError, ProcessLost, WireError
+
+import grpc  # isort: skip
 
 
 class Reply(NamedTuple):

@@ -50,7 +50,7 @@ class CommandLine:
         files, merged = ConfigFiles() if files is None else files, Text("settings of files and options\n")
         begin = self.words.index(self.command) + 1
         self.words = self.words[:begin]
-        for word in _spelled(self._given[begin:]):
+        for word in spelled(self._given[begin:]):
             option, mark, value = word.partition("=")
             if mark and option == "--config":
                 self._put(files.parts(value))
@@ -101,7 +101,7 @@ class CommandLine:
 # ---------------------------------------------------------------------- one spelling
 
 
-def _spelled(words: Sequence[str]) -> Iterator[str]:
+def spelled(words: Sequence[str]) -> Iterator[str]:
     """Words with every configuration file and every setting as one word, ``--key=value``."""
     before = ""
     for word, after in pairwise((*words, "--")):

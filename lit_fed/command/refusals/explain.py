@@ -126,7 +126,8 @@ def _tell(facts: SimpleNamespace, key: str, args: Sequence[str]) -> str:
 def _of_type(facts: SimpleNamespace, key: str) -> str:
     """Reason why a value is not of its type."""
     bases, given = suggest.classes_in(facts.types), str(facts.given)
-    if facts.kind == "no_class" or (facts.kind == "wanted" and suggest.close_class(given, bases)):
+    meant = facts.kind == "wanted" and not suggest.named_class(given, bases) and suggest.close_class(given, bases)
+    if facts.kind == "no_class" or meant:
         return suggest.no_class(facts.what if facts.kind == "no_class" else given, bases)
     if facts.kind == "abstract" and facts.what in given:  # else it is the base, where no class is given
         return f"{facts.what} is abstract; name a class that derives from it{suggest.choices(bases)}"

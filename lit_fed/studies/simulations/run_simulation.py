@@ -18,6 +18,7 @@ from lit_fed.checks import check_range
 from lit_fed.command.reading.parts import instantiate
 from lit_fed.command.reading.readable import read_settings
 from lit_fed.command.reading.shipped import located
+from lit_fed.command.reading.words import spelled
 from lit_fed.command.table import Call
 from lit_fed.engine.storage.files import files_in_place
 from lit_fed.errors import ConfigError
@@ -50,7 +51,7 @@ def run(call: Call) -> int:
     simulation: Simulation = instantiate(call.parser, options).simulate
     if options.again:
         check_again(options.again, simulation, settings_of(options))
-    name = name_of(options)
+    name = name_of(call)
     folder = options.output or Path("simulations") / name
     made_with, began, worked = describe(), time.monotonic(), sum(os.times()[:4])
     kept = None if "uncommitted" in made_with["commit"] else folder  # uncommitted code cannot be identified
@@ -119,10 +120,10 @@ def _sentence(content: Any) -> str:
     return " ".join(str(content["claim"] if isinstance(content, dict) else content).split())
 
 
-def name_of(options: Namespace) -> str:
+def name_of(call: Call) -> str:
     """Return the name of a figure's folder and picture: its configuration file's, or its class's."""
-    named = [Path(str(path)).stem for path in options.config or ()]
-    return named[-1] if named else str(options.simulate.class_path).rpartition(".")[2].lower()
+    files = [word.removeprefix("--config=") for word in spelled(call.words) if word.startswith("--config=")]
+    return Path(files[-1]).stem if files else str(call.settings.simulate.class_path).rpartition(".")[2].lower()
 
 
 def settings_of(options: Namespace) -> dict[str, Any]:

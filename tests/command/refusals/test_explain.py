@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from jsonargparse import ArgumentError
 
+from lit_fed.callbacks import Callback
 from lit_fed.command.refusals.explain import explain
 from lit_fed.command.table import COMMANDS
 from tests.command.support import LR, QUICKSTART, command, error_of
@@ -189,3 +190,11 @@ def test_where_a_value_may_be_one_of_several_types_the_class_that_was_meant_is_j
     assert error_of(command("fit", "--trainer.logger", logger), capsys) == (
         "unknown key trainer.logger.init_args.save_dirr: CSVLogger has no such setting; did you mean save_dir?"
     )
+
+
+def test_a_class_of_the_users_with_a_name_nearby_is_not_taken_for_a_known_class(capsys):
+    class Stopping(Callback):
+        """A user's."""
+
+    told = error_of(command("fit", "--trainer.callbacks", "EarlyStopping"), capsys)
+    assert "write trainer.callbacks+=EarlyStopping" in told

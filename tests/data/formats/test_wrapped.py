@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from lightning import LightningDataModule, LightningModule
 from torch import Tensor, nn
 from torch.utils.data import (
@@ -24,7 +25,6 @@ from lit_fed.command.cli import main
 from lit_fed.data import Digits, Dirichlet, Listed, Wrapped
 from lit_fed.errors import ConfigError
 from lit_fed.tasks import Classifier
-from tests.command.support import error_of
 from tests.support import fit, rows
 
 SITES = ("berlin", "hamburg", "ulm")
@@ -301,13 +301,15 @@ def test_the_command_line_wraps_a_plain_module(tmp_path: Path) -> None:
     main(["test", "-c", str(folder / "config.yaml"), *again])
 
 
-def test_a_file_that_is_named_as_data_is_told_how_to_name_the_module(tmp_path: Path, capsys: Any) -> None:
+def test_a_module_in_a_file_that_is_named_as_data_is_wrapped_too(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "data.yaml").write_text("class_path: tests.data.formats.test_wrapped.MyData\n", encoding="utf-8")
     words = ["fit", "--model", "Classifier", "--algorithm", "FedAvg", "--data", str(tmp_path / "data.yaml")]
-    assert error_of(words, capsys) == (
-        "data: tests.data.formats.test_wrapped.MyData is a plain LightningDataModule; name Wrapped as the class, and "
-        "tests.data.formats.test_wrapped.MyData as its module"
-    )
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--print_config"])
+    assert not ended.value.code
+    data = yaml.safe_load(capsys.readouterr().out)["data"]
+    assert data["class_path"] == "lit_fed.data.Wrapped"
+    assert data["init_args"]["module"]["class_path"] == "tests.data.formats.test_wrapped.MyData"
 
 
 def test_a_trainer_is_told_to_wrap(tmp_path: Path) -> None:

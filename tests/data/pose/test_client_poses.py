@@ -320,9 +320,9 @@ def test_the_command_writes_what_a_node_reads(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "out" / "client_2" / "images" / "train_000006.png").is_file() or len(
         list((tmp_path / "out" / "client_2" / "images").glob("train_*.png"))
     ) == 3
-    text = (tmp_path / "out" / "client_1" / "README.md").read_text()
-    assert "`images` and the `.json` files hold only this client's samples" in text
-    assert "--client client_1 " in text
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "`images` and the `.json` files hold the samples of one client" in text
+    assert "--client client_0 " in text
     content = yaml.safe_load((tmp_path / "out" / "server" / "config.yaml").read_text())
     assert content["data"]["class_path"] == "ClientPoses"
     monkeypatch.chdir(tmp_path / "out")

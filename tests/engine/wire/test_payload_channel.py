@@ -59,7 +59,7 @@ def test_nobody_else_packs_or_counts() -> None:
     texts = {path.relative_to(package).as_posix(): path.read_text(encoding="utf-8") for path in package.rglob("*.py")}
     packs = {name for name, text in texts.items() if "codec.encode(" in text or "codec.decode(" in text}
     heatmaps = {"tasks/keypoint_estimator.py", "tasks/pose_metrics.py"}  # have codecs of their own
-    assert packs - heatmaps == {"engine/wire/channel.py"}
+    assert packs - heatmaps == {"engine/wire/payload.py"}
 
 
 @pytest.mark.parametrize("word", ["Tensor", "load", "quint8", ""])
