@@ -265,8 +265,10 @@ def _repacked() -> dict[str, Damage]:
         found, owner = torch.load(last, weights_only=True), next(iter(kept))
         made = {client: {name: tensor.long() for name, tensor in state.items()} for client, state in kept.items()}
         write_pack(path, made)
-        round_idx, _ = found["clients"][owner]
-        torch.save(found | {"clients": found["clients"] | {owner: (round_idx, checksum(owner, made[owner]))}}, last)
+        table = found["clients"]
+        row = table[:, 0].tolist().index(int(owner))
+        table[row, 1] = int(table[row, 1]) >> 32 << 32 | checksum(owner, made[owner])
+        torch.save(found, last)
 
     def turned(path: Path) -> None:
         kept = states(path)
