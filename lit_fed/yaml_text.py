@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import yaml
@@ -30,7 +31,8 @@ def read_nodes(text: str, kind: type[yaml.SafeLoader]) -> tuple[yaml.Node | None
     Raises:
         yaml.YAMLError: If the text is not YAML.
         TooManyValues: If its aliases and merges expand to too many values, or a value contains itself.
-        ValueError: If the text is too long, is nested too deeply, or has a number or a date that Python cannot hold.
+        ValueError: If the text is too long, is nested too deeply, has a number or a date that Python cannot hold, or
+            a lone surrogate, which no file can hold.
     """
     if len(text) > _MOST_BYTES:
         raise ValueError(f"it has {len(text):,} characters, which no configuration has")
@@ -49,8 +51,12 @@ def read_nodes(text: str, kind: type[yaml.SafeLoader]) -> tuple[yaml.Node | None
 
 
 def _count(node: yaml.Node, known: dict[int, int]) -> int:
-    """Number of values in a node with aliases expanded; above the limit where the node contains itself."""
+    """Number of values in a node with aliases expanded, each checked; above the limit if the node contains itself."""
     if isinstance(node, yaml.ScalarNode):
+        try:
+            os.fsencode(node.value)
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{node.value!r:.80} holds a lone surrogate, half of a character") from error
         return 1
     if id(node) not in known:
         known[id(node)] = _MOST_VALUES  # while it is being counted: a node that contains itself has no end

@@ -160,7 +160,7 @@ def broken_federations(draw: random.Random) -> Iterator[Case]:
         (folder / "mine.yaml").write_text("\n".join(lines) + "\n")
 
     yield Case("a federation that is good", args, good, status=(0,))
-    keys = ("authority/ca.key", "authority/ca.crt", "server/server.key", "server/server.crt", "server/keys/north.pub")
+    keys = ("authority/ca.key", "authority/ca.crt", "server/server.key", "server/server.crt", "server/keys/north.crt")
     while True:
         damages = damages_of(draw)
         del damages["overwritten"]  # may hit a comment

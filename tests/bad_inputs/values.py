@@ -70,7 +70,7 @@ def wrong(hint: Any) -> list[str]:
     values = set.intersection(*(set(WRONG[kind]) for kind in found))
     if found <= {"int", "float"}:
         values |= {"[x, y]"}
-    return sorted(values)
+    return sorted(values - ({"None"} if "none" in kinds(hint) else set()))  # an option's word for null
 
 
 def edges(hint: Any) -> list[str]:

@@ -154,3 +154,11 @@ def test_a_quoted_learning_rate_trains_as_the_number(capsys: Any) -> None:
     one, other = (rows(Path(f"lightning_logs/version_{version}/metrics.csv"))[0] for version in (0, 1))
     assert one["train/loss"] == other["train/loss"]
     assert one["global/loss"] == other["global/loss"]
+
+
+@pytest.mark.parametrize("name", ["fit", "cost"])
+def test_a_text_that_no_file_can_hold_is_refused(name, tmp_path, capsys):
+    path = tmp_path / "more.yaml"
+    path.write_text('trainer: {default_root_dir: "\\ud800"}\n', encoding="utf-8")
+    told = error_of(command(name, "-c", str(path)), capsys)
+    assert told.endswith("'\\ud800' holds a lone surrogate, half of a character")
