@@ -164,14 +164,16 @@ class VectorizedExecutor(Executor):
         self, kind: str, clients: Sequence[Client], trained: Trained, broadcast: Broadcast
     ) -> list[ClientUpdate | ClientFailure]:
         """The trained clients' updates, stored and wrapped, and the failures among them."""
-        session, answers = self.session, self.finishes[kind].of_all(clients, trained.tensors)
+        session, answers = self.session, self._answers(kind, clients, trained, broadcast)
         self._check(kind, clients, trained, answers, broadcast)
         failures: list[ClientUpdate | ClientFailure] = []
         senders, updates = list[Client](), list[ClientUpdate]()
-        for idx, client in enumerate(clients):
+        for client, answer, metrics in zip(clients, answers, trained.metrics, strict=True):
+            if isinstance(answer, ClientFailure):
+                failures.append(answer)
+                continue
             try:
-                answer = session.answer(client) if answers is None else answers[idx]
-                updates.append(session.take(client, answer, trained.metrics[idx]))
+                updates.append(session.take(client, answer, metrics))
             except (Exception, SystemExit) as error:
                 failures.append(self._failed_alone(client.id, broadcast, error))
             else:
@@ -186,6 +188,21 @@ class VectorizedExecutor(Executor):
                     failures.append(failure(client.id, client.round_idx, error))
             return failures
 
+    def _answers(
+        self, kind: str, clients: Sequence[Client], trained: Trained, broadcast: Broadcast
+    ) -> Sequence[Answer | ClientFailure]:
+        """Every client's answer, asked for once: a method's ``finish`` may change the client's state."""
+        together = self.finishes[kind].of_all(clients, trained.tensors)
+        if together is not None:
+            return together
+        found = list[Answer | ClientFailure]()
+        for client in clients:
+            try:
+                found.append(self.session.answer(client))
+            except (Exception, SystemExit) as error:
+                found.append(self._failed_alone(client.id, broadcast, error))
+        return found
+
     def _draw(self, client_ids: Sequence[int], round_idx: int) -> int | None:
         """A client of the cohort, in rounds 0, 1, 2, 4, 8, …; the same on every process."""
         if round_idx & (round_idx - 1):
@@ -199,7 +216,7 @@ class VectorizedExecutor(Executor):
         kind: str,
         clients: Sequence[Client],
         trained: Trained,
-        answers: Sequence[Answer] | None,
+        answers: Sequence[Answer | ClientFailure],
         broadcast: Broadcast,
     ) -> None:
         """Compare the drawn client of the round, and one of every new computation, with the same client alone."""
@@ -209,9 +226,10 @@ class VectorizedExecutor(Executor):
             *(idx for idx, client in enumerate(clients) if client.id == self._drawn),
         }
         for idx in sorted(chosen):
-            client = clients[idx]
+            client, answer = clients[idx], answers[idx]
             try:
-                answer = session.answer(client) if answers is None else answers[idx]
+                if isinstance(answer, ClientFailure):
+                    raise answer
                 session.check_finite(client, trained.metrics[idx], answer)
             except (Exception, SystemExit):  # `_failed_alone` confirms its failure
                 chosen.discard(idx)

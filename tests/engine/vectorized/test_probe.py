@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,20 @@ from lit_fed import Classifier, FederatedTrainer
 from lit_fed.data import Arrays
 from lit_fed.engine.vectorized.executor import VectorizedExecutor
 from lit_fed.errors import ClientFailure, ConfigError
-from lit_fed.methods import Scaffold
+from lit_fed.methods import FedAvg, Scaffold
 from tests.engine.vectorized.test_executor import Cracked, Sized, everything, federate, sgd
-from tests.support import ROOT, assert_same, rows, run_cli, saved_weights, weights
+from tests.support import (
+    ROOT,
+    LeastSquares,
+    Threes,
+    assert_same,
+    client_states,
+    fit,
+    rows,
+    run_cli,
+    saved_weights,
+    weights,
+)  # fmt: skip
 
 SIZES = (3, 30, 5, 20, 12, 26, 9, 68)  # batches of 8: of one client 1, of another 9
 
@@ -328,3 +340,21 @@ def test_two_processes_repeat_the_round_in_which_a_group_of_one_fails(tmp_path: 
         assert done.returncode == 0, done.stderr
         assert "one client after the other from round 1 on: client" in done.stdout
     assert_same(*(saved_weights(tmp_path / f"lightning_logs/version_{idx}") for idx in range(2)))
+
+
+class Counting(FedAvg):
+    """Its finish is no function of tensors, and changes the client's state in place."""
+
+    def initial_state(self, client: Any) -> dict[str, Tensor]:
+        return {"finished": torch.zeros(())}
+
+    def finish(self, client: Any) -> Any:
+        if client.id >= 0:  # a value of Python: each client is asked for itself
+            client.state["finished"] = client.state["finished"] + 1
+        return replace(super().finish(client), state={"finished": client.state["finished"]})
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorized", "auto"])
+def test_a_client_that_is_compared_is_finished_once(tmp_path: Path, executor: str) -> None:
+    made = fit(tmp_path, LeastSquares(lr=0.05), Threes(3), Counting(), max_rounds=3, executor=executor)
+    assert [float(state["state/finished"]) for state in client_states(made.log_dir).values()] == [3.0] * 3
