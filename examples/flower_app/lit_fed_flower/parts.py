@@ -1,0 +1,34 @@
+"""The run that a configuration describes, and a message of lit_fed as a record of Flower's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import ConfigRecord, RecordDict
+
+from lit_fed.command.commands.deployed import Made, add_run, make
+from lit_fed.command.reading.words import CommandLine
+from lit_fed.command.table import Call
+from lit_fed.parsing import Parser
+
+
+def made(config: Mapping[str, Any]) -> Made:
+    """Make a trainer and its parts from the file ``config``, in the working directory ``folder``."""
+    os.chdir(str(config["folder"]))
+    line, parser = CommandLine(["federate", "-c", str(config["config"])]), Parser(exit_on_error=False)
+    add_run(parser)
+    return make(Call(line.parse(parser, 1), parser, line.words), ())
+
+
+def pack(blob: bytes) -> RecordDict:
+    """Wrap a message."""
+    return RecordDict({"lit_fed": ConfigRecord({"blob": blob})})
+
+
+def unpack(content: RecordDict) -> bytes:
+    """Return the message in a record."""
+    blob = content.config_records["lit_fed"]["blob"]
+    assert isinstance(blob, bytes)
+    return blob
