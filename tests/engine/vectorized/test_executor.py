@@ -24,6 +24,7 @@ from lit_fed.methods import (
     FedAvg,
     FedAvgM,
     FedBABU,
+    FedBN,
     FedDrPlus,
     FedDyn,
     FedETF,
@@ -182,12 +183,13 @@ class Normed(nn.Module):
         return logits
 
 
-def test_batch_norm_in_float64_where_batches_cannot_be_padded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", [FedAvg, FedBN])
+def test_batch_norm_in_float64_where_batches_cannot_be_padded(tmp_path: Path, method: Any) -> None:
     def task() -> Classifier:
         return Classifier(network=Normed(), optimizer=sgd)
 
     runs = [
-        federate(tmp_path / how, how, task=task, data=Sized(11, 26, 14, 11, 12, 5, 21, 3, 16), precision="64-true")
+        federate(tmp_path / how, how, method(), task, Sized(11, 26, 14, 11, 12, 5, 21, 3, 16), precision="64-true")
         for how in ("sequential", "vectorized")
     ]
     assert_close(*runs, tolerance=1e-11)
