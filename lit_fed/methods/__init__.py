@@ -25,6 +25,7 @@ from lit_fed.methods.frozen_heads import (
     FedETF,
     SphereFed,
 )
+from lit_fed.methods.lg_fedavg import LGFedAvg
 from lit_fed.methods.local_only import LocalOnly
 from lit_fed.methods.moon import Moon
 from lit_fed.methods.per_fedavg import PerFedAvg
@@ -56,6 +57,7 @@ __all__ = [
     "FedRAF",
     "FedRep",
     "FedYogi",
+    "LGFedAvg",
     "LocalOnly",
     "Moon",
     "PerFedAvg",
