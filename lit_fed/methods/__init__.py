@@ -1,5 +1,6 @@
 """Methods, one file or package per paper."""
 
+from lit_fed.methods.apfl import APFL
 from lit_fed.methods.attention_freezing import FedFrozen
 from lit_fed.methods.client_momentum import ClientMomentum
 from lit_fed.methods.data_free import FedGen, HFedCKD, PseudoMap, PseudoTest
@@ -36,6 +37,7 @@ from lit_fed.methods.scaffold import Scaffold
 from lit_fed.methods.server import ServerOptimizer
 
 __all__ = [
+    "APFL",
     "FD",
     "KD",
     "LD",

@@ -18,6 +18,7 @@ from lit_fed.engine.vectorized import executor as vectorized
 from lit_fed.engine.vectorized.executor import AutoExecutor, VectorizedExecutor
 from lit_fed.errors import ClientFailure, ConfigError
 from lit_fed.methods import (
+    APFL,
     UWA,
     ClientMomentum,
     DotRegression,
@@ -57,6 +58,7 @@ METHODS: dict[str, Callable[[], Any]] = {
     "FedPer": FedPer,
     "FedRep": FedRep,
     "LGFedAvg": LGFedAvg,
+    "APFL": APFL,
     "FedROD": FedROD,
     "FedROD-hyper": lambda: FedROD(hidden=32),
     "FedBABU": FedBABU,
