@@ -31,6 +31,7 @@ from lit_fed.methods.lg_fedavg import LGFedAvg
 from lit_fed.methods.local_only import LocalOnly
 from lit_fed.methods.moon import Moon
 from lit_fed.methods.per_fedavg import PerFedAvg
+from lit_fed.methods.pfedme import PFedMe
 from lit_fed.methods.raf import RAF, ClusterTest, FedRAF
 from lit_fed.methods.regularizers import FD, KD, LD, NTD, Prox
 from lit_fed.methods.scaffold import Scaffold
@@ -64,6 +65,7 @@ __all__ = [
     "LGFedAvg",
     "LocalOnly",
     "Moon",
+    "PFedMe",
     "PerFedAvg",
     "Prox",
     "Scaffold",
