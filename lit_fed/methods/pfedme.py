@@ -20,7 +20,7 @@ OWN = "own."  # in a client's state: its personal model θ
 
 
 class PFedMe(FedAvg):
-    r"""Every client has a personal model θ near the global w, around :math:`\min \ell + \tfrac\lambda2 \|\theta - w\|^2`.
+    r"""A personal model θ of each client near the global w, lowering :math:`\ell + \tfrac\lambda2 \|\theta - w\|^2`.
 
     On every batch θ takes K steps, then w one of the task's optimizer along the gradient of the Moreau envelope:
 
