@@ -6,6 +6,7 @@ from lit_fed.methods.client_momentum import ClientMomentum
 from lit_fed.methods.data_free import FedGen, HFedCKD, PseudoMap, PseudoTest
 from lit_fed.methods.distillation import UWA, FedDF, FederatedDistillation, FedMD, TeacherError
 from lit_fed.methods.ditto import Ditto
+from lit_fed.methods.fedala import FedALA
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.fedavgm import FedAvgM
 from lit_fed.methods.fedbn import FedBN
@@ -47,6 +48,7 @@ __all__ = [
     "ClientMomentum",
     "ClusterTest",
     "Ditto",
+    "FedALA",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
