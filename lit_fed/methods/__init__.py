@@ -16,6 +16,7 @@ from lit_fed.methods.fednova import FedNova
 from lit_fed.methods.fedntd import FedNTD
 from lit_fed.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from lit_fed.methods.fedper import FedPer
+from lit_fed.methods.fedproto import FedProto
 from lit_fed.methods.fedprox import FedProx
 from lit_fed.methods.fedrep import FedRep
 from lit_fed.methods.fedrod import FedROD
@@ -59,6 +60,7 @@ __all__ = [
     "FedNTD",
     "FedNova",
     "FedPer",
+    "FedProto",
     "FedProx",
     "FedRAF",
     "FedROD",

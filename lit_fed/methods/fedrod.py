@@ -19,7 +19,7 @@ from lit_fed.checks import check_range
 from lit_fed.losses import balanced_softmax
 from lit_fed.methods.class_counts import look_up_counts, own_counts
 from lit_fed.methods.fedavg import FedAvg
-from lit_fed.methods.frozen_heads.frozen import linear_head
+from lit_fed.methods.frozen_heads.frozen import linear_head, put_head
 from lit_fed.methods.regularizers import features
 
 
@@ -57,9 +57,8 @@ class FedROD(FedAvg):
         head = head_of(task, self.head)
         if head is None or isinstance(head, TwoHeads):
             return
-        made = TwoHeads(linear_head(task, head, "algorithm FedROD adds to the head"), self.hidden)
-        for name in [name for name, module in task.named_modules(remove_duplicate=False) if module is head]:
-            task.set_submodule(name, made)
+        linear = linear_head(task, head, "algorithm FedROD adds to the head")
+        put_head(task, head, TwoHeads(linear, self.hidden))
 
     def split(self, model: Model, round_idx: int) -> Split:
         """A linear h_p stays; one that is made neither trains nor travels."""
