@@ -20,6 +20,7 @@ from lit_fed.methods.fedproto import FedProto
 from lit_fed.methods.fedprox import FedProx
 from lit_fed.methods.fedrep import FedRep
 from lit_fed.methods.fedrod import FedROD
+from lit_fed.methods.fedtgp import FedTGP
 from lit_fed.methods.frozen_heads import (
     Alignment,
     CalibratedTest,
@@ -65,6 +66,7 @@ __all__ = [
     "FedRAF",
     "FedROD",
     "FedRep",
+    "FedTGP",
     "FedYogi",
     "LGFedAvg",
     "LocalOnly",
