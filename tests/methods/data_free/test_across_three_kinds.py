@@ -1,4 +1,4 @@
-"""FedGen and HFedCKD with three widths, these, FedProto and FedTGP with three architectures: resumed == uninterrupted, 1 process == 2."""
+"""FedGen, HFedCKD, FedProto and FedTGP on three kinds of network: resumed == uninterrupted, 1 process == 2."""
 
 import subprocess
 import sys
