@@ -85,7 +85,7 @@ def global_loops(
         found.absent[protocol] = f"{method} has no global model"
     for kind, state in models.items():
         loop = federation.loops[kind]
-        if loop.model.split.personal:
+        if federation.is_partly_personal(round_idx, kind):
             found.absent[protocol] = f"under {method} a part of every model is personal"
             continue
         loop.model.load(state)

@@ -222,7 +222,7 @@ def _test_figures(federation: Federation, round_idx: int) -> Iterator[tuple[str,
         return
     kind, state = next(iter(models.items()))
     loop = federation.loops[kind]
-    if loop.model.split.personal:  # the server's copy of these is untrained
+    if federation.is_partly_personal(round_idx, kind):  # the server's copy of these parts is untrained
         return
     with loop.model.preserved():
         loop.model.load(state)

@@ -1,20 +1,26 @@
 """Methods, one file or package per paper."""
 
+from lit_fed.methods.apfl import APFL
 from lit_fed.methods.attention_freezing import FedFrozen
 from lit_fed.methods.client_momentum import ClientMomentum
 from lit_fed.methods.data_free import FedGen, HFedCKD, PseudoMap, PseudoTest
 from lit_fed.methods.distillation import UWA, FedDF, FederatedDistillation, FedMD, TeacherError
 from lit_fed.methods.ditto import Ditto
+from lit_fed.methods.fedala import FedALA
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.fedavgm import FedAvgM
+from lit_fed.methods.fedbn import FedBN
 from lit_fed.methods.feddyn import FedDyn
 from lit_fed.methods.fedexp import FedExP
 from lit_fed.methods.fednova import FedNova
 from lit_fed.methods.fedntd import FedNTD
 from lit_fed.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from lit_fed.methods.fedper import FedPer
+from lit_fed.methods.fedproto import FedProto
 from lit_fed.methods.fedprox import FedProx
 from lit_fed.methods.fedrep import FedRep
+from lit_fed.methods.fedrod import FedROD
+from lit_fed.methods.fedtgp import FedTGP
 from lit_fed.methods.frozen_heads import (
     Alignment,
     CalibratedTest,
@@ -24,15 +30,18 @@ from lit_fed.methods.frozen_heads import (
     FedETF,
     SphereFed,
 )
+from lit_fed.methods.lg_fedavg import LGFedAvg
 from lit_fed.methods.local_only import LocalOnly
 from lit_fed.methods.moon import Moon
 from lit_fed.methods.per_fedavg import PerFedAvg
+from lit_fed.methods.pfedme import PFedMe
 from lit_fed.methods.raf import RAF, ClusterTest, FedRAF
 from lit_fed.methods.regularizers import FD, KD, LD, NTD, Prox
 from lit_fed.methods.scaffold import Scaffold
 from lit_fed.methods.server import ServerOptimizer
 
 __all__ = [
+    "APFL",
     "FD",
     "KD",
     "LD",
@@ -41,21 +50,28 @@ __all__ = [
     "ClientMomentum",
     "ClusterTest",
     "Ditto",
+    "FedALA",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedBN",
     "FedDyn",
     "FedExP",
     "FedNTD",
     "FedNova",
     "FedPer",
+    "FedProto",
     "FedProx",
     "FedRAF",
+    "FedROD",
     "FedRep",
+    "FedTGP",
     "FedYogi",
+    "LGFedAvg",
     "LocalOnly",
     "Moon",
+    "PFedMe",
     "PerFedAvg",
     "Prox",
     "Scaffold",

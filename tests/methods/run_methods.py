@@ -46,6 +46,7 @@ FILES = {
     },
 }
 OWN: dict[str, dict[str, str | None]] = {
+    "fedbn": {"model.init_args.network": "test_resnet"},
     "fedfrozen": {
         "model.init_args.network": None,
         "algorithm.init_args.warmup_rounds": "2",

@@ -1,4 +1,4 @@
-"""FedPer, FedRep, Ditto, Per-FedAvg and local training against arithmetic.
+"""FedPer, LG-FedAvg, FedRep, Ditto, Per-FedAvg and local training against arithmetic.
 
 Client 0 has x = (1, 0), y = 2, client 1 has three samples x = (0, 1), y = 4; learning rate ½.
 """
@@ -14,7 +14,7 @@ from lit_fed import Classifier, Model, objective_of
 from lit_fed.engine.lightning.compatibility import check_optimization
 from lit_fed.engine.lightning.task_trainer import GradientOptions
 from lit_fed.errors import ConfigError
-from lit_fed.methods import LD, Ditto, FedPer, FedRep, LocalOnly, PerFedAvg, Prox
+from lit_fed.methods import LD, Ditto, FedPer, FedRep, LGFedAvg, LocalOnly, PerFedAvg, Prox
 from lit_fed.protocols import ClientTest, GlobalTest, PersonalTest
 from tests.methods.support import Automatic, ByHand, client_state, global_weight, run_quickstart
 from tests.support import LeastSquares, Points, assert_same, client_states, fit, saved_weights, weights
@@ -82,6 +82,38 @@ def test_fedper_takes_names_modules_and_patterns() -> None:
     assert set(named.personal) == {"network.body.1.bias", "network.head.bias"}
     with pytest.raises(ConfigError, match=r"personal is 'network\.hea', and no .* did you mean network\.head"):
         FedPer(personal=["network.hea"]).split(small(), 0)
+
+
+def test_lg_fedavg_two_rounds_by_hand(tmp_path: Path) -> None:
+    # Round 0: client 0: residual −2 → w₁ = b = 1; client 1: −4 → w₂ = b = 2; shared b = (1 + 3·2)/4 = 1.75
+    # Round 1: client 0: 1 + 1.75 − 2 = 0.75 → w₁ = 0.625, b = 1.375; client 1: 2 + 1.75 − 4 = −0.25 → w₂ = 2.125,
+    #   b = 1.875; shared b = (1.375 + 3·1.875)/4 = 1.75
+    made = fit(tmp_path, WithBias(), algorithm=LGFedAvg(shared=BIAS), max_rounds=2)
+    assert weights(made)["network.bias"].tolist() == [1.75]
+    assert client_state(made, 0) == {"network.weight": [[0.625, 0.0]]}
+    assert client_state(made, 1) == {"network.weight": [[0.0, 2.125]]}
+    assert (made.metrics["comm/uplink_bytes"], made.metrics["comm/downlink_bytes"]) == (8, 8)
+
+
+def test_lg_fedavg_is_the_reverse_of_fedper(tmp_path: Path) -> None:
+    split, reverse = LGFedAvg().split(small(), 0), FedPer().split(small(), 0)
+    assert (split.shared, split.personal) == (reverse.personal, reverse.shared)
+    named = LGFedAvg(shared=["network.body", "network.head.bias"]).split(small(), 0)
+    assert named.personal == ("network.head.weight",)
+    lg = run_quickstart(tmp_path / "lg", "--algorithm", "LGFedAvg", "--algorithm.shared", "[network.body]")
+    fedper = run_quickstart(tmp_path / "fedper", "--algorithm", "FedPer")
+    assert_same(saved_weights(lg), saved_weights(fedper))
+    whole = run_quickstart(tmp_path / "whole", "--algorithm", "LGFedAvg", "--algorithm.shared", "[network]")
+    assert_same(saved_weights(whole), saved_weights(run_quickstart(tmp_path / "fedavg")))
+    with pytest.raises(ConfigError, match=r"algorithm\.shared is 'network\.hea', and no .* did you mean network\.head"):
+        LGFedAvg(shared=["network.hea"]).split(small(), 0)
+
+
+def test_lg_fedavgs_bodies_keep_their_batch_norm() -> None:
+    model = Model(Classifier("test_resnet", input_shape=(1, 8, 8)))
+    model.divide(LGFedAvg().split(model, 0))
+    assert {name.rpartition(".")[0] for name in model.shared_names()} == {"network.fc"}
+    assert set(model.personal_names) == {name for name in model.names if not name.startswith("network.fc.")}
 
 
 def test_ditto_two_rounds_by_hand(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from tests.support import ROOT, rows, saved_weights
 pytest.importorskip("dp_accounting")
 
 _OTHER = "what its server makes of updates is not a mean of what clients send"
+_OTHERS = ["fd_avg", "feddf", "fedexp", "fedgen", "fedmd", "fednova", "fedproto", "fedtgp", "hfedckd", "suwa", "uwa"]
 REFUSED = {
-    **dict.fromkeys(["fd_avg", "feddf", "fedexp", "fedgen", "fedmd", "fednova", "hfedckd", "suwa", "uwa"], _OTHER),
+    **dict.fromkeys(_OTHERS, _OTHER),
     "local_only": "send nothing; leave it out",
 }
 """Methods that cannot be wrapped, with the reason that is given."""

@@ -16,8 +16,9 @@ from tests.methods.run_methods import METHODS, words_of
 from tests.support import ROOT, saved_weights
 
 _OTHER = "its server does not average what clients send"
+_OTHERS = ["fd_avg", "feddf", "fedexp", "fedgen", "fedmd", "fednova", "fedproto", "fedtgp", "hfedckd", "suwa", "uwa"]
 REFUSED = {
-    **dict.fromkeys(["fd_avg", "feddf", "fedexp", "fedgen", "fedmd", "fednova", "hfedckd", "suwa", "uwa"], _OTHER),
+    **dict.fromkeys(_OTHERS, _OTHER),
     "local_only": "send nothing; leave it out",
 }
 """Methods without a rule, with the reason that is given."""

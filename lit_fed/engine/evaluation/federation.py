@@ -114,6 +114,11 @@ class Federation:
         """The global model of a kind, by default the first; empty for methods without one."""
         return global_model(self.algorithm, self.server, round_idx, kind or self.kinds.names[0])
 
+    def is_partly_personal(self, round_idx: int, kind: str) -> bool:
+        """Whether models of a kind have a personal part of which the method broadcasts no value for tests."""
+        personal = self.loops[kind].model.split.personal
+        return bool(set(personal) - self.algorithm.broadcast(self.server, round_idx, kind, "test").keys())
+
     def global_models(self, round_idx: int) -> dict[str, dict[str, Tensor]]:
         """The global model of every kind that has one."""
         found = {kind: self.global_model(round_idx, kind) for kind in self.kinds.names}

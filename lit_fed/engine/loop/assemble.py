@@ -77,7 +77,7 @@ def surroundings(federation: Federation, settings: RunSettings) -> Surroundings:
         return layouts_of(federation.session, [client], broadcast)[kinds.names[0]]
 
     first = next(iter(federation.loops.values()))
-    averaged = first.model.buffers if first.model.buffer_policy == "average" else ()
+    averaged = first.model.buffers.keys() & set(first.model.shared_names("up"))
     return Surroundings(
         algorithm=federation.algorithm,
         server=federation.server,
@@ -235,10 +235,10 @@ def _prepare_kind(
 
 def _staying(model: Model, algorithm: Algorithm[Any], max_rounds: int) -> frozenset[str]:
     """Names of tensors that do not travel in every round: a new client begins with the first model's."""
-    shared = [set(algorithm.split(model, round_idx).shared) for round_idx in range(max(1, max_rounds))]
-    travels = set.intersection(*shared).difference(model.fixed)
-    if all(shared) and model.buffer_policy != "local":
-        travels.update(model.buffers)
+    splits = [algorithm.split(model, round_idx) for round_idx in range(max(1, max_rounds))]
+    travels = set.intersection(*(set(one.shared) for one in splits)).difference(model.fixed)
+    if all(one.shared for one in splits) and model.buffer_policy != "local":
+        travels.update(set(model.buffers).difference(*(one.buffers for one in splits)))
     return frozenset(model.names) - travels
 
 

@@ -116,11 +116,13 @@ class Split:
         shared: Trained, sent down and up.
         personal: Trained and kept by the client.
         frozen: Not trained, as in the server's model.
+        buffers: Buffers that the client keeps, whatever the policy for buffers.
     """
 
     shared: tuple[str, ...]
     personal: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()
 
 
 class Model:
@@ -226,7 +228,8 @@ class Model:
         shared, personal = (
             tuple(name for name in names if name not in self.fixed) for names in (split.shared, split.personal)
         )
-        return Split(shared, personal, (*split.frozen, *(name for name in self.fixed if name not in split.frozen)))
+        frozen = (*split.frozen, *(name for name in self.fixed if name not in split.frozen))
+        return Split(shared, personal, frozen, split.buffers)
 
     # ------------------------------------------------------------------ names
 
@@ -244,16 +247,17 @@ class Model:
         Where no parameter travels, no buffer does.
         """
         travels = self.buffer_policy == "average" or (self.buffer_policy == "server" and direction == "down")
-        return [*self.split.shared, *(self.buffers if travels and self.split.shared else ())]
+        buffers = self.buffers if travels and self.split.shared else ()
+        return [*self.split.shared, *(name for name in buffers if name not in self.split.buffers)]
 
     @property
     def personal_names(self) -> list[str]:
-        """Names of the tensors that the client keeps: the personal parameters, and local buffers.
+        """Names of the tensors that the client keeps: the personal parameters, and the split's or local buffers.
 
         Where no parameter travels, the client keeps all buffers.
         """
         local = self.buffer_policy == "local" or not self.split.shared
-        return [*self.split.personal, *(self.buffers if local else ())]
+        return [*self.split.personal, *(self.buffers if local else self.split.buffers)]
 
     # ------------------------------------------------------------------ tensors
 

@@ -464,10 +464,10 @@ def _weights(given: Sequence[int | None], parts: Iterable[Sequence[int]], sizes:
 
 
 def _stack_models(model: Any, clients: Sequence[Client]) -> Tensors:
-    """Stacks of the tensors that the clients start from: all parameters but the frozen, and all buffers."""
-    frozen = set(model.split.frozen)
+    """Stacks of the tensors that the clients start from: all but the frozen parameters that they have in common."""
     found = {}
     begun = clients[0].begun
+    frozen = set(model.split.frozen).difference(begun)
     alike = all(client.begun is begun for client in clients)
     for name in model.names:
         if name in frozen:

@@ -83,13 +83,7 @@ class NewHead(FrozenHead):
             return
         linear = linear_head(task, head, f"algorithm {type(self).__name__} replaces the head")
         made = self.make_head(linear.in_features, linear.out_features).to(linear.weight)
-        names = [name for name, module in task.named_modules(remove_duplicate=False) if module is head]
-        for name in names:
-            task.set_submodule(name, made)
-        if not names:
-            raise ConfigError(
-                f"the head of model {task_name(task)} is not one of its submodules; name one as algorithm.head"
-            )
+        put_head(task, head, made)
 
     def still(self, head: nn.Module) -> Collection[nn.Parameter]:
         """The classes' directions; other parameters of a head may train."""
@@ -107,6 +101,17 @@ class NewHead(FrozenHead):
                 f"{population.num_classes}, one per class of the data"
             )
         return server
+
+
+def put_head(task: LightningModule, head: nn.Module, made: nn.Module) -> None:
+    """Put another module in the place of a task's head."""
+    names = [name for name, module in task.named_modules(remove_duplicate=False) if module is head]
+    for name in names:
+        task.set_submodule(name, made)
+    if not names:
+        raise ConfigError(
+            f"the head of model {task_name(task)} is not one of its submodules; name one as algorithm.head"
+        )
 
 
 def linear_head(task: LightningModule, head: nn.Module, why: str) -> nn.Linear:

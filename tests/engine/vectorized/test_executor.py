@@ -18,12 +18,14 @@ from lit_fed.engine.vectorized import executor as vectorized
 from lit_fed.engine.vectorized.executor import AutoExecutor, VectorizedExecutor
 from lit_fed.errors import ClientFailure, ConfigError
 from lit_fed.methods import (
+    APFL,
     UWA,
     ClientMomentum,
     DotRegression,
     FedAvg,
     FedAvgM,
     FedBABU,
+    FedBN,
     FedDrPlus,
     FedDyn,
     FedETF,
@@ -32,6 +34,8 @@ from lit_fed.methods import (
     FedPer,
     FedProx,
     FedRep,
+    FedROD,
+    LGFedAvg,
     LocalOnly,
     Moon,
     PerFedAvg,
@@ -53,6 +57,10 @@ METHODS: dict[str, Callable[[], Any]] = {
     "Ditto": Ditto,
     "FedPer": FedPer,
     "FedRep": FedRep,
+    "LGFedAvg": LGFedAvg,
+    "APFL": APFL,
+    "FedROD": FedROD,
+    "FedROD-hyper": lambda: FedROD(hidden=32),
     "FedBABU": FedBABU,
     "FedNTD": FedNTD,
     "Moon": Moon,
@@ -182,12 +190,13 @@ class Normed(nn.Module):
         return logits
 
 
-def test_batch_norm_in_float64_where_batches_cannot_be_padded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", [FedAvg, FedBN])
+def test_batch_norm_in_float64_where_batches_cannot_be_padded(tmp_path: Path, method: Any) -> None:
     def task() -> Classifier:
         return Classifier(network=Normed(), optimizer=sgd)
 
     runs = [
-        federate(tmp_path / how, how, task=task, data=Sized(11, 26, 14, 11, 12, 5, 21, 3, 16), precision="64-true")
+        federate(tmp_path / how, how, method(), task, Sized(11, 26, 14, 11, 12, 5, 21, 3, 16), precision="64-true")
         for how in ("sequential", "vectorized")
     ]
     assert_close(*runs, tolerance=1e-11)

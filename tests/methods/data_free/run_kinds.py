@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 CONFIGS = Path(__file__).parents[3] / "configs"
-FILES = {"hfedckd": [], "fedgen": ["-c", str(CONFIGS / "method" / "fedgen.yaml")]}
-METHODS = [f"{method}_{kinds}" for method in FILES for kinds in ("widths", "architectures")]
+GENERATORS = [f"{method}_{kinds}" for method in ("hfedckd", "fedgen") for kinds in ("widths", "architectures")]
+PROTOTYPES = ["fedproto_architectures", "fedtgp_architectures"]
+METHODS = [*GENERATORS, *PROTOTYPES]
 SMALL = {
     "trainer.local_epochs": "1",
     "trainer.evaluate_every": "2",
@@ -17,7 +18,6 @@ SMALL = {
     "trainer.participation.init_args.count": "4",
     "data.init_args.num_clients": "9",
     "data.init_args.max_train_samples": "360",
-    "algorithm.init_args.generator_steps": "4",
 }
 
 
@@ -26,11 +26,12 @@ def run_kinds(name: str, folder: Path, rounds: int, devices: int = 1) -> Path:
     from lit_fed.command.cli import main
 
     root = folder / name
-    options = SMALL | {"trainer.max_rounds": str(rounds), "trainer.devices": str(devices)}
+    steps = {"algorithm.init_args.generator_steps": "4"} if name in GENERATORS else {}
+    options = SMALL | steps | {"trainer.max_rounds": str(rounds), "trainer.devices": str(devices)}
     words = [word for key, value in options.items() for word in (f"--{key}", value)]
     method, _, kinds = name.partition("_")
     run = CONFIGS / "papers" / "hfedckd" / "runs" / f"digits_three_{kinds}.yaml"
-    files = ["-c", str(run), *FILES[method]]
+    files = ["-c", str(run), *(["-c", str(CONFIGS / "method" / f"{method}.yaml")] if method != "hfedckd" else [])]
     main(["fit", *files, *words, "--trainer.default_root_dir", str(root), "--ckpt_path", "last"])
     return root / "lightning_logs" / "version_0"
 

@@ -1,4 +1,4 @@
-"""FedGen and HFedCKD with three widths and with three architectures: resumed == uninterrupted, 1 process == 2."""
+"""FedGen, HFedCKD, FedProto and FedTGP on three kinds of network: resumed == uninterrupted, 1 process == 2."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.methods.data_free.run_kinds import METHODS, run_kinds
+from tests.methods.data_free.run_kinds import GENERATORS, METHODS, PROTOTYPES, run_kinds
 from tests.methods.test_across_every_method import assert_same_run, trained
 from tests.support import ROOT, rows
 
@@ -38,7 +38,15 @@ def test_two_processes_are_one(whole: dict[str, Path], tmp_path: Path) -> None:
         assert_same_run(whole[method], tmp_path / method / "lightning_logs" / "version_0")
 
 
-@EACH
+@pytest.mark.parametrize("method", PROTOTYPES)
+def test_prototypes_are_all_that_kinds_share(method: str, whole: dict[str, Path]) -> None:
+    last = rows(whole[method] / "metrics.csv")[-1]
+    assert not [name for name in last if name.startswith("global")]
+    assert float(last["clients/acc_mean"]) > 0.2, "guessing gives 0.1"
+    assert float(last["comm/uplink_bytes"]) == 4 * 4 * 10 * (64 + 1)  # clients, bytes, classes; features and a count
+
+
+@pytest.mark.parametrize("method", GENERATORS)
 def test_every_kind_has_a_global_model(method: str, whole: dict[str, Path]) -> None:
     last = rows(whole[method] / "metrics.csv")[-1]
     kinds = ("full", "half", "quarter") if method.endswith("widths") else ("cnn", "transformer", "mlp")

@@ -1,0 +1,36 @@
+"""FedBN.
+
+Li, Jiang, Zhang, Kamp, Dou: "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021,
+Algorithm 1. The server is FedAvg's.
+"""
+
+from __future__ import annotations
+
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lit_fed.algorithm import Model, Split
+from lit_fed.methods.fedavg import FedAvg
+
+
+class FedBN(FedAvg):
+    """Batch norm stays with the client, its scale, shift and running statistics; everything else is averaged.
+
+    Batch norm is every module of a subclass of PyTorch's, under any name. A client that never took part begins with the
+    first model's batch norm, whose statistics it learns in its first round. A network without batch norm makes it
+    FedAvg. There is no global model to test on the shared test set; `ClientTest` tests each client's model.
+
+    It takes the settings of `lit_fed.methods.fedavg.FedAvg`.
+
+    Note:
+        The paper weighs clients equally and equalises their sizes; so does ``weighting: uniform``. Its code tells batch
+        norm by the letters "bn" in a name, which averages a ResNet's ``downsample.1``. Other buffers follow
+        ``trainer.buffers``.
+    """
+
+    def split(self, model: Model, round_idx: int) -> Split:
+        """The parameters and buffers of batch norm stay, all others travel."""
+        norms = [(name, one) for name, one in model.task.named_modules() if isinstance(one, _BatchNorm)]
+        own = {f"{name}.{key}" for name, one in norms for key in one.state_dict()}
+        personal = tuple(name for name in model.parameters if name in own)
+        buffers = tuple(name for name in model.buffers if name in own)
+        return Split(tuple(name for name in model.parameters if name not in own), personal, buffers=buffers)
