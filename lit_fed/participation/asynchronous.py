@@ -7,8 +7,7 @@ round is the work that ends in it, each from the version of the model that it be
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import Any
@@ -31,12 +30,10 @@ class Step:
     Args:
         plan: The clients whose work ended since the step before, ascending by version and client.
         time: Its virtual time, in seconds.
-        in_flight: Number of clients at work, by the version that they started from.
     """
 
     plan: list[Participant]
     time: float
-    in_flight: Counter[int]
 
 
 class Asynchronous(Participation):
@@ -66,6 +63,8 @@ class Asynchronous(Participation):
         steps with what it has. A client that drops out keeps its place until its update would have arrived, as a
         server that waits for it notices.
     """
+
+    one_model = False
 
     def __init__(
         self,
@@ -109,8 +108,12 @@ class Asynchronous(Participation):
         return self._at(round_idx).plan
 
     @override
-    def in_flight(self, round_idx: int) -> Collection[int]:
-        return self._at(round_idx).in_flight
+    def in_flight(self, round_idx: int) -> Mapping[int, Mapping[int, float]]:
+        self._at(round_idx)
+        found: dict[int, dict[int, float]] = {}
+        for *_, one in sorted(self._flying):
+            found.setdefault(one.version or 0, {})[one.client_id] = one.ended
+        return found
 
     @override
     def clock(self, round_idx: int, before: float) -> float:
@@ -145,9 +148,8 @@ class Asynchronous(Participation):
         return self._step
 
     def _queue(self) -> Iterator[Step]:
-        flying: list[tuple[float, int, int, Participant]] = []  # a heap by (time, number of the start)
+        self._flying = flying = list[tuple[float, int, int, Participant]]()  # a heap by (time, number of the start)
         busy: list[int] = []  # positions among the seen clients, ascending: in flight, or ended since the last step
-        versions: Counter[int] = Counter()
         ended: list[Participant] = []
         places: list[int] = []  # their positions
         now, version, started, arrived = 0.0, 0, 0, 0
@@ -159,16 +161,11 @@ class Asynchronous(Participation):
                 due = now + self.duration(client_id)
                 one = Participant(client_id, self._fate(version, client_id), version, now, due)
                 heappush(flying, (due, started, place, one))
-                versions[version] += 1
                 started += 1
             now = flying[0][0]
             while flying and flying[0][0] == now:
                 _, _, place, one = heappop(flying)
-                begun = one.version or 0
-                versions[begun] -= 1
-                if not versions[begun]:
-                    del versions[begun]
-                late = self.max_staleness is not None and version - begun > self.max_staleness
+                late = self.max_staleness is not None and version - (one.version or 0) > self.max_staleness
                 if late and one.fate is Fate.ON_TIME:
                     one = replace(one, fate=Fate.LOST_AFTER)
                 ended.append(one)
@@ -176,7 +173,7 @@ class Asynchronous(Participation):
                 arrived += one.fate is Fate.ON_TIME
                 if arrived == self.buffer or (not flying and len(busy) == self.num_seen):
                     ended.sort(key=lambda one: (one.version, one.client_id))
-                    yield Step(ended, now, versions.copy())
+                    yield Step(ended, now)
                     for place in places:
                         del busy[bisect_left(busy, place)]
                     ended, places, arrived, version = [], [], 0, version + 1

@@ -7,7 +7,7 @@ and the same fates without communication.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
@@ -211,6 +211,9 @@ class Participation(ABC):
     def _draw(self, round_idx: int) -> NDArray[np.int64]:
         """Positions of a round's cohort among the seen clients: a pure function of (seed, round_idx)."""
 
+    one_model = True
+    """Whether all clients of a round start from one model."""
+
     by_data = False
     """Whether a client's data decide who else is selected; then no privacy can be accounted."""
 
@@ -254,9 +257,12 @@ class Participation(ABC):
         """The cohort of a round with each client's fate, in the order of `select`."""
         return [Participant(client_id, self._fate(round_idx, client_id)) for client_id in self.select(round_idx)]
 
-    def in_flight(self, round_idx: int) -> Collection[int]:
-        """The rounds whose broadcasts clients still work on when a round's server step is taken."""
-        return ()
+    def in_flight(self, round_idx: int) -> Mapping[int, Mapping[int, float]]:
+        """The clients at work when the server takes a round's step, with the virtual time of their end.
+
+        They are listed by the round whose broadcast they started from.
+        """
+        return {}
 
     def duration(self, client_id: int) -> float:
         """Virtual seconds of a client's work; 0 without `speeds` and `stragglers`."""

@@ -49,7 +49,7 @@ def test_three_clients_by_hand(tmp_path: Path) -> None:
         [Participant(2, on_time, 2, 5.0, 9.0), Participant(0, on_time, 3, 7.0, 9.0)],
     ]
     assert [made.clock(step, 0.0) for step in range(4)] == [3.0, 5.0, 7.0, 9.0]
-    assert [set(made.in_flight(step)) for step in range(4)] == [{0}, {1}, {2}, {3}]
+    assert [made.in_flight(step) for step in range(4)] == [{0: {2: 4.0}}, {1: {1: 6.0}}, {2: {2: 9.0}}, {3: {1: 10.0}}]
 
 
 def plain_queue(
