@@ -9,6 +9,7 @@ from pathlib import Path
 CONFIGS = Path(__file__).parents[2] / "configs"
 METHODS = {path.stem: path for path in sorted((CONFIGS / "method").glob("*.yaml"))}
 METHODS["scaffold_with_raf"] = METHODS["scaffold"]
+METHODS["scaffold_asynchronous"] = METHODS["scaffold"]
 SMALL = {
     "trainer.participation.init_args.count": "4",
     "trainer.evaluate_every": "2",
@@ -45,7 +46,19 @@ FILES = {
         for name in ("dot_regression", "feddr_plus", "fedetf", "spherefed")
     },
 }
+# Six of the eight clients in flight, a step on every second arrival.
+ASYNCHRONOUS: dict[str, str | None] = {
+    "trainer.participation.init_args.count": None,
+    "trainer.participation": "Asynchronous",
+    "trainer.participation.concurrency": "6",
+    "trainer.participation.buffer": "2",
+    "trainer.participation.speeds": "Speeds",
+    "trainer.participation.speeds.sigma": "1.0",
+}
 OWN: dict[str, dict[str, str | None]] = {
+    "fedasync": ASYNCHRONOUS,
+    "fedbuff": ASYNCHRONOUS,
+    "scaffold_asynchronous": ASYNCHRONOUS,
     "fedfrozen": {
         "model.init_args.network": None,
         "algorithm.init_args.warmup_rounds": "2",
