@@ -6,7 +6,7 @@ AISTATS 2022, Algorithm 1 and Section 5. The client's half is FedAvg's.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from lit_fed.algorithm import ClientUpdate, Payload, Server, Tensors
 from lit_fed.checks import check_range
@@ -23,7 +23,8 @@ class FedBuff(ServerOptimizer):
     Args:
         server_lr: :math:`\eta_g`.
         exponent: a; 0 leaves stale updates their full weight.
-        kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`, without ``weighting``: all clients weigh the same.
+        weighting: ``uniform`` as in the paper; ``samples`` weighs the mean of the K movements.
+        kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
         ConfigError: If the learning rate is not positive, or the exponent is negative.
@@ -33,8 +34,14 @@ class FedBuff(ServerOptimizer):
         update is lost to a failure, K is the number of those that arrived.
     """
 
-    def __init__(self, server_lr: float = 1.0, exponent: float = 0.5, **kwargs: Any) -> None:
-        super().__init__(server_lr=server_lr, weighting="uniform", **kwargs)
+    def __init__(
+        self,
+        server_lr: float = 1.0,
+        exponent: float = 0.5,
+        weighting: Literal["samples", "uniform"] = "uniform",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(server_lr=server_lr, weighting=weighting, **kwargs)
         check_range("algorithm.exponent", exponent, least=0)
         self.exponent = exponent
 

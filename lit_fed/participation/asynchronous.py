@@ -90,7 +90,6 @@ class Asynchronous(Participation):
         check_range("participation.max_staleness", self.max_staleness, least=0, null="for no limit")
         for name in ("dropout_before", "dropout_after"):
             check_range(f"participation.{name}", getattr(self, name), least=0, below=1, why=", or no step has an update")
-        self.by_data = self.speeds.by_data
         self._rewind()
 
     @override

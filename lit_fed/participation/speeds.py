@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
 
@@ -15,6 +16,7 @@ _KEY = "participation.speeds"
 _COLUMNS = ("seconds", "seconds_per_sample", "down_bytes_per_s", "up_bytes_per_s")
 
 
+@dataclass
 class Speeds:
     r"""Virtual seconds from a client's download to the arrival of its update: the same in every round.
 
@@ -30,14 +32,11 @@ class Speeds:
             ``seconds_per_sample``, ``down_bytes_per_s`` and ``up_bytes_per_s``. σ is 0 then.
     """
 
-    def __init__(
-        self, seconds: float = 1.0, seconds_per_sample: float = 0.0, sigma: float = 0.0, trace: str | None = None
-    ) -> None:
-        self.seconds = seconds
-        self.seconds_per_sample = seconds_per_sample
-        self.sigma = sigma
-        self.trace = trace
-        self._rows: list[tuple[float, float, float, float]] = []
+    seconds: float = 1.0
+    seconds_per_sample: float = 0.0
+    sigma: float = 0.0
+    trace: str | None = None
+    _rows: list[tuple[float, float, float, float]] = field(default_factory=list, init=False, repr=False)
 
     def setup(self, num_clients: int) -> None:
         """Check the settings, and read the trace."""
@@ -51,16 +50,6 @@ class Speeds:
             raise ConfigError(f"{_KEY} has a trace beside seconds, seconds_per_sample or sigma; leave these out")
         else:
             self._rows = _read(self.trace, num_clients)
-
-    @property
-    def by_data(self) -> bool:
-        """Whether the size of a client's data matters."""
-        return self.seconds_per_sample > 0 or any(row[1] for row in self._rows)
-
-    @property
-    def by_bytes(self) -> bool:
-        """Whether the bytes of the payload matter."""
-        return any(rate < math.inf for row in self._rows for rate in row[2:])
 
     def duration(self, seed: int, client_id: int, num_samples: int, down: int = 0, up: int = 0) -> float:
         """Virtual seconds of a client's work, above 0.

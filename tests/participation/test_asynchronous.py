@@ -178,7 +178,6 @@ def test_durations_by_hand(tmp_path: Path) -> None:
     speeds = Speeds(seconds=2.0, seconds_per_sample=0.5)
     speeds.setup(3)
     assert (speeds.duration(0, 0, 10), speeds.duration(0, 1, 0)) == (7.0, 2.5)
-    assert speeds.by_data
     path = tmp_path / "devices.csv"
     path.write_text("client,seconds,seconds_per_sample,down_bytes_per_s,up_bytes_per_s\n1,1,0.5,100,50\n0,3,,,\n")
     speeds = Speeds(trace=str(path))

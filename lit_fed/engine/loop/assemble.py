@@ -149,7 +149,7 @@ def assemble(
         fabric, workers, algorithm, server, data, parts.participation, kinds, channel, store, session,
         local.executor(session), settings.seed,
     )  # fmt: skip
-    if parts.participation.speeds is not None and parts.participation.speeds.by_bytes:
+    if (speeds := parts.participation.speeds) is not None and speeds.trace is not None:
         with session.at_work():
             parts.participation.payload_bytes = _crossing(federation)
     if local.wrappers.stack:
