@@ -96,8 +96,8 @@ def federate(
         raise ConfigError(f"trainer.devices starts {processes} processes; it must be 1 for the server of a federation")
     if not trainer.participation.one_model:
         raise ConfigError(
-            f"trainer.participation is {type(trainer.participation).__name__}, which simulates arrival times; nodes have "
-            "their own: choose another for `federate`, or simulate with `fit`"
+            f"trainer.participation is {type(trainer.participation).__name__}, which simulates times of arrival; nodes "
+            "have their own: choose another participation, or simulate with `lit-fed fit`"
         )
     identity = Identity(secrets.token_hex(8))
     settings = agreed(trainer.settings.config)

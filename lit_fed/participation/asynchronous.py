@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_fed.checks import check_range
-from lit_fed.errors import ConfigError
 from lit_fed.participation.base import Fate, Participant, Participation
 from lit_fed.participation.speeds import Speeds
 from lit_fed.seeding import derive_seed
@@ -89,7 +88,8 @@ class Asynchronous(Participation):
         check_range("participation.buffer", self.buffer, least=1, most=self.concurrency, why=", the concurrency")
         check_range("participation.max_staleness", self.max_staleness, least=0, null="for no limit")
         for name in ("dropout_before", "dropout_after"):
-            check_range(f"participation.{name}", getattr(self, name), least=0, below=1, why=", or no step has an update")
+            why = ", or no step has an update"
+            check_range(f"participation.{name}", getattr(self, name), least=0, below=1, why=why)
         self._rewind()
 
     @override

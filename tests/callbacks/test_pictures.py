@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from lit_fed.callbacks.pictures import left_out_map, participation_map, predictions_picture, schedule_picture, views_picture
+from lit_fed.callbacks.pictures import (
+    left_out_map,
+    participation_map,
+    predictions_picture,
+    schedule_picture,
+    views_picture,
+)
 from lit_fed.data.population.pictures import render
 from lit_fed.participation import Fate, Participant
 

@@ -75,7 +75,8 @@ def words_of(name: str, root: Path, rounds: int, devices: int = 1) -> list[str]:
     """Options that run a method for some rounds on eight clients, four a round, mostly of the digits."""
     name, in_flight = (ASYNCHRONOUS[name], IN_FLIGHT) if name in ASYNCHRONOUS else (name, {})
     start, small = (PUPPETS, SMALL_PUPPETS) if name in ON_PUPPETS else (CONFIGS / "quickstart.yaml", SMALL)
-    options = small | OWN.get(name, {}) | in_flight | {"trainer.max_rounds": str(rounds), "trainer.devices": str(devices)}
+    options = small | OWN.get(name, {}) | in_flight
+    options |= {"trainer.max_rounds": str(rounds), "trainer.devices": str(devices)}
     words = [word for key, value in options.items() if value is not None for word in (f"--{key}", value)]
     paths = [start, METHODS[name], *([CONFIGS / FILES[name]] if name in FILES else [])]
     files = [word for path in paths for word in ("-c", str(path))]

@@ -1,4 +1,4 @@
-"""Every method in an asynchronous federation: it runs, or it is refused with the reason; and what goes around methods."""
+"""Every method in an asynchronous federation: it runs, or it is refused with the reason; so do rules and privacy."""
 
 from __future__ import annotations
 

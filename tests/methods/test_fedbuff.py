@@ -23,9 +23,7 @@ def timed(folder: Path, *seconds: float) -> Speeds:
 
 
 def run(folder: Path, rounds: int, algorithm: Any, participation: Any, num_clients: int = 3, **kwargs: Any) -> Any:
-    return fit(
-        folder, None, Points(num_clients), algorithm, max_rounds=rounds, participation=participation, **kwargs
-    )
+    return fit(folder, None, Points(num_clients), algorithm, max_rounds=rounds, participation=participation, **kwargs)
 
 
 @pytest.mark.parametrize("executor", ["sequential", "vectorized"])

@@ -142,8 +142,8 @@ def _train_cohort(run: Run, current: Round) -> None:
     versions = {client_id: current.version(participant) for client_id, participant in plan.items()}
     working = [client_id for client_id, one in plan.items() if one.fate is not Fate.LOST_BEFORE]
     broadcasts = {**federation.versions, current.round_idx: current.broadcast}
-    for client_id in list(plan)[run.workers.rank :: run.workers.world_size]:
-        ledger.sent(client_id, broadcasts[versions[client_id]].num_bytes[federation.kinds[client_id]])  # also to dropouts
+    for client_id in list(plan)[run.workers.rank :: run.workers.world_size]:  # also to dropouts
+        ledger.sent(client_id, broadcasts[versions[client_id]].num_bytes[federation.kinds[client_id]])
     mine = run.workers.share(working, federation.data.num_samples)
     # The same versions on every process, because an executor may exchange something with the others.
     for version in sorted({versions[client_id] for client_id in working}) or [current.round_idx]:

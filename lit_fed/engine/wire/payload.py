@@ -237,11 +237,11 @@ class Broadcast:
 
     def detached(self) -> Broadcast:
         """A copy that outlives the server's step, without `wire`."""
-        payloads, frozen = (
-            {kind: {name: tensor.detach().clone() for name, tensor in payload.items()} for kind, payload in part.items()}
-            for part in (self.payloads, self.frozen)
-        )
-        return replace(self, payloads=payloads, frozen=frozen, wire={})
+
+        def copied(part: Mapping[str, Payload]) -> dict[str, Payload]:
+            return {kind: {n: tensor.detach().clone() for n, tensor in one.items()} for kind, one in part.items()}
+
+        return replace(self, payloads=copied(self.payloads), frozen=copied(self.frozen), wire={})
 
 
 class Codec(ABC):

@@ -142,7 +142,7 @@ def test_synchronous_rounds_have_the_same_clock_and_a_resumed_one_goes_on(tmp_pa
 )
 def test_a_run_whose_clients_at_work_are_others_is_refused(tmp_path: Path, first: Any, then: Any) -> None:
     run(tmp_path, 6, participation=first())
-    with pytest.raises(CheckpointError, match="clients at work were others; keep trainer.participation as it was"):
+    with pytest.raises(CheckpointError, match=r"clients at work were others; keep trainer\.participation as it was"):
         run(tmp_path, 9, participation=then(), ckpt_path="last")
 
 
