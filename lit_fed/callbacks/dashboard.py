@@ -22,7 +22,7 @@ from lit_fed.callbacks.boards import (
     show_picture,
     takes_pictures,
 )
-from lit_fed.callbacks.pictures import participation_map, predictions_picture, views_picture
+from lit_fed.callbacks.pictures import participation_map, predictions_picture, schedule_picture, views_picture
 from lit_fed.checks import check_range
 from lit_fed.data.population.pictures import even_subset, render
 from lit_fed.engine.evaluation.protocols import ClientRow
@@ -135,14 +135,18 @@ class Dashboard(Callback):
         if run.withholds:
             return
         participation = run.federation.participation
-        figure = participation_map(
-            participation.plan,
-            round_idx + 1,
-            participation.num_clients,
-            participation.nominal_cohort_size,
-            run.federation.data.client_names,
-        )
-        show_picture(run, "pictures/participation", render(figure), round_idx)
+        drawn = {"participation": participation_map}
+        if not participation.one_model:
+            drawn["schedule"] = schedule_picture
+        for name, draw in drawn.items():
+            figure = draw(
+                participation.plan,
+                round_idx + 1,
+                participation.num_clients,
+                participation.nominal_cohort_size,
+                run.federation.data.client_names,
+            )
+            show_picture(run, f"pictures/{name}", render(figure), round_idx)
         for name, figure in run.federation.algorithm.figures(run.federation.server).items():
             show_picture(run, f"pictures/{name}", render(figure), round_idx)
         self._mapped_round = round_idx
@@ -186,6 +190,8 @@ def _values_over_clients(rows: Iterable[ClientRow]) -> dict[str, NDArray[np.floa
     for row in rows:
         if row.stage in _HISTOGRAMS and abs(row.value) < _LARGEST:
             values.setdefault(f"{_HISTOGRAMS[row.stage]}/{row.metric}", []).append(row.value)
+        elif row.metric == "staleness":  # of training, in an asynchronous federation
+            values.setdefault("clients/staleness", []).append(row.value)
     return {tag: np.asarray(column) for tag, column in values.items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ _MOST_BINS = 400
 _TITLE_SIZE = 8  # points, over a predicted image
 _LONGEST_TITLE = 18
 _WIDEST = 8.0  # inches of a picture of predictions
+_MOST_BARS = 600
+_MOST_ROWS = 60
 _MOST_PARTICIPANTS = 200_000  # fates computed for a map, 0.5 to 3 s; beyond, a subset of rounds
 
 # In order of importance; the position is the value in a map, 0 stands for "not selected".
@@ -104,6 +107,56 @@ def participation_map(
     if num_bins < len(rounds):
         title += f"\n{num_bins} bins of rounds, each in the colour of its most frequent fate"
     axes.set_title(title)
+    return figure
+
+
+def schedule_picture(
+    plan: Callable[[int], Sequence[Participant]],
+    num_rounds: int,
+    num_clients: int,
+    cohort_size: int,
+    names: Sequence[str] | None = None,
+) -> Figure:
+    """Clients over virtual time, a bar from a client's download to its arrival, and how often each one arrived.
+
+    The last steps are shown, about `_MOST_BARS` bars; the other arguments are those of `participation_map`.
+    """
+    first = max(0, num_rounds - max(1, _MOST_BARS // max(cohort_size, 1)))
+    steps = [plan(round_idx) for round_idx in range(first, num_rounds)]
+    every = [(round_idx, one) for round_idx, step in enumerate(steps, start=first) for one in step]
+    clients = np.arange(num_clients)
+    if num_clients > _MOST_ROWS:  # those at work in these steps
+        clients = np.unique([one.client_id for _, one in every])
+        clients = clients[even_subset(len(clients), _MOST_ROWS)]
+    rows = {client_id: row for row, client_id in enumerate(clients.tolist())}
+    shown = [(round_idx, one) for round_idx, one in every if one.client_id in rows]
+    arrivals = Counter(one.client_id for _, one in every if one.fate is Fate.ON_TIME)
+
+    figure, axes = new_figure()
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    stale = [round_idx - (one.version or 0) for round_idx, one in shown]
+    scale = ScalarMappable(Normalize(0, max(stale, default=1) or 1), "viridis_r")
+    lost = [one.fate is not Fate.ON_TIME for _, one in shown]
+    axes.barh(
+        [rows[one.client_id] for _, one in shown],
+        [one.ended - one.began for _, one in shown],
+        left=[one.began for _, one in shown],
+        height=0.8,
+        color=["#ededed" if gone else scale.to_rgba(tau) for gone, tau in zip(lost, stale, strict=True)],
+        edgecolor="white",
+        linewidth=0.5,
+    )
+    axes.set_xlabel("virtual time, s")
+    label_axis(axes.yaxis, clients, "client", names)
+    figure.colorbar(scale, ax=axes, label="staleness (grey: lost)", location="left")
+    counts = axes.inset_axes((1.03, 0, 0.2, 1), sharey=axes)
+    counts.barh(range(len(clients)), [arrivals[client_id] for client_id in clients.tolist()], color="#2a7fba")
+    counts.tick_params(labelleft=False)
+    counts.set_xlabel("updates")
+    title = f"Clients at work, steps {first} to {num_rounds - 1}"
+    axes.set_title(f"{title}, {len(clients)} of {num_clients:,} clients" if len(clients) < num_clients else title)
     return figure
 
 

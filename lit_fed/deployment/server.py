@@ -94,6 +94,11 @@ def federate(
     """
     if (processes := trainer.fabric.world_size) > 1:
         raise ConfigError(f"trainer.devices starts {processes} processes; it must be 1 for the server of a federation")
+    if not trainer.participation.one_model:
+        raise ConfigError(
+            f"trainer.participation is {type(trainer.participation).__name__}, which simulates times of arrival; nodes "
+            "have their own: choose another participation, or simulate with `lit-fed fit`"
+        )
     identity = Identity(secrets.token_hex(8))
     settings = agreed(trainer.settings.config)
     roster = Roster(grid, identity, settings, data.num_clients, log_line, limit, data.num_classes, node_clients)

@@ -7,9 +7,11 @@ from lit_fed.methods.data_free import FedGen, HFedCKD, PseudoMap, PseudoTest
 from lit_fed.methods.distillation import UWA, FedDF, FederatedDistillation, FedMD, TeacherError
 from lit_fed.methods.ditto import Ditto
 from lit_fed.methods.fedala import FedALA
+from lit_fed.methods.fedasync import FedAsync
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.fedavgm import FedAvgM
 from lit_fed.methods.fedbn import FedBN
+from lit_fed.methods.fedbuff import FedBuff
 from lit_fed.methods.feddyn import FedDyn
 from lit_fed.methods.fedexp import FedExP
 from lit_fed.methods.fednova import FedNova
@@ -53,9 +55,11 @@ __all__ = [
     "FedALA",
     "FedAdagrad",
     "FedAdam",
+    "FedAsync",
     "FedAvg",
     "FedAvgM",
     "FedBN",
+    "FedBuff",
     "FedDyn",
     "FedExP",
     "FedNTD",

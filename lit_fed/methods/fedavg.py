@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from lit_fed.algorithm import Algorithm, Cohort, Model, Payload, Population, Reducer, Server, Stage, WeightedMean, sole
+from lit_fed.algorithm import (
+    Algorithm,
+    ClientUpdate,
+    Cohort,
+    Model,
+    Payload,
+    Population,
+    Reducer,
+    Server,
+    Stage,
+    WeightedMean,
+    sole,
+)
 from lit_fed.checks import check_choice
 
 
@@ -46,6 +58,21 @@ class FedAvg(Algorithm[Payload]):
     def reducer(self, server: Server) -> Reducer[Payload]:
         """A weighted mean."""
         return WeightedMean(uniform=self.weighting == "uniform")
+
+    def arrive(self, update: ClientUpdate, begun: Payload, server: Server) -> ClientUpdate:
+        """A stale client's movement, added to the present model."""
+        return self.moved(update, begun, server)
+
+    def moved(self, update: ClientUpdate, begun: Payload, server: Server, share: float = 1.0) -> ClientUpdate:
+        """The present model plus a share of the movement from the model that a client started from, if it is stale."""
+        if not update.staleness:
+            return update
+        moved = {
+            name: server["model"][name] + share * (tensor - begun[name])
+            for name, tensor in update.payload.items()
+            if name in begun and name in self.model.parameters
+        }
+        return update.with_payload({**update.payload, **moved})
 
     def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
         """Replace the global model's shared tensors by their mean."""

@@ -1,6 +1,7 @@
 """Cohorts of clients, and the fate of their work."""
 
-from lit_fed.participation.base import Fate, Participant, Participation, ProbabilityIs, Stragglers
+from lit_fed.participation.asynchronous import Asynchronous
+from lit_fed.participation.base import CLOCK, Fate, Participant, Participation, ProbabilityIs, Stragglers
 from lit_fed.participation.poisson import PoissonParticipation
 from lit_fed.participation.samplers import (
     PROBABILITY_DRAWS,
@@ -10,9 +11,12 @@ from lit_fed.participation.samplers import (
     UniformParticipation,
     WeightedParticipation,
 )
+from lit_fed.participation.speeds import Speeds
 
 __all__ = [
+    "CLOCK",
     "PROBABILITY_DRAWS",
+    "Asynchronous",
     "AvailabilityParticipation",
     "Fate",
     "FullParticipation",
@@ -21,6 +25,7 @@ __all__ = [
     "PoissonParticipation",
     "ProbabilityIs",
     "SampledParticipation",
+    "Speeds",
     "Stragglers",
     "UniformParticipation",
     "WeightedParticipation",

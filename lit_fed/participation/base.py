@@ -6,12 +6,10 @@ and the same fates without communication.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
@@ -19,7 +17,11 @@ from numpy.typing import NDArray
 
 from lit_fed.checks import check_choice, check_range
 from lit_fed.errors import ConfigError
-from lit_fed.seeding import derive_seed, numpy_generator
+from lit_fed.participation.speeds import Speeds, log_normal, uniform
+from lit_fed.seeding import numpy_generator
+
+CLOCK = "clock/virtual_s"
+"""The metric of virtual time, in seconds."""
 
 ProbabilityIs = Literal["exact", "estimated", "unknown"]
 """Accuracy of the probabilities of taking part."""
@@ -45,10 +47,16 @@ class Participant:
     Args:
         client_id: The client, counted from 0.
         fate: The fate of its work.
+        version: The round whose broadcast the client starts from; None for its own round's.
+        began: Virtual time of its download, in seconds; only in an `lit_fed.participation.Asynchronous` federation.
+        ended: Virtual time at which its update arrives, or at which the server gives it up.
     """
 
     client_id: int
     fate: Fate
+    version: int | None = None
+    began: float = 0.0
+    ended: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,7 @@ class Stragglers:
 
     def speed(self, seed: int, client_id: int) -> float:
         """A client's speed relative to the median client (no unit), the same in every round."""
-        return math.exp(self.speed_sigma * NormalDist().inv_cdf(_uniform(seed, "speed", client_id)))
+        return log_normal(self.speed_sigma, seed, client_id)
 
     def duration(self, seed: int, client_id: int, num_samples: int) -> float:
         """Simulated seconds that a client's local work takes."""
@@ -108,6 +116,7 @@ class Participation(ABC):
         stragglers: Simulated speeds and a deadline; null for no late clients.
         every: Only clients 0, `every`, 2 · `every`, … are selected, and the others are unseen: with k kinds of network
             in turn, k selects the first kind.
+        speeds: Durations for the virtual clock, where `stragglers` do not give them; null for no clock.
     """
 
     def __init__(
@@ -117,12 +126,15 @@ class Participation(ABC):
         dropout_after: float = 0.0,
         stragglers: Stragglers | None = None,
         every: int = 1,
+        speeds: Speeds | None = None,
     ) -> None:
         self.unseen_fraction = unseen_fraction
         self.dropout_before = dropout_before
         self.dropout_after = dropout_after
         self.stragglers = stragglers
         self.every = every
+        self.speeds = speeds
+        self.payload_bytes: Callable[[int], tuple[int, int]] = lambda client_id: (0, 0)
         self._num_clients: int | None = None
         # None for all clients, at no cost in memory.
         self._seen: NDArray[np.int64] | None = None
@@ -139,6 +151,10 @@ class Participation(ABC):
         check_range("participation.dropout_after", self.dropout_after, least=0, most=1)
         if self.stragglers is not None:
             self.stragglers.validate()
+        if self.speeds is not None:
+            self.speeds.setup(num_clients)
+            if self.stragglers is not None:
+                raise ConfigError("participation has speeds and stragglers, which have their own; leave one out")
         check_range("participation.every", self.every, least=1)
         self._num_clients, self._num_samples, self._seed = num_clients, num_samples, seed
         self._seen = None if self.every == 1 else np.arange(0, num_clients, self.every, dtype=np.int64)
@@ -195,6 +211,9 @@ class Participation(ABC):
     def _draw(self, round_idx: int) -> NDArray[np.int64]:
         """Positions of a round's cohort among the seen clients: a pure function of (seed, round_idx)."""
 
+    one_model = True
+    """Whether all clients of a round start from one model."""
+
     by_data = False
     """Whether a client's data decide who else is selected; then no privacy can be accounted."""
 
@@ -238,6 +257,42 @@ class Participation(ABC):
         """The cohort of a round with each client's fate, in the order of `select`."""
         return [Participant(client_id, self._fate(round_idx, client_id)) for client_id in self.select(round_idx)]
 
+    def in_flight(self, round_idx: int) -> Mapping[int, Mapping[int, float]]:
+        """The clients at work when the server takes a round's step, with the virtual time of their end.
+
+        They are listed by the round whose broadcast they started from.
+        """
+        return {}
+
+    def duration(self, client_id: int) -> float:
+        """Virtual seconds of a client's work; 0 without `speeds` and `stragglers`."""
+        if self.speeds is None and self.stragglers is None:
+            return 0.0
+        num_samples = self._num_samples(client_id)
+        if self.stragglers is not None:
+            return self.stragglers.duration(self._seed, client_id, num_samples)
+        assert self.speeds is not None
+        return self.speeds.duration(self._seed, client_id, num_samples, *self.payload_bytes(client_id))
+
+    def clock(self, round_idx: int, before: float) -> float | None:
+        """Virtual time at which a round ends, in seconds; None if durations are unknown.
+
+        A round lasts as long as its slowest client would, dropouts included, but not beyond the stragglers' deadline.
+
+        Args:
+            round_idx: The round.
+            before: The end of the round before it.
+        """
+        if self.speeds is None and self.stragglers is None:
+            return None
+        longest = max(map(self.duration, self.select(round_idx)), default=0.0)
+        return before + (longest if self.stragglers is None else min(longest, self.stragglers.deadline))
+
+    def metrics(self, round_idx: int, before: float) -> dict[str, float]:
+        """Metrics of a round's plan, such as ``clock/virtual_s``; the arguments are `clock`'s."""
+        end = self.clock(round_idx, before)
+        return {} if end is None else {CLOCK: end}
+
     def late(self, round_idx: int) -> list[int]:
         """The clients whose late update of the previous round arrives in this one; after the last round none does."""
         if round_idx < 1 or self.stragglers is None or self.stragglers.late == "lost":
@@ -251,7 +306,7 @@ class Participation(ABC):
 
     def _fate(self, round_idx: int, client_id: int) -> Fate:
         def happens(probability: float, what: str) -> bool:
-            return probability > 0 and _uniform(self._seed, what, round_idx, client_id) < probability
+            return probability > 0 and uniform(self._seed, what, round_idx, client_id) < probability
 
         if happens(self.dropout_before, "dropout_before"):
             return Fate.LOST_BEFORE
@@ -265,8 +320,3 @@ class Participation(ABC):
         assert self.stragglers is not None
         seconds = self.stragglers.duration(self._seed, client_id, self._num_samples(client_id))
         return seconds > self.stragglers.deadline
-
-
-def _uniform(seed: int, *keys: int | str) -> float:
-    """A number strictly between 0 and 1, from a hash; a generator per client would cost ten times the time."""
-    return ((derive_seed(seed, *keys) >> 11) + 0.5) / 2**52

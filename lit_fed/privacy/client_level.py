@@ -135,6 +135,11 @@ class ClientLevel(Privacy):
                 f"trainer.privacy bounds a client's own update, and {mixed} draws from all clients' samples at once, "
                 "so that one client changes which samples the others train on; leave it out"
             )
+        if not around.participation.one_model:
+            raise ConfigError(
+                f"trainer.privacy accounts for rounds of clients that start from one model, and in "
+                f"{type(around.participation).__name__} arrivals are not such a sample; take PoissonParticipation"
+            )
         if around.participation.by_data:
             raise ConfigError(
                 f"trainer.privacy cannot account for {type(around.participation).__name__}, which draws clients by "

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from lit_fed.callbacks.pictures import left_out_map, participation_map, predictions_picture, views_picture
+from lit_fed.callbacks.pictures import (
+    left_out_map,
+    participation_map,
+    predictions_picture,
+    schedule_picture,
+    views_picture,
+)
 from lit_fed.data.population.pictures import render
 from lit_fed.participation import Fate, Participant
 
@@ -94,3 +100,29 @@ def test_the_map_of_who_was_left_out_marks_attackers_and_weights() -> None:
     figure = left_out_map(np.ones((3, 2)), np.array([False, True]), weighted=False)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["honest", "attacker"]
     assert figure.axes[0].get_title().startswith("Who attacked")
+
+
+def test_a_schedule_has_a_bar_from_each_download_to_its_arrival() -> None:
+    plans = [
+        [Participant(0, Fate.ON_TIME, 0, 0.0, 2.0), Participant(1, Fate.LOST_AFTER, 0, 0.0, 3.0)],
+        [Participant(2, Fate.ON_TIME, 0, 0.0, 4.0), Participant(0, Fate.ON_TIME, 1, 3.0, 5.0)],
+    ]
+    figure = schedule_picture(plans.__getitem__, 2, 3, 2, ["Aarhus", "Basel", "Cork"])
+    axes, counts = figure.axes[0], figure.axes[0].child_axes[0]
+    bars = [(bar.get_x(), bar.get_width(), round(bar.get_y() + 0.4)) for bar in axes.patches]  # type: ignore[attr-defined]
+    assert bars == [(0.0, 2.0, 0), (0.0, 3.0, 1), (0.0, 4.0, 2), (3.0, 2.0, 0)]
+    assert [bar.get_width() for bar in counts.patches] == [2, 0, 1]  # type: ignore[attr-defined]  # updates that count
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["Aarhus", "Basel", "Cork"]
+    render(figure)
+
+
+def test_a_long_schedule_shows_its_last_steps() -> None:
+    asked: list[int] = []
+
+    def plan(round_idx: int) -> list[Participant]:
+        asked.append(round_idx)
+        return [Participant(0, Fate.ON_TIME, round_idx, float(round_idx), round_idx + 1.0)]
+
+    axes = schedule_picture(plan, 10_000, 5, 20).axes[0]
+    assert asked == list(range(9970, 10_000))  # 600 bars of 20 a step
+    assert axes.get_xlim()[0] > 9900

@@ -9,6 +9,7 @@ from pathlib import Path
 CONFIGS = Path(__file__).parents[2] / "configs"
 METHODS = {path.stem: path for path in sorted((CONFIGS / "method").glob("*.yaml"))}
 METHODS["scaffold_with_raf"] = METHODS["scaffold"]
+ASYNCHRONOUS = {f"{name}_asynchronous": name for name in METHODS}
 SMALL = {
     "trainer.participation.init_args.count": "4",
     "trainer.evaluate_every": "2",
@@ -45,6 +46,15 @@ FILES = {
         for name in ("dot_regression", "feddr_plus", "fedetf", "spherefed")
     },
 }
+# Of `ASYNCHRONOUS`: six of the eight clients in flight, a step on every second arrival.
+IN_FLIGHT: dict[str, str | None] = {
+    "trainer.participation.init_args.count": None,
+    "trainer.participation.count": None,
+    "trainer.participation": "Asynchronous",
+    "trainer.participation.concurrency": "6",
+    "trainer.participation.buffer": "2",
+    "trainer.participation.speeds.sigma": "1.0",
+}
 OWN: dict[str, dict[str, str | None]] = {
     "fedbn": {"model.init_args.network": "test_resnet"},
     "fedfrozen": {
@@ -64,8 +74,10 @@ OWN: dict[str, dict[str, str | None]] = {
 
 def words_of(name: str, root: Path, rounds: int, devices: int = 1) -> list[str]:
     """Options that run a method for some rounds on eight clients, four a round, mostly of the digits."""
+    name, in_flight = (ASYNCHRONOUS[name], IN_FLIGHT) if name in ASYNCHRONOUS else (name, {})
     start, small = (PUPPETS, SMALL_PUPPETS) if name in ON_PUPPETS else (CONFIGS / "quickstart.yaml", SMALL)
-    options = small | OWN.get(name, {}) | {"trainer.max_rounds": str(rounds), "trainer.devices": str(devices)}
+    options = small | OWN.get(name, {}) | in_flight
+    options |= {"trainer.max_rounds": str(rounds), "trainer.devices": str(devices)}
     words = [word for key, value in options.items() if value is not None for word in (f"--{key}", value)]
     paths = [start, METHODS[name], *([CONFIGS / FILES[name]] if name in FILES else [])]
     files = [word for path in paths for word in ("-c", str(path))]

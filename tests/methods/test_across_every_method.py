@@ -1,6 +1,7 @@
 """What holds for every method, on its own configuration file: resumed == uninterrupted, 1 process == 2.
 
-Four of eight clients take part in a round, so some appear for the first time after the resume.
+Four of eight clients take part in a round, so some appear for the first time after the resume; `IN_FLIGHT` are
+asynchronous federations.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from tests.methods.run_methods import METHODS, ON_PUPPETS, run_method
 from tests.support import ROOT, assert_same, client_states, rows, saved_weights
 
 ROUNDS = 4
-EACH = pytest.mark.parametrize("method", METHODS)
+IN_FLIGHT = [f"{name}_asynchronous" for name in ("fedasync", "fedavg", "fedadam", "fedbuff", "fedper", "scaffold")]
+EVERY = [*METHODS, *IN_FLIGHT]
+EACH = pytest.mark.parametrize("method", EVERY)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +28,7 @@ def chosen(request: pytest.FixtureRequest) -> list[str]:
     """The methods whose tests are to run, of which ``-k`` may leave some out."""
     items: list[Any] = [item for item in request.session.items if item.path == request.path]
     asked = {item.callspec.params["method"] for item in items}
-    return [method for method in METHODS if method in asked]
+    return [method for method in EVERY if method in asked]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +89,7 @@ def test_two_processes_are_one(method: str, whole: Path, spread: Path) -> None:
     assert_same_run(*(folder / method / "lightning_logs/version_0" for folder in (whole, spread)))
 
 
-@pytest.mark.parametrize("method", sorted(METHODS.keys() - ON_PUPPETS))
+@pytest.mark.parametrize("method", [method for method in EVERY if method not in ON_PUPPETS])
 def test_it_learns(method: str, whole: Path) -> None:
     """Below the loss of guessing, ln 10 = 2.303, on what the clients would use."""
     last = rows(whole / method / "lightning_logs/version_0/metrics.csv")[-1]

@@ -130,7 +130,9 @@ def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algor
     """
     participation, channel = trainer.participation, trainer.channel
     data.reserve(algorithm.public_size, algorithm.calibration_fraction)
-    if getattr(participation, "stragglers", None) is None:
+    speeds = participation.speeds
+    timed = speeds is not None and bool(speeds.seconds_per_sample or speeds.trace)
+    if participation.stragglers is None and (participation.one_model or not timed):
         data = _Unloaded(data)  # the cohort does not depend on clients' sizes, or the bytes do not depend on the cohort
     else:
         data.prepare_data()

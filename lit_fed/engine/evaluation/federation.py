@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lightning import Fabric
@@ -47,6 +47,7 @@ class Federation:
         executor: Trains cohorts.
         seed: The seed of the run.
         begun_infinite: Names of the server's entries that were not finite before the first round.
+        versions: Earlier rounds' broadcasts that clients still work on, by round.
     """
 
     fabric: Fabric
@@ -62,6 +63,7 @@ class Federation:
     executor: Executor
     seed: int
     begun_infinite: frozenset[str] = frozenset()
+    versions: dict[int, Broadcast] = field(default_factory=dict)
 
     @property
     def wrappers(self) -> Wrappers:
@@ -101,6 +103,13 @@ class Federation:
             {kind: one.num_bytes for kind, one in arrived.items()},
             {kind: one.wire for kind, one in arrived.items()},
         )
+
+    def keep_version(self, broadcast: Broadcast) -> None:
+        """Before a round's step, keep the broadcasts on which clients still work, and no others."""
+        needed = self.participation.in_flight(broadcast.round_idx)
+        self.versions = {version: one for version, one in self.versions.items() if version in needed}
+        if broadcast.round_idx in needed:
+            self.versions[broadcast.round_idx] = broadcast.detached()
 
     def not_finite(self, round_idx: int) -> list[str]:
         """Names of NaN or infinite entries of the server's state and global models after a round.

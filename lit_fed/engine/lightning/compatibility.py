@@ -68,6 +68,11 @@ def check_participation(algorithm: Algorithm[Any], participation: Participation)
             f"{_who(algorithm, 'probability')} needs {NEEDS['probability']}; choose another than "
             f"{type(participation).__name__}"
         )
+    if "one_model" in algorithm.all_needs and not participation.one_model:
+        raise ConfigError(
+            f"{_who(algorithm, 'one_model')} needs {NEEDS['one_model']}; choose another trainer.participation than "
+            f"{type(participation).__name__}"
+        )
 
 
 def check_data(task: LightningModule, algorithm: Algorithm[Any], data: FederatedDataModule) -> None:

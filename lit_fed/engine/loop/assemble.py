@@ -34,7 +34,7 @@ from lit_fed.engine.method.population import Population
 from lit_fed.engine.method.wrapper import Aggregation, Surroundings
 from lit_fed.engine.storage.store import ClientStore
 from lit_fed.engine.vectorized.executor import AutoExecutor, VectorizedExecutor
-from lit_fed.engine.wire.payload import Broadcast, Channel, Layout
+from lit_fed.engine.wire.payload import Broadcast, Channel, Layout, num_bytes
 from lit_fed.engine.wire.workers import Workers, on_first_process
 from lit_fed.errors import ConfigError
 from lit_fed.machine import keep_freed_memory
@@ -149,6 +149,9 @@ def assemble(
         fabric, workers, algorithm, server, data, parts.participation, kinds, channel, store, session,
         local.executor(session), settings.seed,
     )  # fmt: skip
+    if (speeds := parts.participation.speeds) is not None and speeds.trace is not None:
+        with session.at_work():
+            parts.participation.payload_bytes = _crossing(federation)
     if local.wrappers.stack:
         with session.at_work():
             local.wrappers.around = surroundings(federation, settings)
@@ -160,6 +163,18 @@ def assemble(
             if local.networks.compile == "graph":
                 graphs.try_out(session, federation.broadcast(0))
     return federation
+
+
+def _crossing(federation: Federation) -> Callable[[int], tuple[int, int]]:
+    """The bytes of a client's download and upload in round 0, by its id, as its kind's."""
+    broadcast, kinds = federation.broadcast(0), federation.kinds
+    clients = [next(one for one in federation.data.clients if kinds[one] == kind) for kind in kinds.names]
+    uplink = federation.channel.uplink
+    up = {
+        kind: num_bytes(uplink.pack({name: torch.zeros(size, dtype=dtype) for name, (dtype, size) in layout.items()}))
+        for kind, layout in layouts_of(federation.session, clients, broadcast).items()
+    }
+    return lambda client_id: (broadcast.num_bytes[kinds[client_id]], up[kinds[client_id]])
 
 
 def _set_up_population(fabric: Fabric, workers: Workers, parts: RunParts, seed: int) -> None:

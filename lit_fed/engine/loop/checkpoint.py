@@ -28,12 +28,14 @@ from lit_fed.engine.method.wrapper import AROUND
 from lit_fed.engine.storage.files import unreadable_named, write_atomically
 from lit_fed.engine.storage.packs import Version
 from lit_fed.engine.storage.store import read_table
+from lit_fed.engine.wire.payload import Broadcast
 from lit_fed.engine.wire.workers import on_first_process
 from lit_fed.errors import CheckpointError
 from lit_fed.file_names import shown
 from lit_fed.tensors import check_bytes
 
 if TYPE_CHECKING:
+    from lit_fed.engine.evaluation.federation import Federation
     from lit_fed.engine.loop.run import Callback, Run
     from lit_fed.engine.method.model import Model
 
@@ -56,6 +58,8 @@ _CONTENT: dict[str, type | tuple[type, ...]] = {
     "config": str,
     "inputs": dict,
 }
+_SENT = ("payloads", "frozen", "num_bytes")
+"""What is kept of a broadcast on which clients still work."""
 _APART = ("partition", "data", "clients")
 """Entries that tell of the clients' data, and of who took part."""
 _PRIMITIVES = (str, bytes, bool, int, float, type(None))
@@ -155,10 +159,24 @@ def _malformed(content: Mapping[str, Any]) -> str | None:
     sizes = content.get("executor", {})  # files of before groups kept their size have none
     if not isinstance(sizes, dict) or any(type(size) is not int or size < 0 for size in sizes.values()):
         return "'executor' is not a group's size by kind"
+    if (odd := _malformed_versions(content.get("versions", {}))) is not None:
+        return odd
     for key, kind in (("initial", Mapping), ("callbacks", Mapping), ("tasks", str), ("metrics", int | float)):
         if odd := next((name for name, entry in content[key].items() if not isinstance(entry, kind)), None):
             return f"{odd!r} in {key!r} is of type {type(content[key][odd]).__name__}"
     return None
+
+
+def _malformed_versions(versions: Any) -> str | None:
+    fits = isinstance(versions, dict) and all(
+        type(version) is int
+        and isinstance(one, dict)
+        and one.keys() == {*_SENT, "clients"}
+        and all(isinstance(part, dict) for part in one.values())
+        and all(type(count) is int for count in one["num_bytes"].values())
+        for version, one in versions.items()
+    )
+    return None if fits else "'versions' are not broadcasts"
 
 
 def _malformed_apart(content: Mapping[str, Any]) -> str | None:
@@ -212,6 +230,7 @@ def snapshot(run: Run) -> dict[str, Any]:
         "metrics": _plain(run.metrics, "metrics"),
         "monitor": run.names.monitor,
         "executor": federation.executor.state_dict(),
+        **({"versions": _versions(federation, last_round)} if federation.versions else {}),
         "config": run.settings.config,
         "inputs": {
             "source": type(federation.data).__name__,
@@ -296,6 +315,12 @@ def restore(run: Run, path: Path, trains: bool = True) -> None:
                 "that it was trained on"
             )
         index, states = read_table(apart["clients"]), callback_states(content, path)
+    if trains:
+        _check_versions(run, content, path)
+        placed = _placed(content.get("versions", {}), {}, run.fabric.device)
+        federation.versions = {
+            version: Broadcast(version, **{name: one[name] for name in _SENT}) for version, one in placed.items()
+        }
     server = _placed(content["server"], federation.server, run.fabric.device)
     federation.server.clear()
     federation.server.update(server)
@@ -367,6 +392,31 @@ def _placed(saved: Any, own: Any, device: torch.device) -> Any:
     if isinstance(saved, torch.Tensor):
         return saved.to(device, own.dtype if isinstance(own, torch.Tensor) else saved.dtype, copy=True)
     return saved
+
+
+def _versions(federation: Federation, last_round: int) -> dict[int, dict[str, Any]]:
+    """The broadcasts on which clients of an asynchronous federation still work, with these clients."""
+    clients = federation.participation.in_flight(last_round)
+    return {
+        version: {name: getattr(one, name) for name in _SENT} | {"clients": clients[version]}
+        for version, one in federation.versions.items()
+    }
+
+
+def _check_versions(run: Run, content: Mapping[str, Any], path: Path) -> None:
+    """Refuse a checkpoint whose clients at work are not those of this run's schedule, or start from other models."""
+    federation, done = run.federation, content["round_idx"]
+    saved = content.get("versions", {})
+    due = federation.participation.in_flight(done - 1) if done else {}
+    if {version: one["clients"] for version, one in saved.items()} != due:
+        raise CheckpointError(
+            f"{path} comes from a run whose clients at work were others; keep trainer.participation as it was"
+        )
+    like = federation.broadcast(0)
+    for version, one in saved.items():
+        for part in ("payloads", "frozen"):
+            if odd := _difference(getattr(like, part), one[part], ("models",)):
+                raise CheckpointError(f"{path} holds a broadcast of round {version} that does not fit: {odd}")
 
 
 def _tasks(run: Run) -> dict[str, str]:

@@ -57,6 +57,7 @@ class DriftMeter:
         self._clients: list[int] = []
         self._norms: list[Tensor] = []
         self._units: Tensor | None = None
+        self._sent: Payload | None = None
         self._origin: Tensor | None = None
         self._waiting: list[Tensor] = []
         self._most = 0  # batch size
@@ -64,8 +65,11 @@ class DriftMeter:
         self._every, self._share = 1, 1.0  # stride of the sampled values, and their share
 
     def add(self, update: ClientUpdate, broadcast: Payload) -> None:
-        """Add a client's movement, without synchronising the device."""
+        """Add a client's movement from its broadcast, without synchronising the device."""
         flat = update.flat
+        if broadcast is not self._sent:  # clients of an asynchronous federation start from several
+            self._measure()
+            self._sent, self._origin, self._alike = broadcast, None, None
         if flat is not None and flat.layout is self._alike:
             self._waiting.append(flat.values)
         elif not self._take_unlike(update.payload, flat, broadcast):

@@ -7,7 +7,7 @@ Methods act by the hooks of `lit_fed.engine.method.algorithm.Algorithm`; a
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, are_finite
 from lit_fed.errors import ClientFailure, NonFiniteServer, NothingToAverage
 from lit_fed.machine import settled
-from lit_fed.participation import Fate, Participant
+from lit_fed.participation import CLOCK, Fate, Participant
 
 
 @dataclass(slots=True)
@@ -44,6 +44,10 @@ class Round:
     ledger: RoundLedger
     needs: frozenset[str]
     started: float
+
+    def version(self, participant: Participant) -> int:
+        """The round whose broadcast a participant starts from."""
+        return self.round_idx if participant.version is None else participant.version
 
 
 def run_rounds(run: Run) -> None:
@@ -85,6 +89,7 @@ def run_round(run: Run, round_idx: int) -> None:
 
     reduced = time.perf_counter()
     aggregate = _reduced(run, current)
+    federation.keep_version(current.broadcast)
     cohort = Cohort(round_idx, tuple(ledger.delivered), federation.data.num_clients)
     aggregate, cohort, metrics = federation.wrappers.release(aggregate, cohort, federation.server)
     if aggregate is not None:
@@ -92,6 +97,7 @@ def run_round(run: Run, round_idx: int) -> None:
         _check_server(run, round_idx)
     federation.store.commit(run.workers, round_idx + 1)
     metrics = ledger.metrics(federation.data.num_samples, run.workers) | metrics
+    metrics |= federation.participation.metrics(round_idx, run.metrics.get(CLOCK, 0.0))
     metrics |= {"time/local_s": ledger.local_s, "time/aggregate_s": time.perf_counter() - reduced}
     _end(run, current, metrics)
 
@@ -131,24 +137,42 @@ def _begin(run: Run, round_idx: int) -> Round:
 
 
 def _train_cohort(run: Run, current: Round) -> None:
-    federation, broadcast, ledger = run.federation, current.broadcast, current.ledger
-    fates = {participant.client_id: participant.fate for participant in current.plan}
-    working = [client_id for client_id, fate in fates.items() if fate is not Fate.LOST_BEFORE]
-    num_samples = federation.data.num_samples
-    for client_id in list(fates)[run.workers.rank :: run.workers.world_size]:
-        ledger.sent(client_id, broadcast.num_bytes[federation.kinds[client_id]])  # also to dropouts
-    for update in federation.executor.run(run.workers.share(working, num_samples), broadcast):
+    federation, ledger = run.federation, current.ledger
+    plan = {participant.client_id: participant for participant in current.plan}
+    versions = {client_id: current.version(participant) for client_id, participant in plan.items()}
+    working = [client_id for client_id, one in plan.items() if one.fate is not Fate.LOST_BEFORE]
+    broadcasts = {**federation.versions, current.round_idx: current.broadcast}
+    for client_id in list(plan)[run.workers.rank :: run.workers.world_size]:  # also to dropouts
+        ledger.sent(client_id, broadcasts[versions[client_id]].num_bytes[federation.kinds[client_id]])
+    mine = run.workers.share(working, federation.data.num_samples)
+    # The same versions on every process, because an executor may exchange something with the others.
+    for version in sorted({versions[client_id] for client_id in working}) or [current.round_idx]:
+        stopped = ledger.failures and run.settings.on_client_failure == "raise"
+        own = [client_id for client_id in mine if versions[client_id] == version and not stopped]
+        _train_version(run, current, own, broadcasts[version], plan)
+
+
+def _train_version(
+    run: Run, current: Round, client_ids: Sequence[int], broadcast: Broadcast, plan: Mapping[int, Participant]
+) -> None:
+    """Train this process's clients that start from one broadcast."""
+    federation, ledger = run.federation, current.ledger
+    for update in federation.executor.run(client_ids, broadcast):
         if isinstance(update, ClientFailure):
             ledger.failed(update)
             if run.settings.on_client_failure == "raise":
                 return  # the other processes learn of it when the ledgers merge
             continue
+        update.staleness = current.round_idx - broadcast.round_idx
+        if plan[update.client_id].version is not None:
+            update.metrics["staleness"] = update.staleness
         ledger.trained(update, broadcast.payloads[update.kind])
         run.call("on_client_end", update)
-        if fates[update.client_id] is Fate.LATE:
+        fate = plan[update.client_id].fate
+        if fate is Fate.LATE:
             federation.store.put_update(update)
-        elif fates[update.client_id] is Fate.ON_TIME:
-            _deliver(run, current, update)
+        elif fate is Fate.ON_TIME:
+            _deliver(run, current, update, broadcast)
     ledger.totals += federation.executor.told_together()
 
 
@@ -160,10 +184,10 @@ def _add_late_updates(run: Run, current: Round) -> None:
         sent = current.broadcast.payloads[kind]
         update = federation.store.pop_update(client_id, run.fabric.device, kind, sent)
         if update is not None:
-            _deliver(run, current, update)
+            _deliver(run, current, update, current.broadcast)
 
 
-def _deliver(run: Run, current: Round, update: ClientUpdate) -> None:
+def _deliver(run: Run, current: Round, update: ClientUpdate, broadcast: Broadcast) -> None:
     federation = run.federation
     codec = federation.channel.uplink.codec
     update = federation.channel.receive(update)
@@ -177,7 +201,8 @@ def _deliver(run: Run, current: Round, update: ClientUpdate) -> None:
         return
     if "probability" in current.needs:  # an estimate takes seconds in a large population
         update.probability = federation.participation.probability(update.client_id)
-    current.reducer.add(update)
+    begun = broadcast.payloads[update.kind]
+    current.reducer.add(federation.algorithm.arrive(update, begun, federation.server))
     current.ledger.arrived(update.client_id, update.uplink_bytes)
 
 

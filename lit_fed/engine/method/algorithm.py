@@ -20,7 +20,7 @@ from lit_fed.checks import check_range
 from lit_fed.engine.method.client import Client, Pass, Phase, Stage, Tensors, Update
 from lit_fed.engine.method.model import Model, Split
 from lit_fed.engine.method.reducers import Reducer
-from lit_fed.engine.wire.payload import Payload
+from lit_fed.engine.wire.payload import ClientUpdate, Payload
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ NEEDS = {
     "classes": "classes to predict",
     "forward": "a forward(x) that gives predictions for inputs without labels",
     "probability": "the probability with which clients take part, which this participation does not know",
+    "one_model": "updates that start from one model, which in an asynchronous federation they do not",
     "public": "a public set: set algorithm.public_size above 0",
     "one_optimizer": "a single optimizer with one learning rate, whose steps it measures",
     "linear_steps": "steps in proportion to the gradients; use torch.optim.SGD",
@@ -248,6 +249,16 @@ class Algorithm(ABC, Generic[AggregateT]):
     @abstractmethod
     def reducer(self, server: Server) -> Reducer[AggregateT]:
         """A new reducer for a round."""
+
+    def arrive(self, update: ClientUpdate, begun: Payload, server: Server) -> ClientUpdate:
+        """An update as the reducer takes it; by default as the client sent it.
+
+        Args:
+            update: As it arrived; ``update.staleness`` is above 0 only in an asynchronous federation.
+            begun: The broadcast that the client started from; read-only.
+            server: The server's state before its step; read-only.
+        """
+        return update
 
     @abstractmethod
     def step(self, server: Server, aggregate: AggregateT, cohort: Cohort) -> dict[str, float]:

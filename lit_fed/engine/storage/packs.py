@@ -10,7 +10,7 @@ average.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
@@ -74,12 +74,16 @@ class VersionedFiles:
         written, self._written = self._written, {}
         return written
 
-    def undo(self) -> None:
-        """Forget and delete what was written since the last `flush`."""
+    def undo(self, names: Collection[str]) -> None:
+        """Forget what was written of some clients since the last `flush`; delete packs without other clients."""
         for files in self._written.values():
-            for file in files:
-                self._at(file).unlink(missing_ok=True)
-        self._held, self._num_held, self._written = {}, 0, {}
+            for file, kept in list(files.items()):
+                kept.difference_update(names)
+                if not kept:
+                    self._at(file).unlink(missing_ok=True)
+                    del files[file]
+        self._held = {name: held for name, held in self._held.items() if name not in names}
+        self._num_held = sum(tensor.nbytes for _, state in self._held.values() for tensor in state.values())
 
     def take(self, packs: Packs) -> None:
         """Register the packs of some process, which replace these clients' states of the same round."""

@@ -181,10 +181,11 @@ class ClientStore:
         """Forget a state from `commit` on."""
         self._changed[str(key)] = None
 
-    def undo(self) -> None:
-        """Forget this process's changes of this round."""
-        self._changed = {}
-        self.files.undo()
+    def undo(self, keys: Iterable[Key]) -> None:
+        """Forget this process's changes of some states in this round."""
+        names = {str(key) for key in keys}
+        self._changed = {name: version for name, version in self._changed.items() if name not in names}
+        self.files.undo(names)
 
     def put_update(self, update: ClientUpdate) -> None:
         """Keep a late update until `pop_update` in a later round."""

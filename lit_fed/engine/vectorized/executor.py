@@ -335,7 +335,7 @@ class AutoExecutor(Executor):
         for one in begun:
             one.restore()
         torch.set_rng_state(drawn)
-        session.store.undo()
+        session.store.undo(ids)
         self._leave(f"from round {broadcast.round_idx} on: {next(filter(None, reasons))}")
         yield from self.chosen.run(ids, broadcast)
 

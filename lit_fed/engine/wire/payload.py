@@ -157,6 +157,7 @@ class ClientUpdate:
             `lit_fed.participation.Participation.probability`; set by the round loop.
         flat: The payload as one vector, if its trainer had it so.
         uplink_bytes: Bytes on the wire, counted where the update arrived; 0 before.
+        staleness: Server steps between the download and this one, both not counted; set by the round loop.
     """
 
     client_id: int
@@ -167,14 +168,13 @@ class ClientUpdate:
     probability: float | None = None
     flat: Flat | None = None
     uplink_bytes: int = 0
+    staleness: int = 0
 
     def with_payload(self, payload: Payload, flat: Flat | None = None) -> ClientUpdate:
         """The same update with other tensors, optionally also as one vector."""
         if payload is self.payload:
             return self
-        return ClientUpdate(
-            self.client_id, payload, self.weight, self.metrics, self.kind, self.probability, flat, self.uplink_bytes
-        )
+        return replace(self, payload=payload, flat=flat)
 
     def detached(self) -> ClientUpdate:
         """Clone every tensor, to outlive the next client."""
@@ -234,6 +234,14 @@ class Broadcast:
     frozen: Mapping[str, Payload] = field(default_factory=dict)
     num_bytes: Mapping[str, int] = field(default_factory=dict)
     wire: Mapping[str, Payload] = field(default_factory=dict)
+
+    def detached(self) -> Broadcast:
+        """A copy that outlives the server's step, without `wire`."""
+
+        def copied(part: Mapping[str, Payload]) -> dict[str, Payload]:
+            return {kind: {n: tensor.detach().clone() for n, tensor in one.items()} for kind, one in part.items()}
+
+        return replace(self, payloads=copied(self.payloads), frozen=copied(self.frozen), wire={})
 
 
 class Codec(ABC):

@@ -55,8 +55,8 @@ class FedFrozen(FedAvg):
 
     @property
     def all_needs(self) -> frozenset[str]:
-        """A loss, if a ridge is added to it."""
-        return super().all_needs | ({"loss"} if self.value_ridge else set())
+        """A loss, if a ridge is added to it; one model, because clients of two stages send different tensors."""
+        return super().all_needs | {"one_model"} | ({"loss"} if self.value_ridge else set())
 
     def adapt(self, task: LightningModule) -> None:
         """Split the attention into query, key and value parameters."""

@@ -102,7 +102,7 @@ class FedGen(DataFree[Arrived]):
         evaluation mode on the server.
     """
 
-    needs = frozenset({"loss", "logits", "head", "targets", "classes"})
+    needs = frozenset({"loss", "logits", "head", "targets", "classes", "one_model"})
 
     def __init__(
         self,

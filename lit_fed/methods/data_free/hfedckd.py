@@ -181,7 +181,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
         self.distillation_optimizer = distillation_optimizer
         self.disagreement_weight = disagreement_weight
         self.width = width
-        self.needs = frozenset({"loss", "head", "targets", "classes"})
+        self.needs = frozenset({"loss", "head", "targets", "classes", "one_model"})
         self.needs |= {"logits", "features"} if contrast else set()
         self.needs |= {"forward"} if generator == "images" else set()
         self.needs |= {"probability"} if ipwd and inclusion == "probability" else set()

@@ -36,7 +36,7 @@ class PredictionExchange(Algorithm[AggregateT]):
         client with its own view sees the public set through this view.
     """
 
-    needs = frozenset({"forward", "public", "classes"})
+    needs = frozenset({"forward", "public", "classes", "one_model"})
 
     temperature = 0.0
     """Temperature τ of the clients' scores (`read`), see `lit_fed.methods.distillation.mixing.SoftmaxSum`."""

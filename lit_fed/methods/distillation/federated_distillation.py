@@ -48,7 +48,7 @@ class FederatedDistillation(PredictionExchange[Mixed]):
         private optimizer.
     """
 
-    needs = frozenset({"loss", "forward", "public", "classes"})
+    needs = frozenset({"loss", "forward", "public", "classes", "one_model"})
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ class UWA(FederatedDistillation):
         another client has a density.
     """
 
-    needs = frozenset({"loss", "forward", "public", "classes", "targets"})
+    needs = frozenset({"loss", "forward", "public", "classes", "targets", "one_model"})
     varying = frozenset({"mean", "variance"})
     nonnegative = frozenset({"variance"})
 

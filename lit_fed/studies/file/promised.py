@@ -49,7 +49,7 @@ def names_with(config: Mapping[str, Any], prefix: str) -> tuple[list[str], bool]
         return [*_ALWAYS, *evaluated, *failed], True
     if prefix == "train":
         return ["train/loss"], False  # plus a name per term of the loss
-    if prefix == "server":
+    if prefix in ("server", "clock", "staleness"):  # of the method; of the participation
         return [], False
     if prefix == "val":  # of the protocol by which a run chooses
         held_out = (config["data"].get("init_args") or {}).get("val_fraction")

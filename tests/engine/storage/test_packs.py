@@ -334,11 +334,24 @@ def test_what_is_undone_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     for client_id in range(8):
         store.put(client_id, state(9.0))
     assert files(tmp_path) > kept
-    store.undo()
+    store.undo(range(8))
     assert files(tmp_path) == kept
     store.put(3, state(7.0))
     store.commit(ALONE, 2)
     assert [value(store, client_id) for client_id in (0, 3, 7)] == [0.0, 7.0, None]
+
+
+def test_only_the_clients_that_are_undone_lose_their_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of the present round may have been delivered before another one fails; so may a late update."""
+    monkeypatch.setattr(packs, "_MOST_BYTES", 100)  # packs of three states: 0 to 2, 3 to 5, and 6 and 7 in memory
+    store = of_five(tmp_path)
+    for client_id in range(8):
+        store.put(client_id, state(9.0))
+    store.undo([4, 5, 7])
+    store.put(5, state(7.0))
+    store.commit(ALONE, 2)
+    found = [value(store, client_id) for client_id in range(8)]
+    assert found == [9.0, 9.0, 9.0, 9.0, 4.0, 7.0, 9.0, None]
 
 
 def test_a_client_that_is_written_twice_in_a_round_has_its_last_state(tmp_path: Path) -> None:

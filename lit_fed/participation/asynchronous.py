@@ -1,0 +1,183 @@
+"""An asynchronous federation as a schedule: arrival times do not depend on what is learnt.
+
+The queue of all events is a pure function of (seed, population, speeds). A server's step is a round, and the plan of a
+round is the work that ends in it, each from the version of the model that it began with. Nothing here knows a model.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from lit_fed.checks import check_range
+from lit_fed.participation.base import Fate, Participant, Participation
+from lit_fed.participation.speeds import Speeds
+from lit_fed.seeding import derive_seed
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the server.
+
+    Args:
+        plan: The clients whose work ended since the step before, ascending by version and client.
+        time: Its virtual time, in seconds.
+    """
+
+    plan: list[Participant]
+    time: float
+
+
+class Asynchronous(Participation):
+    r"""Clients at work all the time, each at its own speed; the server steps on every K-th arrival.
+
+    M clients are in flight. A client that ends makes room for another one, drawn uniformly from those that may start,
+    which downloads the server's present model: its *version*, the number of steps taken so far. A step takes the K
+    updates that arrived since the step before it, and the *staleness* τ of an update is the number of steps since its
+    download, this one not counted. Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba: "Federated Learning with
+    Buffered Asynchronous Aggregation", AISTATS 2022, for K > 1; Xie, Koyejo, Gupta: "Asynchronous Federated
+    Optimization", 2019, for K = 1.
+
+    An event costs O(log M) comparisons, whatever the population, and a later round the steps before it.
+
+    Args:
+        concurrency: M, clients in flight.
+        buffer: K, updates of a step.
+        speeds: Durations of the clients' work; by default one virtual second each.
+        max_staleness: Updates with a larger τ are dropped, and counted as ``staleness/dropped``; null for no limit.
+        kwargs: The settings of `lit_fed.participation.Participation`, without ``stragglers``.
+
+    Note:
+        Our readings. All arrivals of an instant, in the order in which they started, come before its starts, so that
+        clients of equal speeds with M = K take part in rounds. A client starts at most once per version: one whose work
+        has ended waits for the next step before it may start again, so that no step has two updates of a client. With
+        a population of about M the server may therefore have fewer than M clients at work, and if all have ended it
+        steps with what it has. A client that drops out keeps its place until its update would have arrived, as a
+        server that waits for it notices.
+    """
+
+    one_model = False
+
+    def __init__(
+        self,
+        concurrency: int,
+        buffer: int = 10,
+        speeds: Speeds | None = None,
+        max_staleness: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(speeds=speeds or Speeds(), **kwargs)
+        self.concurrency = concurrency
+        self.buffer = buffer
+        self.max_staleness = max_staleness
+
+    @override
+    def setup(self, num_clients: int, num_samples: Callable[[int], int], seed: int) -> None:
+        super().setup(num_clients, num_samples, seed)
+        assert self.speeds is not None
+        check_range(
+            "participation.concurrency", self.concurrency, least=1, most=self.num_seen, why=", the number of clients"
+        )
+        check_range("participation.buffer", self.buffer, least=1, most=self.concurrency, why=", the concurrency")
+        check_range("participation.max_staleness", self.max_staleness, least=0, null="for no limit")
+        for name in ("dropout_before", "dropout_after"):
+            why = ", or no step has an update"
+            check_range(f"participation.{name}", getattr(self, name), least=0, below=1, why=why)
+        self._rewind()
+
+    @override
+    def reseed(self, seed: int) -> None:
+        super().reseed(seed)
+        self._rewind()
+
+    @property
+    @override
+    def nominal_cohort_size(self) -> int:
+        return self.buffer
+
+    @override
+    def plan(self, round_idx: int) -> list[Participant]:
+        return self._at(round_idx).plan
+
+    @override
+    def in_flight(self, round_idx: int) -> Mapping[int, Mapping[int, float]]:
+        self._at(round_idx)
+        found: dict[int, dict[int, float]] = {}
+        for *_, one in sorted(self._flying):
+            found.setdefault(one.version or 0, {})[one.client_id] = one.ended
+        return found
+
+    @override
+    def clock(self, round_idx: int, before: float) -> float:
+        return self._at(round_idx).time
+
+    @override
+    def metrics(self, round_idx: int, before: float) -> dict[str, float]:
+        """The clock, and the staleness of the updates that count and of those that are dropped."""
+        stale = [(round_idx - (one.version or 0), one.fate) for one in self.plan(round_idx)]
+        taken = [tau for tau, fate in stale if fate is Fate.ON_TIME]
+        found = super().metrics(round_idx, before)
+        if taken:
+            found |= {"staleness/mean": sum(taken) / len(taken), "staleness/max": max(taken)}
+        if (most := self.max_staleness) is not None:
+            found["staleness/dropped"] = sum(tau > most and fate is Fate.LOST_AFTER for tau, fate in stale)
+        return found
+
+    def _draw(self, round_idx: int) -> NDArray[np.int64]:
+        chosen = np.array([one.client_id for one in self.plan(round_idx)], dtype=np.int64)
+        return chosen if self._seen is None else np.searchsorted(self._seen, chosen)
+
+    def _rewind(self) -> None:
+        self._steps, self._reached = self._queue(), -1
+
+    def _at(self, round_idx: int) -> Step:
+        """A step; an earlier one than the last asked for costs all steps before it."""
+        self._require_setup()
+        if round_idx < self._reached:
+            self._rewind()
+        while self._reached < round_idx:
+            self._step, self._reached = next(self._steps), self._reached + 1
+        return self._step
+
+    def _queue(self) -> Iterator[Step]:
+        self._flying = flying = list[tuple[float, int, int, Participant]]()  # a heap by (time, number of the start)
+        busy: list[int] = []  # positions among the seen clients, ascending: in flight, or ended since the last step
+        ended: list[Participant] = []
+        places: list[int] = []  # their positions
+        now, version, started, arrived = 0.0, 0, 0, 0
+        while True:
+            while len(flying) < self.concurrency and len(busy) < self.num_seen:
+                place = _free(derive_seed(self._seed, "start", started) % (self.num_seen - len(busy)), busy)
+                insort(busy, place)
+                client_id = place if self._seen is None else int(self._seen[place])
+                due = now + self.duration(client_id)
+                one = Participant(client_id, self._fate(version, client_id), version, now, due)
+                heappush(flying, (due, started, place, one))
+                started += 1
+            now = flying[0][0]
+            while flying and flying[0][0] == now:
+                _, _, place, one = heappop(flying)
+                late = self.max_staleness is not None and version - (one.version or 0) > self.max_staleness
+                if late and one.fate is Fate.ON_TIME:
+                    one = replace(one, fate=Fate.LOST_AFTER)
+                ended.append(one)
+                places.append(place)
+                arrived += one.fate is Fate.ON_TIME
+                if arrived == self.buffer or (not flying and len(busy) == self.num_seen):
+                    ended.sort(key=lambda one: (one.version, one.client_id))
+                    yield Step(ended, now)
+                    for place in places:
+                        del busy[bisect_left(busy, place)]
+                    ended, places, arrived, version = [], [], 0, version + 1
+
+
+def _free(rank: int, busy: list[int]) -> int:
+    """The position of a rank among those that are not in an ascending list."""
+    return rank + bisect_right(range(len(busy)), rank, key=lambda place: busy[place] - place)
