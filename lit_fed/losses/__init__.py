@@ -3,6 +3,7 @@
 from lit_fed.losses.heatmaps import MSRA, UDP, HeatmapCodec, dark, gaussian_maps, peaks, quarter_offset
 from lit_fed.losses.terms import (
     balanced_softmax,
+    calibrated_cross_entropy,
     disagreement,
     diversity,
     dot_regression,
@@ -21,6 +22,7 @@ __all__ = [
     "UDP",
     "HeatmapCodec",
     "balanced_softmax",
+    "calibrated_cross_entropy",
     "dark",
     "disagreement",
     "diversity",

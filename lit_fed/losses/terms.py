@@ -131,6 +131,25 @@ def balanced_softmax(logits: Tensor, labels: Tensor, counts: Tensor, gamma: floa
     return F.cross_entropy(logits + counts.to(logits.dtype).pow(gamma).log(), labels)
 
 
+def calibrated_cross_entropy(logits: Tensor, labels: Tensor, counts: Tensor, tau: float = 1.0) -> Tensor:
+    r"""Cross-entropy of calibrated logits, :math:`z_c - \tau n_c^{-1/4}`, a mean over the batch.
+
+    Zhang, Li, Li, Xu, Wu, Ding, Wu: "Federated Learning with Label Distribution Skew via Logits Calibration", ICML
+    2022.
+
+    Args:
+        logits: z (B, C), differentiated through.
+        labels: Classes (B,).
+        counts: Training samples n of each class, (C,); an absent class has an infinite margin and gets no gradient.
+        tau: τ; 0 is the cross-entropy over all classes, including absent ones.
+
+    Returns:
+        A 0-d tensor; infinite for a label whose class has no samples.
+    """
+    margins = tau * counts.to(logits.dtype).pow(-0.25) if tau else 0.0
+    return F.cross_entropy(logits - margins, labels)
+
+
 def ensemble_cross_entropy(logits: Tensor, labels: Tensor, shares: Tensor) -> Tensor:
     r"""Cross-entropy of the classifiers with the samples' intended classes, weighted by each client's share.
 

@@ -9,6 +9,7 @@ from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.fedavgm import FedAvgM
 from lit_fed.methods.feddyn import FedDyn
 from lit_fed.methods.fedexp import FedExP
+from lit_fed.methods.fedlc import FedLC
 from lit_fed.methods.fednova import FedNova
 from lit_fed.methods.fedntd import FedNTD
 from lit_fed.methods.fedopt import FedAdagrad, FedAdam, FedYogi
@@ -47,6 +48,7 @@ __all__ = [
     "FedAvgM",
     "FedDyn",
     "FedExP",
+    "FedLC",
     "FedNTD",
     "FedNova",
     "FedPer",
