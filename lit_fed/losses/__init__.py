@@ -15,6 +15,7 @@ from lit_fed.losses.terms import (
     not_true_distillation,
     proximal,
     resolution_distillation,
+    restricted_softmax,
 )
 
 __all__ = [
@@ -38,4 +39,5 @@ __all__ = [
     "proximal",
     "quarter_offset",
     "resolution_distillation",
+    "restricted_softmax",
 ]

@@ -150,6 +150,20 @@ def calibrated_cross_entropy(logits: Tensor, labels: Tensor, counts: Tensor, tau
     return F.cross_entropy(logits - margins, labels)
 
 
+def restricted_softmax(logits: Tensor, labels: Tensor, counts: Tensor, alpha: float = 0.5) -> Tensor:
+    r"""Cross-entropy with the logits of absent classes scaled, :math:`\alpha z_c` where n_c = 0, a mean over the batch.
+
+    Li, Zhan: "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data", KDD 2021.
+
+    Args:
+        logits: z (B, C), differentiated through.
+        labels: Classes (B,).
+        counts: Training samples n of each class, (C,).
+        alpha: α; 1 is the cross-entropy.
+    """
+    return F.cross_entropy(torch.where(counts > 0, logits, alpha * logits), labels)
+
+
 def ensemble_cross_entropy(logits: Tensor, labels: Tensor, shares: Tensor) -> Tensor:
     r"""Cross-entropy of the classifiers with the samples' intended classes, weighted by each client's share.
 

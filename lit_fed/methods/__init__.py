@@ -16,6 +16,7 @@ from lit_fed.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from lit_fed.methods.fedper import FedPer
 from lit_fed.methods.fedprox import FedProx
 from lit_fed.methods.fedrep import FedRep
+from lit_fed.methods.fedrs import FedRS
 from lit_fed.methods.frozen_heads import (
     Alignment,
     CalibratedTest,
@@ -54,6 +55,7 @@ __all__ = [
     "FedPer",
     "FedProx",
     "FedRAF",
+    "FedRS",
     "FedRep",
     "FedYogi",
     "LocalOnly",
