@@ -4,6 +4,7 @@ from lit_fed.losses.heatmaps import MSRA, UDP, HeatmapCodec, dark, gaussian_maps
 from lit_fed.losses.terms import (
     balanced_softmax,
     calibrated_cross_entropy,
+    decorrelation,
     disagreement,
     diversity,
     dot_regression,
@@ -25,6 +26,7 @@ __all__ = [
     "balanced_softmax",
     "calibrated_cross_entropy",
     "dark",
+    "decorrelation",
     "disagreement",
     "diversity",
     "dot_regression",

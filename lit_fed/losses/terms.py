@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_SMALLEST_VARIANCE = 1e-8  # as in the code of FedDecorr's authors
+
 
 def model_contrast(features: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
     r"""Pull features towards one model's and away from another's.
@@ -111,6 +113,23 @@ def feature_distillation(student: Tensor, teacher: Tensor) -> Tensor:
         A 0-d tensor: the mean over B × d.
     """
     return F.mse_loss(student, teacher.detach())
+
+
+def decorrelation(features: Tensor) -> Tensor:
+    r"""Mean squared entry of the features' correlation matrix, :math:`\tfrac{1}{d^2}\|K\|_F^2`.
+
+    Shi, Liang, Zhang, Tan, Bai: "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated
+    Learning", ICLR 2023.
+
+    Args:
+        features: (B, d), differentiated through.
+
+    Returns:
+        A 0-d tensor between 1/d (no correlation) and 1; a dimension that is constant over the batch counts 0.
+    """
+    centred = features - features.mean(0)
+    scores = centred / (centred.square().mean(0) + _SMALLEST_VARIANCE).sqrt()
+    return (scores.T @ scores / len(features)).square().mean()
 
 
 def balanced_softmax(logits: Tensor, labels: Tensor, counts: Tensor, gamma: float = 1.0) -> Tensor:

@@ -7,6 +7,7 @@ from lit_fed.methods.distillation import UWA, FedDF, FederatedDistillation, FedM
 from lit_fed.methods.ditto import Ditto
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.fedavgm import FedAvgM
+from lit_fed.methods.feddecorr import FedDecorr
 from lit_fed.methods.feddyn import FedDyn
 from lit_fed.methods.fedexp import FedExP
 from lit_fed.methods.fedlc import FedLC
@@ -47,6 +48,7 @@ __all__ = [
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedDecorr",
     "FedDyn",
     "FedExP",
     "FedLC",
