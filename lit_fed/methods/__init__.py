@@ -18,6 +18,7 @@ from lit_fed.methods.fedper import FedPer
 from lit_fed.methods.fedprox import FedProx
 from lit_fed.methods.fedrep import FedRep
 from lit_fed.methods.fedrs import FedRS
+from lit_fed.methods.fedsam import FedSAM, MoFedSAM
 from lit_fed.methods.frozen_heads import (
     Alignment,
     CalibratedTest,
@@ -59,8 +60,10 @@ __all__ = [
     "FedRAF",
     "FedRS",
     "FedRep",
+    "FedSAM",
     "FedYogi",
     "LocalOnly",
+    "MoFedSAM",
     "Moon",
     "PerFedAvg",
     "Prox",
