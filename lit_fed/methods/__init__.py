@@ -19,6 +19,7 @@ from lit_fed.methods.fedprox import FedProx
 from lit_fed.methods.fedrep import FedRep
 from lit_fed.methods.fedrs import FedRS
 from lit_fed.methods.fedsam import FedSAM, MoFedSAM
+from lit_fed.methods.fedsmoo import FedSMOO
 from lit_fed.methods.fedspeed import FedSpeed
 from lit_fed.methods.frozen_heads import (
     Alignment,
@@ -62,6 +63,7 @@ __all__ = [
     "FedRS",
     "FedRep",
     "FedSAM",
+    "FedSMOO",
     "FedSpeed",
     "FedYogi",
     "LocalOnly",

@@ -370,7 +370,10 @@ class GroupObjective:
         self._become("objective", parameters, own)  # the module has the buffers, also where a step rebinds one
         self.recorder.begin()
         given = {f"objective.{name}": tensor for name, tensor in (parameters | buffers).items()}
+        results = dict(self.client.results)
         loss = functional_call(self._stepper, given, (batch, self.batch_idx))
+        if moved := [key for key, one in self.client.results.items() if one is not results.get(key)]:
+            raise NotVectorizable(f"algorithm.objective moves client.results[{moved[0]!r}] from step to step")
         if loss is None:
             raise NotVectorizable("training_step returns None, which skips a batch")
         # Buffers written in place are in the group's tensors already, rebound ones are not.
