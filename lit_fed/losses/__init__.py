@@ -3,6 +3,8 @@
 from lit_fed.losses.heatmaps import MSRA, UDP, HeatmapCodec, dark, gaussian_maps, peaks, quarter_offset
 from lit_fed.losses.terms import (
     balanced_softmax,
+    calibrated_cross_entropy,
+    decorrelation,
     disagreement,
     diversity,
     dot_regression,
@@ -14,6 +16,7 @@ from lit_fed.losses.terms import (
     not_true_distillation,
     proximal,
     resolution_distillation,
+    restricted_softmax,
 )
 
 __all__ = [
@@ -21,7 +24,9 @@ __all__ = [
     "UDP",
     "HeatmapCodec",
     "balanced_softmax",
+    "calibrated_cross_entropy",
     "dark",
+    "decorrelation",
     "disagreement",
     "diversity",
     "dot_regression",
@@ -36,4 +41,5 @@ __all__ = [
     "proximal",
     "quarter_offset",
     "resolution_distillation",
+    "restricted_softmax",
 ]

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_SMALLEST_VARIANCE = 1e-8  # as in the code of FedDecorr's authors
+
 
 def model_contrast(features: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
     r"""Pull features towards one model's and away from another's.
@@ -113,6 +115,23 @@ def feature_distillation(student: Tensor, teacher: Tensor) -> Tensor:
     return F.mse_loss(student, teacher.detach())
 
 
+def decorrelation(features: Tensor) -> Tensor:
+    r"""Mean squared entry of the features' correlation matrix, :math:`\tfrac{1}{d^2}\|K\|_F^2`.
+
+    Shi, Liang, Zhang, Tan, Bai: "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated
+    Learning", ICLR 2023.
+
+    Args:
+        features: (B, d), differentiated through.
+
+    Returns:
+        A 0-d tensor between 1/d (no correlation) and 1; a dimension that is constant over the batch counts 0.
+    """
+    centred = features - features.mean(0)
+    scores = centred / (centred.square().mean(0) + _SMALLEST_VARIANCE).sqrt()
+    return (scores.T @ scores / len(features)).square().mean()
+
+
 def balanced_softmax(logits: Tensor, labels: Tensor, counts: Tensor, gamma: float = 1.0) -> Tensor:
     r"""Balanced softmax, :math:`-\log \frac{n_y^\gamma e^{z_y}}{\sum_c n_c^\gamma e^{z_c}}`, a mean over the batch.
 
@@ -129,6 +148,39 @@ def balanced_softmax(logits: Tensor, labels: Tensor, counts: Tensor, gamma: floa
         A 0-d tensor; infinite for a label whose class has no samples.
     """
     return F.cross_entropy(logits + counts.to(logits.dtype).pow(gamma).log(), labels)
+
+
+def calibrated_cross_entropy(logits: Tensor, labels: Tensor, counts: Tensor, tau: float = 1.0) -> Tensor:
+    r"""Cross-entropy of calibrated logits, :math:`z_c - \tau n_c^{-1/4}`, a mean over the batch.
+
+    Zhang, Li, Li, Xu, Wu, Ding, Wu: "Federated Learning with Label Distribution Skew via Logits Calibration", ICML
+    2022.
+
+    Args:
+        logits: z (B, C), differentiated through.
+        labels: Classes (B,).
+        counts: Training samples n of each class, (C,); an absent class has an infinite margin and gets no gradient.
+        tau: τ; 0 is the cross-entropy over all classes, including absent ones.
+
+    Returns:
+        A 0-d tensor; infinite for a label whose class has no samples.
+    """
+    margins = tau * counts.to(logits.dtype).pow(-0.25) if tau else 0.0
+    return F.cross_entropy(logits - margins, labels)
+
+
+def restricted_softmax(logits: Tensor, labels: Tensor, counts: Tensor, alpha: float = 0.5) -> Tensor:
+    r"""Cross-entropy with the logits of absent classes scaled, :math:`\alpha z_c` where n_c = 0, a mean over the batch.
+
+    Li, Zhan: "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data", KDD 2021.
+
+    Args:
+        logits: z (B, C), differentiated through.
+        labels: Classes (B,).
+        counts: Training samples n of each class, (C,).
+        alpha: α; 1 is the cross-entropy.
+    """
+    return F.cross_entropy(torch.where(counts > 0, logits, alpha * logits), labels)
 
 
 def ensemble_cross_entropy(logits: Tensor, labels: Tensor, shares: Tensor) -> Tensor:

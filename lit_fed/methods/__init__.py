@@ -12,8 +12,10 @@ from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.fedavgm import FedAvgM
 from lit_fed.methods.fedbn import FedBN
 from lit_fed.methods.fedbuff import FedBuff
+from lit_fed.methods.feddecorr import FedDecorr
 from lit_fed.methods.feddyn import FedDyn
 from lit_fed.methods.fedexp import FedExP
+from lit_fed.methods.fedlc import FedLC
 from lit_fed.methods.fednova import FedNova
 from lit_fed.methods.fedntd import FedNTD
 from lit_fed.methods.fedopt import FedAdagrad, FedAdam, FedYogi
@@ -22,6 +24,10 @@ from lit_fed.methods.fedproto import FedProto
 from lit_fed.methods.fedprox import FedProx
 from lit_fed.methods.fedrep import FedRep
 from lit_fed.methods.fedrod import FedROD
+from lit_fed.methods.fedrs import FedRS
+from lit_fed.methods.fedsam import FedSAM, MoFedSAM
+from lit_fed.methods.fedsmoo import FedSMOO
+from lit_fed.methods.fedspeed import FedSpeed
 from lit_fed.methods.fedtgp import FedTGP
 from lit_fed.methods.frozen_heads import (
     Alignment,
@@ -60,8 +66,10 @@ __all__ = [
     "FedAvgM",
     "FedBN",
     "FedBuff",
+    "FedDecorr",
     "FedDyn",
     "FedExP",
+    "FedLC",
     "FedNTD",
     "FedNova",
     "FedPer",
@@ -69,11 +77,16 @@ __all__ = [
     "FedProx",
     "FedRAF",
     "FedROD",
+    "FedRS",
     "FedRep",
+    "FedSAM",
+    "FedSMOO",
+    "FedSpeed",
     "FedTGP",
     "FedYogi",
     "LGFedAvg",
     "LocalOnly",
+    "MoFedSAM",
     "Moon",
     "PFedMe",
     "PerFedAvg",

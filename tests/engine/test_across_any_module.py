@@ -26,7 +26,7 @@ AS_THEY_ARE = [
     "fedavg", "fedprox", "scaffold", "feddyn", "fednova", "fedexp", "fedavgm", "fedadam", "fedyogi", "fedadagrad",
     "client_momentum", "ditto", "per_fedavg", "local_only",
 ]  # fmt: skip
-WITH_A_HEAD = ["fedper", "fedrep", "fedbabu", "moon", "fedntd"]
+WITH_A_HEAD = ["fedper", "fedrep", "fedbabu", "moon", "fedntd", "fedlc", "fedrs"]
 
 
 def columns(folder: Path, prefix: str) -> set[str]:

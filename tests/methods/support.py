@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning import LightningModule
 from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_fed import FederatedTrainer
+from lit_fed.data import Arrays
 from lit_fed.participation import Participation
-from tests.support import LeastSquares, kept, weights
+from tests.support import LeastSquares, Points, kept, weights
 
 
 class Rota(Participation):
@@ -74,6 +76,37 @@ class Automatic(ByHand):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
         return self.loss(batch)
+
+
+class Labelled(Points):
+    """Client 0 has 16 samples of class 0 and one of class 1, client 1 has one of class 1 and 16 of class 2; x = 1."""
+
+    num_classes = 3
+    input_shape = (1,)
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.batch_size = 32
+
+    def load_arrays(self) -> Arrays:
+        clients, y = np.repeat([0, 1], 17), np.repeat([0, 1, 2], (16, 2, 16))
+        x = np.ones((34, 1), dtype=np.float32)
+        return Arrays(x, y, x, y, clients, clients, "labelled")
+
+
+class Scores(LightningModule):
+    """Class scores wx, without bias, from w = 0; cross-entropy by gradient descent with learning rate 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(1, 3, bias=False)
+        torch.nn.init.zeros_(self.head.weight)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return torch.nn.functional.cross_entropy(self.head(batch[0]), batch[1])
 
 
 def client_state(made: FederatedTrainer, client_id: int) -> dict[str, list[Any]]:

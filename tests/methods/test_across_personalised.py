@@ -255,6 +255,13 @@ def test_per_fedavg_takes_a_regularizer_ahead(tmp_path: Path) -> None:
     assert global_weight(made) == [-0.5, 0.0]
 
 
+def test_per_fedavg_takes_a_regularizer_of_weights_ahead(tmp_path: Path) -> None:
+    # ½·2·‖w‖² of w ahead, α = ½, client 0: ahead 0 − ½·(−2) = 1, gradient (1 − 2) + 2·1 = 1 → w₁ = −½.
+    made = fit(tmp_path, data=Points(1), algorithm=PerFedAvg(alpha=0.5, regularizer=Prox(2.0)), max_rounds=1)
+    assert made.metrics["train/prox"] == 1.0
+    assert global_weight(made) == [-0.5, 0.0]
+
+
 def test_fedrep_refuses_a_module_that_optimises_by_hand(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="ByHand optimises by hand, and algorithm FedRep needs a loss"):
         fit(tmp_path, ByHand(), algorithm=FedRep(personal=BIAS))

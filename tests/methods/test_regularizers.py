@@ -18,7 +18,7 @@ from lit_fed.methods import FD, KD, LD, NTD, FedAvg, FedNTD, FedProx, LocalOnly,
 from tests.methods.support import client_state, global_weight, run_quickstart
 from tests.support import LeastSquares, Points, assert_same, fit, rows, saved_weights
 
-REGULARIZERS = ["Prox", "KD", "NTD", "LD", "FD"]
+REGULARIZERS = ["Prox", "KD", "NTD", "LD", "FD", "FedDecorr"]
 
 
 def test_distillation_by_hand() -> None:

@@ -169,6 +169,11 @@ class GraphClient(Client):
         """Refused: read a client's data in ``start`` or ``phases``."""
         raise _refusal("client.population")
 
+    @override
+    def rehearsed(self) -> NoReturn:
+        """Refused: a graph goes on with the GPU's random numbers."""
+        raise _refusal("client.rehearsed")
+
 
 class StepRecorder(Meter):
     """Collects the values logged in one step."""

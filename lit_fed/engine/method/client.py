@@ -234,8 +234,9 @@ class Client:
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:
-        """The parameters by name, differentiable."""
-        return self.model.parameters
+        """The parameters by name, differentiable; within `at`, those that it was given."""
+        own = self.model.parameters
+        return own if self._at is None else {**own, **{name: t for name, t in self._at.items() if name in own}}
 
     @property
     def device(self) -> torch.device:
@@ -306,9 +307,14 @@ class Client:
             found = self._ran[id(batch)] = batch, ran
         return found[1]
 
+    def rehearsed(self) -> AbstractContextManager[None]:
+        """Draw the same random numbers again on leaving, such as dropout's in a second pass over a batch."""
+        found: AbstractContextManager[None] = torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
+        return found
+
     @contextmanager
     def at(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Make `run` use these parameters and buffers, by name, in place of the model's; differentiable in them."""
+        """Make `run` and `parameters` use these tensors, by name, in place of the model's; differentiable in them."""
         self.forget()
         self._at = tensors
         try:
@@ -333,11 +339,15 @@ class Client:
         output: Tensor = self._task.forward(x)
         return output
 
-    def gradients(self, loss: Tensor, create_graph: bool = False) -> Tensors:
-        """Gradients of a loss by name, for every trainable parameter that it depends on."""
-        own = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
-        found = torch.autograd.grad(loss, list(own.values()), create_graph=create_graph, allow_unused=True)
-        return {name: gradient for name, gradient in zip(own, found, strict=True) if gradient is not None}
+    def gradients(self, loss: Tensor, create_graph: bool = False, keep_graph: bool = False) -> Tensors:
+        """Gradients of a loss by name, for every trainable parameter of the model that it depends on.
+
+        Args:
+            loss: 0-d.
+            create_graph: Whether the gradients are differentiable.
+            keep_graph: Whether the loss can be differentiated again.
+        """
+        return gradients_of(loss, self.model.parameters, create_graph, create_graph or keep_graph)
 
     def targets(self, batch: Any) -> Tensor:
         """The labels of a batch: ``task.targets(batch)`` if the task defines it, else the pair's second element."""
@@ -363,6 +373,15 @@ class Client:
         if self.task_run is None:
             raise RuntimeError("a client without a task_run cannot run its task; enter it in a session")
         return self.task_run
+
+
+def gradients_of(
+    loss: Tensor, parameters: Mapping[str, Tensor], create_graph: bool = False, keep_graph: bool = False
+) -> Tensors:
+    """Gradients by name, of the trainable parameters that a loss depends on; see `Client.gradients`."""
+    own = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+    found = torch.autograd.grad(loss, list(own.values()), None, keep_graph, create_graph, allow_unused=True)
+    return {name: gradient for name, gradient in zip(own, found, strict=True) if gradient is not None}
 
 
 @dataclass(slots=True)

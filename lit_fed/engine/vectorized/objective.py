@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.lightning.meter import Meter
-from lit_fed.engine.method.client import Client, Tensors, Update
+from lit_fed.engine.method.client import Client, Tensors, Update, gradients_of
 from lit_fed.engine.method.model import Differs, ModelView
 from lit_fed.engine.method.task_run import TaskRun
 from lit_fed.engine.vectorized.layers import GroupDropout, GroupLayers, Streams
@@ -72,6 +72,9 @@ class GroupClient(Client):
         self.work, self.fine_tuning = one.work, one.fine_tuning
         self.data = one.data  # a method may ask whether there are data; `population` is refused
         self.hook: Hook = "objective"
+        self.streams: Streams | None = None
+        self.stacks: Tensors | None = None
+        """The group's parameters, (n, …); None where a batch is taken sample by sample."""
         self.id, self.steps = self.differs("id"), self.differs("steps")
 
     def differs(self, attribute: str) -> Any:
@@ -93,9 +96,41 @@ class GroupClient(Client):
         return super()._task
 
     @override
-    def gradients(self, loss: Tensor, create_graph: bool = False) -> Tensors:
-        """Refused: within the computation there is no graph yet."""
-        raise NotVectorizable(f"algorithm.{self.hook} uses client.gradients, and a group has no graph yet")
+    def gradients(self, loss: Tensor, create_graph: bool = False, keep_graph: bool = False) -> Tensors:
+        if self.stacks is None:
+            raise NotVectorizable(f"algorithm.{self.hook} uses client.gradients, of a batch as a whole")
+        stacks, names = self.stacks, list[str]()
+
+        def of_all(losses: Tensor) -> tuple[Tensor, ...]:
+            found = gradients_of(losses.sum(), stacks, create_graph, create_graph or keep_graph)
+            names.extend(found)
+            return tuple(found.values())
+
+        return dict(zip(names, _Gradients.apply(loss, of_all), strict=True))
+
+    @override
+    def rehearsed(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.streams is None else self.streams.repeated()
+
+
+class _Gradients(torch.autograd.Function):
+    """The gradients of every client's loss, from within ``torch.vmap`` over clients."""
+
+    @staticmethod
+    def forward(loss: Tensor, of_all: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        raise RuntimeError("gradients outside of a group")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep nothing: `vmap` is differentiable itself."""
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, loss: Tensor, of_all: Callable[[Tensor], tuple[Tensor, ...]]
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        """Gradients (n, …) of losses (n,)."""
+        found = of_all(loss)
+        return found, (0,) * len(found)
 
 
 def differing(what: str) -> Any:
@@ -199,6 +234,7 @@ class GroupObjective:
     ) -> None:
         self.loop, self._streams = loop, streams
         self.client = GroupClient(clients[0], loop.state.task_run)
+        self.client.streams = streams
         self.recorder = StepMeter() if recorder is None else recorder
         self.batch_idx: Any = 0
         self.called: tuple[Any, ...] = ()
@@ -270,6 +306,7 @@ class GroupObjective:
     def _run(
         self, parameters: Tensors, buffers: Tensors, batch: Any, own: dict[str, Any], counts: Tensor | None
     ) -> _OfStep:
+        self.client.stacks = parameters if counts is None else None
         if counts is None:
             step = torch.vmap(self._step, in_dims=(0, 0, batch_dims(batch), 0))
             loss, values, taken, rebound = step(parameters, buffers, batch, own)
@@ -333,7 +370,10 @@ class GroupObjective:
         self._become("objective", parameters, own)  # the module has the buffers, also where a step rebinds one
         self.recorder.begin()
         given = {f"objective.{name}": tensor for name, tensor in (parameters | buffers).items()}
+        results = dict(self.client.results)
         loss = functional_call(self._stepper, given, (batch, self.batch_idx))
+        if moved := [key for key, one in self.client.results.items() if one is not results.get(key)]:
+            raise NotVectorizable(f"algorithm.objective moves client.results[{moved[0]!r}] from step to step")
         if loss is None:
             raise NotVectorizable("training_step returns None, which skips a batch")
         # Buffers written in place are in the group's tensors already, rebound ones are not.

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from lightning import LightningModule
-from torch import Tensor, nn
+from torch import nn
 
 from lit_fed.algorithm import Client, Pass, Phase, Tensors, Terms, head_of, task_name
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.losses import balanced_softmax
+from lit_fed.methods.class_counts import look_up_counts, own_counts
 from lit_fed.methods.frozen_heads.frozen import NewHead
 from lit_fed.methods.regularizers import logits
 from lit_fed.methods.server import positive
@@ -103,9 +103,7 @@ class FedETF(NewHead):
 
         Looks up the client's class counts, once for its work.
         """
-        if client.data is not None:
-            counts = torch.from_numpy(client.population.class_counts(client.id)).to(client.device)
-            client.results["classes"] = {"counts": counts}
+        look_up_counts(client)
         moving = self.frozen(client.model.task) if self._alternates(client) else ()
         return {**super().start(client), **client.model.copy(moving)}
 
@@ -139,11 +137,4 @@ class FedETF(NewHead):
         found = logits(client, batch)
         if client.phase in (FRAME, PROJECTION):
             return {"cross_entropy": F.cross_entropy(found, client.targets(batch))}
-        return {"balanced": balanced_softmax(found, client.targets(batch), self._counts(client, found), self.gamma)}
-
-    def _counts(self, client: Client, found: Tensor) -> Tensor:
-        """The client's samples of each class, (C,); equal under a plain trainer."""
-        if "classes" not in client.results:
-            return torch.ones(found.shape[1], dtype=torch.int64, device=found.device)
-        counts = client.results["classes"]["counts"]
-        return F.pad(counts, (0, found.shape[1] - len(counts)))
+        return {"balanced": balanced_softmax(found, client.targets(batch), own_counts(client, found), self.gamma)}

@@ -29,12 +29,14 @@ from lit_fed.methods import (
     FedDrPlus,
     FedDyn,
     FedETF,
+    FedLC,
     FedNova,
     FedNTD,
     FedPer,
     FedProx,
     FedRep,
     FedROD,
+    FedRS,
     LGFedAvg,
     LocalOnly,
     Moon,
@@ -63,6 +65,8 @@ METHODS: dict[str, Callable[[], Any]] = {
     "FedROD-hyper": lambda: FedROD(hidden=32),
     "FedBABU": FedBABU,
     "FedNTD": FedNTD,
+    "FedLC": FedLC,
+    "FedRS": FedRS,
     "Moon": Moon,
     "FedETF": FedETF,
     "DotRegression": DotRegression,
@@ -133,6 +137,15 @@ def assert_close(*runs: FederatedTrainer, tolerance: float = 2e-6) -> None:
 def test_every_method_gives_what_one_client_after_the_other_gives(tmp_path: Path, name: str) -> None:
     alone, grouped = (federate(tmp_path / how, how, METHODS[name]()) for how in ("sequential", "vectorized"))
     assert 0 < pads_to(grouped) < 8  # smaller batches than 8 are there, and padded
+    assert_close(alone, grouped)
+
+
+@pytest.mark.parametrize(
+    "method", [PerFedAvg, lambda: PerFedAvg(alpha=0.1, first_order=False)], ids=["Per-FedAvg", "second order"]
+)
+def test_a_method_that_looks_ahead_of_a_whole_batch_is_not_padded(tmp_path: Path, method: Callable[[], Any]) -> None:
+    alone, grouped = (federate(tmp_path / how, how, method()) for how in ("sequential", "vectorized"))
+    assert pads_to(grouped) == 0
     assert_close(alone, grouped)
 
 
@@ -411,9 +424,8 @@ def classifier(kind: type[Classifier], optimizer: Any = sgd) -> Callable[[], Cla
         (ByHand, FedAvg, "model ByHand optimises by hand"),
         (classifier(Hooked), FedAvg, "on_train_batch_end"),
         (classifier(Branching), FedAvg, "control flow"),
-        (classifier(Classifier), PerFedAvg, "algorithm.objective uses client.gradients"),
     ],
-    ids=["optimizer", "noise", "attention", "by hand", "hook", "branch", "Per-FedAvg"],
+    ids=["optimizer", "noise", "attention", "by hand", "hook", "branch"],
 )
 def test_what_cannot_be_is_refused_before_training(tmp_path: Path, task: Any, algorithm: Any, reason: str) -> None:
     data = Points(NUM_CLIENTS) if task is ByHand else None
@@ -443,9 +455,10 @@ def test_mixed_precision_is_refused_for_autocast_does_not_see_through_vmap(tmp_p
 def test_auto_takes_one_after_the_other_where_groups_cannot_be_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = federate(tmp_path / "a", "auto", PerFedAvg())
-    assert "one client after the other: algorithm.objective uses client.gradients" in capsys.readouterr().out
-    assert_same(everything(made), everything(federate(tmp_path / "b", "sequential", PerFedAvg())))
+    hooked = classifier(Hooked)
+    made = federate(tmp_path / "a", "auto", task=hooked)
+    assert "one client after the other: model Hooked or a callback has on_train_batch_end" in capsys.readouterr().out
+    assert_same(everything(made), everything(federate(tmp_path / "b", "sequential", task=hooked)))
     grouped = federate(tmp_path / "c", "auto")
     assert "trains clients in groups" in capsys.readouterr().out
     executor = grouped.run.federation.executor
