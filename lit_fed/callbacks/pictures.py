@@ -136,15 +136,16 @@ def schedule_picture(
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    stale = [round_idx - (one.version or 0) for round_idx, one in shown]
-    scale = ScalarMappable(Normalize(0, max(stale, default=1) or 1), "viridis_r")
-    lost = [one.fate is not Fate.ON_TIME for _, one in shown]
+    stale = np.array([round_idx - (one.version or 0) for round_idx, one in shown], dtype=np.int64)
+    scale = ScalarMappable(Normalize(0, int(stale.max(initial=1))), "viridis_r")
+    colors = scale.to_rgba(stale)
+    colors[[one.fate is not Fate.ON_TIME for _, one in shown]] = 0.93
     axes.barh(
         [rows[one.client_id] for _, one in shown],
         [one.ended - one.began for _, one in shown],
         left=[one.began for _, one in shown],
         height=0.8,
-        color=["#ededed" if gone else scale.to_rgba(tau) for gone, tau in zip(lost, stale, strict=True)],
+        color=colors,
         edgecolor="white",
         linewidth=0.5,
     )

@@ -6,6 +6,7 @@ The client's half is FedAvg's.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -64,7 +65,7 @@ class FedAsync(FedAvg):
     def mixing(self, staleness: int) -> float:
         """α_τ."""
         if self.weight == "polynomial":
-            return self.alpha * (1 + staleness) ** -self.a
+            return self.alpha * math.pow(1 + staleness, -self.a)
         late = staleness - self.b if self.weight == "hinge" else 0.0
         return self.alpha / (self.a * max(late, 0.0) + 1)
 

@@ -51,10 +51,11 @@ def untimed(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.long
-def test_killed_five_times(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [[], ["--config", str(ROOT / "configs/participation/asynchronous.yaml")]])
+def test_killed_five_times(tmp_path: Path, more: list[str]) -> None:
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
-    fit_args = ["fit", "--config", str(ROOT / "configs/quickstart.yaml"), "--trainer.max_rounds", str(ROUNDS)]
+    fit_args = ["fit", "--config", str(ROOT / "configs/quickstart.yaml"), *more, "--trainer.max_rounds", str(ROUNDS)]
     done = run_cli(*fit_args, cwd=tmp_path / "whole")
     assert done.returncode == 0, done.stderr
     whole, killed = (tmp_path / side / "lightning_logs/version_0" for side in ("whole", "killed"))

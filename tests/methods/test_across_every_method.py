@@ -18,7 +18,7 @@ from tests.methods.run_methods import METHODS, ON_PUPPETS, run_method
 from tests.support import ROOT, assert_same, client_states, rows, saved_weights
 
 ROUNDS = 4
-IN_FLIGHT = [f"{name}_asynchronous" for name in ("fedasync", "fedavg", "fedadam", "fedbuff", "fedper", "scaffold")]
+IN_FLIGHT = [f"{name}_asynchronous" for name in ("fedasync", "fedavg", "fedbuff", "fednova", "fedper", "scaffold")]
 EVERY = [*METHODS, *IN_FLIGHT]
 EACH = pytest.mark.parametrize("method", EVERY)
 
