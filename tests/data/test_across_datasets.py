@@ -146,7 +146,7 @@ def test_cifar_reads_the_published_files(cls, label_key, mean, std, count, tmp_p
     np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-5)
     assert y.tolist() == [i % data.num_classes for i in range(20)]
     assert data.class_names == [str(i) for i in range(data.num_classes)]
-    assert data.num_samples(0) == count // 4  # two clients, half held out
+    assert data.census.num_samples(0) == count // 4  # two clients, half held out
     # Validation images are as they are; training images are not.
     originals = {image.numpy().tobytes() for image in x}
     assert all(image.numpy().tobytes() in originals for image in everything(data.val_loader())[0])
@@ -217,7 +217,7 @@ def test_an_archive_of_windows_with_natural_clients(tmp_path):
     assert data.num_clients == 3
     assert (data.input_shape, data.in_channels, data.image_size) == ((9, 16), 9, None)
     ready(data)
-    assert [data.num_samples(k) for k in range(3)] == [3, 5, 4]  # clients 3, 7, 30
+    assert [data.census.num_samples(k) for k in range(3)] == [3, 5, 4]  # clients 3, 7, 30
     x, _ = everything(data.test_loader(2))
     assert x.dtype == torch.float32
     np.testing.assert_array_equal(x, windows[[3, 4]].astype(np.float32))
@@ -268,7 +268,7 @@ def test_an_archive_of_feature_vectors(tmp_path):
 def test_fewer_natural_clients_are_the_first_ones(tmp_path):
     path = write_archive(tmp_path / "a.npz", client_train=np.arange(12) // 3)
     data = ready(ArrayFile(path=str(path), partition=Natural(), num_clients=2))
-    assert sorted(data.partition_record()["clients"][1]["indices"]) == [3, 4, 5]
+    assert sorted(data.record.as_dict()["clients"][1]["indices"]) == [3, 4, 5]
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algor
         data.setup("fit")
     kinds = trainer.kinds_of(tasks)
     kinds.check(data)
-    participation.setup(data.num_clients, data.num_samples, trainer.settings.seed)
+    participation.setup(data.num_clients, data.census.num_samples, trainer.settings.seed)
     every = tasks if isinstance(tasks, Mapping) else {ONLY: tasks}
     held = {kind: [one for one in every[kind].parameters() if not one.requires_grad] for kind in kinds.names}
     models = {kind: _model(every[kind], algorithm, data, trainer) for kind in kinds.names}

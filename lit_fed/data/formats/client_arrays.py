@@ -18,7 +18,7 @@ from lit_fed.data.partitions.csr import CSR
 from lit_fed.data.partitions.cut import Cut, Strata, check_held_out, cut_of_parts
 from lit_fed.data.population.archive import Archive, check_inputs
 from lit_fed.data.population.base import Batches
-from lit_fed.data.population.census import ClientReport, Scale, common_scale, on_scale, scale_of
+from lit_fed.data.population.census import Scale, common_scale, on_scale, scale_of
 from lit_fed.data.population.in_memory import Arrays, ImageDataModule, channels_first
 from lit_fed.data.population.targets import checked_targets
 from lit_fed.data.population.views import viewed
@@ -140,15 +140,10 @@ class ClientArrays(ImageDataModule):
         return common_scale(self._scales.get(f"client_{client_id}", {}))
 
     @override
-    def learn(self, reports: Mapping[int, ClientReport]) -> None:
-        """Also convert the samples here to the scale of the population.
-
-        Raises:
-            ConfigError: The population has no common scale.
-        """
-        super().learn(reports)
+    def agree(self, scales: Mapping[str, Scale | None]) -> None:
+        """Also convert the samples here to the scale."""
         here = {what: scale for own in self._scales.values() for what, scale in own.items()}
-        self._scale = common_scale(here | {f"client {one}": report.scale for one, report in sorted(reports.items())})
+        self._scale = common_scale(here | dict(scales))
         for subset, x in self._x.items():
             self._x[subset] = torch.from_numpy(on_scale(x.cpu().numpy(), self._scale)).to(x.device)
         self._transforms = None
@@ -218,10 +213,8 @@ class ClientArrays(ImageDataModule):
         return viewed(self.make_loader(Batches("test", indices, self.test_batch_size)), self.seen(None, view))
 
     @override
-    def fingerprint(self, client_id: int) -> str:
+    def fingerprint_of(self, client_id: int) -> str:
         """The SHA-256 of one client's training, validation and calibration samples."""
-        if client_id in self.census.reports:
-            return super().fingerprint(client_id)
         cut, digest = self._ready.of(client_id), hashlib.sha256()
         for rows in (cut.train[client_id], cut.val[client_id], cut.calibration[client_id]):
             for array in self.stored("train", rows):

@@ -378,7 +378,7 @@ class PoseDataModule(FederatedDataModule):
     @override
     def figure(self) -> Figure | None:
         """Samples of each client, coloured by resolution."""
-        ids = np.asarray(list(self.clients), dtype=np.int64)
+        ids = np.asarray(list(self.census.clients), dtype=np.int64)
         if not len(ids):
             return None
         ids = ids[even_subset(len(ids), MOST_CLIENTS)]

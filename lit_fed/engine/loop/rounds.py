@@ -91,7 +91,7 @@ def run_round(run: Run, round_idx: int) -> None:
         metrics = federation.algorithm.step(federation.server, aggregate, cohort) | metrics
         _check_server(run, round_idx)
     federation.store.commit(run.workers, round_idx + 1)
-    metrics = ledger.metrics(federation.data.num_samples, run.workers) | metrics
+    metrics = ledger.metrics(federation.data.census.num_samples, run.workers) | metrics
     metrics |= {"time/local_s": ledger.local_s, "time/aggregate_s": time.perf_counter() - reduced}
     _end(run, current, metrics)
 
@@ -134,7 +134,7 @@ def _train_cohort(run: Run, current: Round) -> None:
     federation, broadcast, ledger = run.federation, current.broadcast, current.ledger
     fates = {participant.client_id: participant.fate for participant in current.plan}
     working = [client_id for client_id, fate in fates.items() if fate is not Fate.LOST_BEFORE]
-    num_samples = federation.data.num_samples
+    num_samples = federation.data.census.num_samples
     for client_id in list(fates)[run.workers.rank :: run.workers.world_size]:
         ledger.sent(client_id, broadcast.num_bytes[federation.kinds[client_id]])  # also to dropouts
     for update in federation.executor.run(run.workers.share(working, num_samples), broadcast):
@@ -155,7 +155,7 @@ def _train_cohort(run: Run, current: Round) -> None:
 def _add_late_updates(run: Run, current: Round) -> None:
     federation = run.federation
     late = federation.participation.late(current.round_idx)
-    for client_id in run.workers.share(late, federation.data.num_samples):
+    for client_id in run.workers.share(late, federation.data.census.num_samples):
         kind = federation.kinds[client_id]
         sent = current.broadcast.payloads[kind]
         update = federation.store.pop_update(client_id, run.fabric.device, kind, sent)

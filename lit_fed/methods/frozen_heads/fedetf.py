@@ -104,7 +104,7 @@ class FedETF(NewHead):
         Looks up the client's class counts, once for its work.
         """
         if client.data is not None:
-            counts = torch.from_numpy(client.population.class_counts(client.id)).to(client.device)
+            counts = torch.from_numpy(client.population.census.class_counts(client.id)).to(client.device)
             client.results["classes"] = {"counts": counts}
         moving = self.frozen(client.model.task) if self._alternates(client) else ()
         return {**super().start(client), **client.model.copy(moving)}
