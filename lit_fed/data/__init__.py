@@ -16,7 +16,7 @@ from lit_fed.data.loaders.transforms import (
     Resize,
 )
 from lit_fed.data.partitions.csr import CSR, ClientIndices
-from lit_fed.data.partitions.cut import Strata
+from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.partitions.label_skew import ClassesPerClient, Dirichlet, Shards
 from lit_fed.data.partitions.listed import Listed
 from lit_fed.data.partitions.partition import IID, LogNormal, Natural, Partition, Quantity, Samples, UnequalSizes
@@ -78,7 +78,9 @@ __all__ = [
     "Natural",
     "NoiseLevels",
     "Normalize",
+    "Part",
     "Partition",
+    "Parts",
     "PhotoPose",
     "PoseAugmentation",
     "PoseDataModule",
@@ -92,7 +94,6 @@ __all__ = [
     "Samples",
     "Shards",
     "Skeleton",
-    "Strata",
     "Subset",
     "Table",
     "TensorDataModule",

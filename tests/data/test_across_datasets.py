@@ -53,11 +53,11 @@ def test_digits_have_one_test_set_whatever_the_seed():
 def test_digit_pairs_are_two_digits_of_one_side_of_the_split():
     pairs, digits = DigitPairs().load_arrays(), Digits().load_arrays()
     # 100 images of each of 00 … 99 to train on and 20 to test on
-    np.testing.assert_array_equal(np.bincount(pairs.y_train), np.full(100, 100))
-    np.testing.assert_array_equal(np.bincount(pairs.y_test), np.full(100, 20))
+    np.testing.assert_array_equal(np.bincount(pairs.train.y), np.full(100, 100))
+    np.testing.assert_array_equal(np.bincount(pairs.test.y), np.full(100, 20))
     for x, y, of_x, of_y in (
-        (pairs.x_train, pairs.y_train, digits.x_train, digits.y_train),
-        (pairs.x_test, pairs.y_test, digits.x_test, digits.y_test),
+        (pairs.train.x, pairs.train.y, digits.train.x, digits.train.y),
+        (pairs.test.x, pairs.test.y, digits.test.x, digits.test.y),
     ):
         what = {image.tobytes(): int(label) for image, label in zip(of_x, of_y, strict=True)}
         read = [10 * what[i[..., :8].tobytes()] + what[i[..., 8:].tobytes()] for i in x]

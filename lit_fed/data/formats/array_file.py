@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.data.partitions.csr import held_out
+from lit_fed.data.partitions.cut import Part, Parts, joined
 from lit_fed.data.partitions.partition import Natural, Partition
 from lit_fed.data.population.archive import Archive, check_inputs
 from lit_fed.data.population.census import BYTES, Scale, common_scale, on_scale, scale_of
-from lit_fed.data.population.in_memory import Arrays, ImageDataModule, channels_first
+from lit_fed.data.population.in_memory import ImageDataModule, channels_first
 from lit_fed.data.population.naming import client_ranks
 from lit_fed.data.population.targets import count_classes
 from lit_fed.errors import ConfigError
@@ -131,7 +132,7 @@ class ArrayFile(ImageDataModule):
         return f"client_train of {self._path}", "leave client_train out of the file"
 
     @override
-    def load_arrays(self) -> Arrays:
+    def load_arrays(self) -> Parts:
         shape = self.stored_shape
         if len(shape) != 3 and (self._augmentation is not None or self._resize is not None):
             raise ConfigError(
@@ -155,28 +156,27 @@ class ArrayFile(ImageDataModule):
             what = f"{self._path}: {key}"
             scales |= scale_of(arrays[key], what, len(shape) == 3, self._max_value_given, self._mean_given)
         arrays |= {key: on_scale(arrays[key], common_scale(scales)) for key in ("x_train", "x_test")}
-        if self.test_fraction is not None:
-            arrays = self._split_anew(arrays)
-        ranks = client_ranks(arrays.get("client_train"), arrays.get("client_test"))
-        x_train, x_test = (
-            channels_first(arrays[key]) if len(shape) == 3 else arrays[key] for key in ("x_train", "x_test")
+        train, test = (
+            Part(channels_first(x) if len(shape) == 3 else x, arrays[f"y_{split}"], arrays.get(f"client_{split}"))
+            for split, x in (("train", arrays["x_train"]), ("test", arrays["x_test"]))
         )
-        return Arrays(x_train, arrays["y_train"], x_test, arrays["y_test"], *ranks, source=str(self._path))
+        if self.test_fraction is not None:
+            train, test = self._split_anew(train, test)
+        ranks = client_ranks(train.clients, test.clients)
+        return Parts(replace(train, clients=ranks[0]), replace(test, clients=ranks[1]), source=str(self._path))
 
-    def _split_anew(self, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def _split_anew(self, train: Part, test: Part) -> tuple[Part, Part]:
         """Join both splits, and hold out the same share of every client, or of every class without clients."""
-        if ("client_train" in arrays) != ("client_test" in arrays):
+        if (train.clients is None) != (test.clients is None):
             raise ConfigError(
                 f"{self._path} names clients for one split only; data.test_fraction needs client_train and client_test"
             )
-        kinds = [key.removesuffix("_train") for key in arrays if key.endswith("_train")]
-        joined = {kind: np.concatenate([arrays[f"{kind}_train"], arrays[f"{kind}_test"]]) for kind in kinds}
-        together = joined["y"] if self.num_classes is not None else np.zeros(len(joined["y"]))  # one group of all
-        _, groups = np.unique(joined.get("client", together), return_inverse=True)
+        whole = joined([train, test])
+        together = np.zeros(len(whole)) if self.num_classes is None else np.asarray(whole.y)  # one group of all
+        _, groups = np.unique(together if whole.clients is None else whole.clients, return_inverse=True)
         seed = derive_seed(self.seed, "array-file", "test")
-        test = held_out(groups, int(groups.max()) + 1, self.test_fraction or 0.0, seed)
-        chosen = {"train": ~test, "test": test}
-        return {f"{kind}_{split}": joined[kind][at] for kind in kinds for split, at in chosen.items()}
+        chosen = held_out(groups, int(groups.max()) + 1, self.test_fraction or 0.0, seed)
+        return whole.take(~chosen), whole.take(chosen)
 
     @property
     @override

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.data.loaders.tensor_loader import Loader
 from lit_fed.data.partitions.csr import CSR
-from lit_fed.data.partitions.cut import Cut, Strata, check_held_out, cut_of_parts
+from lit_fed.data.partitions.cut import Cut, Part, Parts, check_held_out, cut_of_parts, joined
 from lit_fed.data.population.archive import Archive, check_inputs
 from lit_fed.data.population.base import Batches
 from lit_fed.data.population.census import Scale, common_scale, on_scale, scale_of
-from lit_fed.data.population.in_memory import Arrays, ImageDataModule, channels_first
+from lit_fed.data.population.in_memory import ImageDataModule, channels_first
 from lit_fed.data.population.targets import checked_targets
 from lit_fed.data.population.views import viewed
 from lit_fed.data.remarks import remark
@@ -28,11 +28,6 @@ from lit_fed.seeding import derive_seed
 
 PARTS = ("train", "val", "calibration", "public", "test")
 """Parts that a file may hold as ``x_<part>`` and ``y_<part>``."""
-
-
-class _Samples(NamedTuple):
-    x: NDArray[Any]
-    y: NDArray[Any]
 
 
 class ClientArrays(ImageDataModule):
@@ -155,9 +150,9 @@ class ClientArrays(ImageDataModule):
             raise ConfigError(f"client {beyond[0]} does not exist; clients are 0 to {self.num_clients - 1}")
         if wanted is None:
             self._remark_others()
-        strata = self.read_strata()
+        parts = self.read_parts()
         sizes = self._sizes | {"shared_test": [self._shared_test]}
-        return cut_of_parts(sizes, self._wanted, self.num_clients, strata, wanted)
+        return cut_of_parts(sizes, self._wanted, self.num_clients, parts, wanted)
 
     def _remark_others(self) -> None:
         """Name the clients' folders that take no part."""
@@ -168,25 +163,24 @@ class ClientArrays(ImageDataModule):
             remark(f"data.num_clients is {self.num_clients}; {others[0]}{more} in {self.root} take no part")
 
     @override
-    def read_strata(self) -> Strata:
+    def read_parts(self) -> Parts:
         """Without further checks: the checks of the files suffice, and a node may hold no sample at all."""
-        arrays = self.load_arrays()
-        self.hold(arrays)
-        train, test = (arrays.y_train, arrays.y_test) if self._classes is not None else (None, None)
-        return Strata(train, test, len(arrays.y_train), len(arrays.y_test), source=self.root)
+        parts = self.load_arrays()
+        self.hold(parts)
+        return parts
 
     @override
-    def load_arrays(self) -> Arrays:
+    def load_arrays(self) -> Parts:
         """The clients' samples here, one client after the other, and the shared sets."""
-        found: dict[str, list[_Samples]] = {part: [] for part in PARTS}
+        found: dict[str, list[Part]] = {part: [] for part in PARTS}
         whole = []
         for client_id in self._wanted:
             own = self._read(f"client_{client_id}", ("train", "test"), ("val", "calibration"))
-            whole.append(len(own["train"].y))
+            whole.append(len(own["train"]))
             own = self._hold_out(client_id, own)
             for part in ("train", "val", "calibration", "test"):
                 found[part].append(own[part])
-        before, left = np.array(whole, dtype=np.int64), np.array([len(one.y) for one in found["train"]], dtype=np.int64)
+        before, left = np.array(whole, dtype=np.int64), np.array([len(one) for one in found["train"]], dtype=np.int64)
         check_held_out(before, left, self.val_fraction, self.calibration_fraction, self._wanted)
         if self.has_public:
             public = self._read("public", ("public",))["public"]
@@ -197,12 +191,12 @@ class ClientArrays(ImageDataModule):
                 )
             found["public"].append(public)
         shared = self._read("server", ("test",))["test"] if self._path("server").is_file() else self._nothing()
-        self._shared_test = len(shared.y)
+        self._shared_test = len(shared)
         self._scale = common_scale({what: scale for own in self._scales.values() for what, scale in own.items()})
-        self._sizes = {part: [len(one.y) for one in samples] for part, samples in found.items()}
+        self._sizes = {part: [len(one) for one in samples] for part, samples in found.items()}
         train = self._joined([one for part in PARTS[:-1] for one in found[part]])
         test = self._joined([shared, *found["test"]])
-        return Arrays(train.x, train.y, test.x, test.y, source=self.root)
+        return Parts(train, test, source=self.root)
 
     @override
     def test_loader(self, client_id: int | None = None, view: str | None = None) -> Loader:
@@ -221,35 +215,36 @@ class ClientArrays(ImageDataModule):
                 digest.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
-    def _hold_out(self, client_id: int, own: dict[str, _Samples]) -> dict[str, _Samples]:
+    def _hold_out(self, client_id: int, own: dict[str, Part]) -> dict[str, Part]:
         """A client's parts; those missing in its file are held out of its training samples."""
         fractions = {"val": self.val_fraction, "calibration": self.calibration_fraction}
         everything = own["train"]
-        indices = np.arange(len(everything.y), dtype=np.int64)
+        indices = np.arange(len(everything), dtype=np.int64)
         for part, fraction in fractions.items():
             if part not in own:
                 whole = CSR.from_sizes(indices, np.array([len(indices)]))
                 seed = derive_seed(self.seed, "client-arrays", "hold-out", client_id, part)
                 chosen, left = whole.hold_out([fraction], seed)
-                own[part] = _Samples(everything.x[chosen.indices], everything.y[chosen.indices])
+                own[part] = everything.take(chosen.indices)
                 indices = left.indices
-        own["train"] = _Samples(everything.x[indices], everything.y[indices])
+        own["train"] = everything.take(indices)
         return own
 
-    def _joined(self, samples: list[_Samples]) -> _Samples:
-        samples = [one for one in samples if len(one.y)] or [self._nothing()]
-        x = np.concatenate([on_scale(one.x, self._scale) for one in samples])
-        return _Samples(x, np.concatenate([one.y for one in samples]))
+    def _joined(self, parts: list[Part]) -> Part:
+        """Parts on the common scale; the strata are the classes."""
+        there = [part for part in parts if len(part)] or [self._nothing()]
+        whole = joined([replace(part, x=on_scale(part.x, self._scale)) for part in there])
+        return whole if self._classes is None else replace(whole, strata=whole.y)
 
-    def _nothing(self) -> _Samples:
+    def _nothing(self) -> Part:
         kind = np.uint8 if self._scale == "bytes" else np.float32
         x, y_shape = np.zeros((0, *self.stored_shape), dtype=kind), (0, *self._target_shape)
-        return _Samples(x, np.zeros(y_shape, dtype=np.int64 if self._classes is not None else np.float32))
+        return Part(x, np.zeros(y_shape, dtype=np.int64 if self._classes is not None else np.float32))
 
     def _path(self, owner: str) -> Path:
         return Path(self.root) / owner / "data.npz"
 
-    def _read(self, owner: str, parts: Iterable[str], maybe: Iterable[str] = ()) -> dict[str, _Samples]:
+    def _read(self, owner: str, parts: Iterable[str], maybe: Iterable[str] = ()) -> dict[str, Part]:
         """Parts of a file, inputs channels first."""
         needed = [f"{axis}_{part}" for part in parts for axis in "xy"]
         advice = f"set data.root to the folder that holds {owner}, or write it with lit-fed split"
@@ -257,15 +252,15 @@ class ClientArrays(ImageDataModule):
         keys = set(archive.keys)
         named = [*parts, *(part for part in maybe if {f"x_{part}", f"y_{part}"} <= keys)]
         arrays = archive.read(*(f"{axis}_{part}" for part in named for axis in "xy"))
-        samples = {part: _Samples(arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in named}
+        samples = {part: Part(arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in named}
         return {part: self._checked(own, part, owner) for part, own in samples.items()}
 
-    def _checked(self, samples: _Samples, part: str, owner: str) -> _Samples:
-        path, (x, y) = self._path(owner), samples
+    def _checked(self, samples: Part, part: str, owner: str) -> Part:
+        path, x, y = self._path(owner), samples.x, samples.y
         if len(self.stored_shape) == 3 and x.ndim in (3, 4):
             turned = channels_first(x)  # as `ArrayFile` has them; preferred if the shape fits both layouts
             x = x if x.shape[1:] == self.stored_shape != turned.shape[1:] else turned
-        if not x.ndim or not y.ndim or len(x) != len(y):
+        if y is None or not x.ndim or not y.ndim or len(x) != len(y):
             raise ConfigError(f"{path}: x_{part} and y_{part} differ in length; give one target per sample")
         if x.shape[1:] != self.stored_shape:
             raise ConfigError(
@@ -280,7 +275,5 @@ class ClientArrays(ImageDataModule):
         scale = scale_of(x, what, are_images, self._max_value_given, self._mean_given)
         self._scales.setdefault(owner, {}).update(scale)
         if self._classes is None:
-            return _Samples(x, checked_targets(y, self._target_shape, f"{path}: y_{part}"))
-        labels = Strata(y, None, len(y), 0, source=f"{path}: y_{part}").checked(self._classes).train
-        assert labels is not None
-        return _Samples(x, labels)
+            return Part(x, checked_targets(y, self._target_shape, f"{path}: y_{part}"))
+        return Part(x, Part(x, y).checked(self._classes, "training labels", f"{path}: y_{part}").strata)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -24,31 +22,15 @@ from typing_extensions import override
 from lit_fed.checks import check_range
 from lit_fed.data.formats.fields import Key, column, kept, kind_of, plain, sample_of, size_of, usual_target, value_of
 from lit_fed.data.partitions.csr import IntArray
+from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.partitions.partition import Natural, Partition
 from lit_fed.data.population.base import FederatedDataModule
-from lit_fed.data.population.dataset_module import DatasetModule, Datasets
+from lit_fed.data.population.dataset_module import DatasetModule
 from lit_fed.data.population.naming import in_order, numbered
 from lit_fed.data.population.targets import checked_targets, count_classes, quantile_strata
 from lit_fed.errors import ConfigError, own_traceback, reason
 
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One of the module's data sets.
-
-    Args:
-        dataset: The samples.
-        collate: The module's collate function.
-        batch_size: The module's samples per batch.
-        where: The module's method, for errors.
-    """
-
-    dataset: Dataset[Any]
-    collate: Callable[[list[Any]], Any]
-    batch_size: int
-    where: str
 
 
 class Wrapped(DatasetModule):
@@ -110,7 +92,7 @@ class Wrapped(DatasetModule):
         self.module, self._own_batches = module, batch_size is None
         self._target, self._client, self._strata_wanted = target, client, strata
         self._num_classes_given, self._names = num_classes, class_names
-        self._parts_found: dict[str, _Part] = {}
+        self._loaders: dict[str, DataLoader[Any]] = {}
         self._targets: dict[str, NDArray[Any] | None] = {}
         self._clients: tuple[list[str], dict[str, IntArray]] | None = None
         self._prepared = self._counts = False
@@ -154,16 +136,15 @@ class Wrapped(DatasetModule):
 
         If a sample does not hold a tensor, such as a table's row, the shape comes from ``collate_fn``'s batch.
         """
-        part = self._part("train")
-        sample = sample_of(part.dataset, 0, part.where)
+        part, where, sample = self._part("train"), self._where("train"), self._sample()
         besides = {self._target_key(), self._client}
         shape = _first_shape(sample, besides)
-        if shape is None and part.collate is not default_collate:
-            batched = _first_shape(_collated(part, sample), besides)
+        if shape is None and part.collate_fn is not default_collate:
+            batched = _first_shape(self._collated(sample), besides)
             shape = None if not batched else batched[1:]
         if shape is None:
             raise ConfigError(
-                f"{part.where}: a sample holds no tensor beside its target; give inputs as tensors, or a collate_fn "
+                f"{where}: a sample holds no tensor beside its target; give inputs as tensors, or a collate_fn "
                 "that makes some"
             )
         return shape
@@ -176,8 +157,7 @@ class Wrapped(DatasetModule):
         key = self._target_key()
         if self._kind() != "number" or key is None:
             return ()
-        part = self._part("train")
-        return np.shape(plain(value_of(sample_of(part.dataset, 0, part.where), key, part.where)))
+        return np.shape(plain(value_of(self._sample(), key, self._where("train"))))
 
     def own_clients(self) -> int | None:
         """Number of clients that the training samples name; None without `client`."""
@@ -192,31 +172,27 @@ class Wrapped(DatasetModule):
         return f"data.client {self._client!r}", "leave data.client out"
 
     @override
-    def build_datasets(self) -> Datasets:
-        train, test, has_val = self._part("train"), self._part("test"), "val" in self._parts_found
+    def build_datasets(self) -> Parts:
+        train = self._part("train")
         if self._own_batches:
+            assert train.batch_size is not None
             self.batch_size = train.batch_size
         labels = self._cut_by()
         key = self._target_key()
         if self._kind() == "number" and key is not None and "train" not in self._targets:
-            self._targets["train"] = kept(train.dataset, key, train.where)  # for pictures, if no sample need be read
+            self._targets["train"] = kept(
+                train.dataset, key, self._where("train")
+            )  # for pictures, if no sample need be read
         owners = {} if self._client is None else self._client_columns()[1]
-        return Datasets(
-            train.dataset,
-            labels.get("train"),
-            test.dataset,
-            labels.get("test"),
-            train_clients=owners.get("train"),
-            test_clients=owners.get("test"),
-            source=self._called,
-            val=self._parts_found["val"].dataset if has_val else None,
-            val_labels=labels.get("val"),
-            val_clients=owners.get("val"),
-        )
+        parts = {
+            name: Part(loader.dataset, clients=owners.get(name), strata=labels.get(name))
+            for name, loader in self._loaders.items()
+        }
+        return Parts(parts["train"], parts["test"], parts.get("val"), source=self._called)
 
     def collate(self, training: bool) -> Callable[[list[Any]], Any]:
         """The ``collate_fn`` of the module's training loader, or of its test loader."""
-        return self._part("train" if training else "test").collate
+        return self._part("train" if training else "test").collate_fn
 
     def target_values(self, indices: IntArray) -> NDArray[np.float32] | None:
         """Numerical targets, if partitions have read them or the data set holds them as an attribute."""
@@ -230,13 +206,13 @@ class Wrapped(DatasetModule):
 
     # The module.
 
-    def _part(self, name: str) -> _Part:
-        if not self._parts_found:
+    def _part(self, name: str) -> DataLoader[Any]:
+        if not self._loaders:
             self.prepare_data()
-            self._parts_found = self._open()
-        return self._parts_found[name]
+            self._loaders = self._open()
+        return self._loaders[name]
 
-    def _open(self) -> dict[str, _Part]:
+    def _open(self) -> dict[str, DataLoader[Any]]:
         there = [name for name in ("train", "val", "test") if _has(self.module, f"{name}_dataloader")]
         if "train" not in there:
             raise ConfigError(f"data.module {self._called} has no train_dataloader; give it one to train on")
@@ -253,7 +229,7 @@ class Wrapped(DatasetModule):
             found["test"] = found.pop("val")
         return found
 
-    def _loader(self, name: str) -> _Part:
+    def _loader(self, name: str) -> DataLoader[Any]:
         """One of the module's data sets."""
         where = f"{self._called}.{name}_dataloader"
         loader = self._ask(f"{name}_dataloader")
@@ -274,7 +250,7 @@ class Wrapped(DatasetModule):
                 f"{where} has the sampler {type(sampler).__name__}, which clients do not use; leave it out"
             )
         size_of(loader.dataset, where)
-        return _Part(loader.dataset, loader.collate_fn, loader.batch_size, where)
+        return loader
 
     def _ask(self, method: str, *args: Any) -> Any:
         try:
@@ -284,24 +260,39 @@ class Wrapped(DatasetModule):
             told.details = own_traceback(error)
             raise told from error
 
+    def _where(self, name: str) -> str:
+        """A part's method of the module, for errors."""
+        asked = "val" if name == "test" and not _has(self.module, "test_dataloader") else name
+        return f"{self._called}.{asked}_dataloader"
+
+    def _sample(self) -> Any:
+        """The first training sample."""
+        return sample_of(self._part("train").dataset, 0, self._where("train"))
+
+    def _collated(self, sample: Any) -> Any:
+        try:
+            return self._part("train").collate_fn([sample])
+        except Exception as error:  # any error of a user's code
+            told = ConfigError(f"{self._where('train')}: collate_fn fails on one sample ({reason(error)}); correct it")
+            told.details = own_traceback(error)
+            raise told from error
+
     def _target_key(self) -> Key | None:
-        part = self._part("train")
-        return usual_target(sample_of(part.dataset, 0, part.where)) if self._target is None else self._target
+        return usual_target(self._sample()) if self._target is None else self._target
 
     def _kind(self) -> str | None:
-        part, key = self._part("train"), self._target_key()
-        return None if key is None else kind_of(value_of(sample_of(part.dataset, 0, part.where), key, part.where))
+        key = self._target_key()
+        return None if key is None else kind_of(value_of(self._sample(), key, self._where("train")))
 
     def _target_column(self, name: str) -> NDArray[Any] | None:
         key = self._target_key()
         if name not in self._targets:
-            part = self._part(name)
-            self._targets[name] = None if key is None else column(part.dataset, key, part.where)
+            self._targets[name] = None if key is None else column(self._part(name).dataset, key, self._where(name))
         return self._targets[name]
 
     def _cut_by(self) -> dict[str, IntArray | None]:
         """Strata of each part."""
-        parts = list(self._parts_found)
+        parts = list(self._loaders)
         if self.num_classes is not None:
             return {name: self._target_column(name) for name in parts}
         if self._strata_wanted is None:
@@ -313,7 +304,7 @@ class Wrapped(DatasetModule):
         numbers = {}
         for name in parts:
             numbers[name] = checked_targets(
-                np.asarray(self._target_column(name)), self.output_shape, f"targets of {self._part(name).where}"
+                np.asarray(self._target_column(name)), self.output_shape, f"targets of {self._where(name)}"
             )
             self._targets[name] = numbers[name]
         first = {name: values.reshape(len(values), -1)[:, 0] for name, values in numbers.items()}
@@ -325,24 +316,17 @@ class Wrapped(DatasetModule):
         if self._clients is None:
             assert self._client is not None
             self._part("train")
-            parts = self._parts_found.items()
-            values = {name: column(part.dataset, self._client, part.where).tolist() for name, part in parts}
+            values = {
+                name: column(part.dataset, self._client, self._where(name)).tolist()
+                for name, part in self._loaders.items()
+            }
             if odd := next((one for one in values["train"] if isinstance(one, float | list)), None):
                 raise ConfigError(
-                    f"{self._part('train').where}: {odd!r} at {self._client!r} is not a client; give names or integers"
+                    f"{self._where('train')}: {odd!r} at {self._client!r} is not a client; give names or integers"
                 )
             names = in_order(values["train"])
             self._clients = (names, {name: numbered(own, names) for name, own in values.items()})
         return self._clients
-
-
-def _collated(part: _Part, sample: Any) -> Any:
-    try:
-        return part.collate([sample])
-    except Exception as error:  # any error of a user's code
-        told = ConfigError(f"{part.where}: collate_fn fails on one sample ({reason(error)}); correct it")
-        told.details = own_traceback(error)
-        raise told from error
 
 
 def _has(module: LightningDataModule, method: str) -> bool:

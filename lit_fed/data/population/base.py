@@ -24,7 +24,7 @@ from lit_fed.checks import check_range
 from lit_fed.data.loaders.tensor_loader import Loader
 from lit_fed.data.loaders.transforms import Step
 from lit_fed.data.partitions.csr import IntArray
-from lit_fed.data.partitions.cut import Cut, CutSettings, Strata, cut_population, named
+from lit_fed.data.partitions.cut import Cut, CutSettings, Parts, cut_population, named
 from lit_fed.data.partitions.partition import IID, Natural, Partition
 from lit_fed.data.population.census import Census, Contents, Scale, contents_of
 from lit_fed.data.population.feature_skew import FeatureSkew
@@ -245,8 +245,8 @@ class FederatedDataModule(LightningDataModule, ABC):
     # Reading.
 
     @abstractmethod
-    def read_strata(self) -> Strata:
-        """Read the samples' strata, by which partitions cut; called once by `setup`."""
+    def read_parts(self) -> Parts:
+        """Read the samples, or what partitions need of them; called once by `setup`."""
 
     @abstractmethod
     def make_loader(self, batches: Batches) -> Loader:
@@ -387,8 +387,8 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     def make_cut(self, wanted: frozenset[int] | None) -> Cut:
         """Read the data and cut them; `wanted` are the clients whose data are wanted here, None for all."""
-        strata = self.read_strata().checked(self.num_classes)
-        self._check_own_clients(strata.train_clients)
+        parts = self.read_parts().checked(self.num_classes)
+        self._check_own_clients(parts.train.clients)
         settings = CutSettings(
             num_clients=self.num_clients,
             seed=self.seed,
@@ -399,7 +399,8 @@ class FederatedDataModule(LightningDataModule, ABC):
             max_train_samples=self.max_train_samples,
             max_test_samples=self.max_test_samples,
         )
-        cut = cut_population(strata, self.partition, settings)
+        cut = cut_population(parts, self.partition, settings)
+        del parts  # arrays of which `keep` may free some
         if wanted is not None:
             _ = self.record.contents  # of all clients' data, before some are freed
             cut = cut.only(wanted)

@@ -15,7 +15,7 @@ from typing_extensions import override
 from lit_fed.checks import check_range
 from lit_fed.data.loaders.tensor_loader import Loader
 from lit_fed.data.partitions.csr import CSR
-from lit_fed.data.partitions.cut import Cut, Strata, check_held_out, cut_of_parts
+from lit_fed.data.partitions.cut import Cut, Part, Parts, check_held_out, cut_of_parts
 from lit_fed.data.partitions.partition import Natural
 from lit_fed.data.population.base import Batches
 from lit_fed.data.population.naming import in_order
@@ -145,9 +145,9 @@ class ClientPoses(PhotoPose):
         self._here = list(range(count)) if wanted is None else sorted(wanted)
         if beyond := [one for one in self._here if not 0 <= one < count]:
             raise ConfigError(f"client {beyond[0]} does not exist; clients are 0 to {count - 1}")
-        strata = self.read_strata()
+        parts = self.read_parts()
         self._remark_held_out(wanted is None)
-        return cut_of_parts(self._sizes, self._here, count, strata, wanted)
+        return cut_of_parts(self._sizes, self._here, count, parts, wanted)
 
     @override
     def read_albums(self) -> tuple[Album, Album]:
@@ -189,14 +189,14 @@ class ClientPoses(PhotoPose):
             )
 
     @override
-    def _strata_of(self, train: People, test: People) -> Strata:
+    def _measured(self, train: People, test: People) -> Parts:
         """As of other data, but a node may hold no person at all."""
         every = [people.checked(self.num_joints).extent for people in (train, test) if len(people)]
         if self._box_heights is None and every:
             self._learn_boxes(np.concatenate(every))
         elif self._box_heights is not None:
             self._extents = self._box_heights
-        return Strata(None, None, len(train), len(test), source=self.root)
+        return Parts(Part(train), Part(test), source=self.root)
 
     def _parts_of(self, client: int) -> dict[str, Rows]:
         """A client's persons by part; parts without a file are held out of its training persons."""

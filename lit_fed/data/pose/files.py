@@ -20,8 +20,9 @@ from typing_extensions import override
 from lit_fed.data.loaders.image_files import read_photograph
 from lit_fed.data.loaders.worker_loader import WorkerLoader, WorkerPool
 from lit_fed.data.partitions.csr import IntArray
+from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.population.base import Subset
-from lit_fed.data.population.dataset_module import DatasetModule, Datasets
+from lit_fed.data.population.dataset_module import DatasetModule
 from lit_fed.data.population.new_inputs import NewInputs
 from lit_fed.data.pose.augmentation import PoseAugmentation
 from lit_fed.data.pose.module import PoseDataModule
@@ -52,13 +53,13 @@ class PhotoPose(PoseDataModule, DatasetModule):
         """Read the annotations for training and for tests; called once."""
 
     @override
-    def build_datasets(self) -> Datasets:
+    def build_datasets(self) -> Parts:
         train, test = self.read_albums()
         for album in (train, test):
             _check_images(album)
         if len(test.people) and np.isnan(test.people.head_size).all():
             remark(f"{test.people.source} has no head_size, the length that pck divides by: pck is not measured")
-        strata = self._strata_of(train.people, test.people)
+        people = self._measured(train.people, test.people)
         if train.clients is not None:
             self._learn_levels(train.people.extent, train.clients)
         self._albums = {"train": train, "test": test}
@@ -69,8 +70,8 @@ class PhotoPose(PoseDataModule, DatasetModule):
             _Persons(album, reader, augmentation, self.skeleton.upper, width / height, max(boxes))
             for album, augmentation in ((train, self.augmentation), (train, None), (test, None))
         )
-        owners = train.clients, test.clients
-        return Datasets(augmented, None, tested, None, plain, *owners, source=strata.source)
+        trained = Part(augmented, clients=train.clients, plain=plain)
+        return Parts(trained, Part(tested, clients=test.clients), source=people.source)
 
     @override
     def stored_people(self, subset: Subset, rows: IntArray) -> People:

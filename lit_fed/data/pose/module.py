@@ -18,7 +18,7 @@ from lit_fed.checks import check_choice, check_range
 from lit_fed.data.loaders.image_files import read_photograph
 from lit_fed.data.loaders.transforms import Normalize, Step
 from lit_fed.data.partitions.csr import IntArray
-from lit_fed.data.partitions.cut import Strata
+from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.partitions.partition import Natural
 from lit_fed.data.population.base import FederatedDataModule, Subset
 from lit_fed.data.population.new_inputs import NewInputs, Records
@@ -311,8 +311,8 @@ class PoseDataModule(FederatedDataModule):
                 size = next((size for size in self.resolutions if size[0] <= usual), self.resolutions[-1])
             self._levels[client] = self.resolutions.index((size[0], size[1]))
 
-    def _strata_of(self, train: People, test: People) -> Strata:
-        """The number of persons, the only input of partitions."""
+    def _measured(self, train: People, test: People) -> Parts:
+        """The checked persons, of whom partitions count the number; their boxes are known from now on."""
         train, test = (people.checked(self.num_joints) for people in (train, test))
         needed = self.max_train_samples
         if self.samples_per_client is not None and needed is not None and needed > len(train):
@@ -321,7 +321,7 @@ class PoseDataModule(FederatedDataModule):
                 f"persons, and {train.source} has {len(train)}; lower it, or data.num_clients"
             )
         self._learn_boxes(np.concatenate([train.extent, test.extent]))
-        return Strata(None, None, len(train), len(test), source=train.source)
+        return Parts(Part(train), Part(test), source=train.source)
 
     @override
     def pooled(self) -> str | None:

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.data.partitions.csr import IntArray
-from lit_fed.data.partitions.cut import Strata
+from lit_fed.data.partitions.cut import Parts
 from lit_fed.data.population.base import Batches, Subset
 from lit_fed.data.population.new_inputs import NewInputs
 from lit_fed.data.pose.augmentation import FLIP_ONLY, PoseAugmentation
@@ -85,14 +85,14 @@ class Puppets(PoseDataModule):
         """Nothing: figures are drawn from a seed, and are nobody's."""
 
     @override
-    def read_strata(self) -> Strata:
+    def read_parts(self) -> Parts:
         people = {}
         for subset, count in _parts(self.max_train_samples or 0, self.test_samples):
             canvases, joints = drawn(self.figure_seed, subset, count)
             people[subset] = _people(joints, subset)
             self._canvases[subset] = torch.from_numpy(canvases).to(self._device)
             self._people[subset] = people[subset].tensors()
-        return self._strata_of(people["train"], people["test"])
+        return self._measured(people["train"], people["test"])
 
     @override
     def read_contents(self) -> Iterator[NDArray[Any]]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from lit_fed.data.partitions.cut import Part
 from lit_fed.data.population.in_memory import Arrays, ImageDataModule
 from lit_fed.seeding import numpy_generator
 
@@ -73,17 +74,17 @@ class DigitPairs(Digits):
     @override
     def load_arrays(self) -> Arrays:
         digits = super().load_arrays()
-        train = _pairs(digits.x_train, digits.y_train, 100, "train")
-        test = _pairs(digits.x_test, digits.y_test, 20, "test")
+        train = _pairs(digits.train, 100, "train")
+        test = _pairs(digits.test, 20, "test")
         return Arrays(*train, *test, source=digits.source)
 
 
-def _pairs(x: NDArray[Any], y: NDArray[Any], each: int, part: str) -> tuple[NDArray[Any], NDArray[Any]]:
+def _pairs(digits: Part, each: int, part: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """`each` images of every number, in the order 00, 01, …, 99, 00, …, and their numbers."""
     generator = numpy_generator(0, "digits", "pairs", part)
-    of_digit = [np.flatnonzero(y == digit) for digit in range(10)]
+    of_digit = [np.flatnonzero(digits.y == digit) for digit in range(10)]
     numbers = np.tile(np.arange(100), each)
     left, right = (
-        np.array([generator.choice(of_digit[digit]) for digit in digits]) for digits in (numbers // 10, numbers % 10)
+        np.array([generator.choice(of_digit[digit]) for digit in place]) for place in (numbers // 10, numbers % 10)
     )
-    return np.concatenate([x[left], x[right]], axis=-1), numbers
+    return np.concatenate([digits.x[left], digits.x[right]], axis=-1), numbers

@@ -97,7 +97,7 @@ def test_arrays_and_images_are_prepared_as_in_training(tmp_path: Path) -> None:
     made, parts = trained(
         tmp_path, Classifier("logistic", num_classes=10, input_shape=(1, 8, 8)), Digits(num_clients=3)
     )
-    x = parts[1].load_arrays().x_test[:5]
+    x = parts[1].load_arrays().test.x[:5]
     np.savez(tmp_path / "new.npz", x=x)
     np.save(tmp_path / "flat.npy", x[:, 0])  # (n, H, W) of one channel
     (tmp_path / "images" / "deeper").mkdir(parents=True)
