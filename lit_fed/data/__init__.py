@@ -1,7 +1,6 @@
 """Populations of clients: data sets, the partitions that cut them, and the loaders that feed the clients."""
 
-from lit_fed.data.formats.array_file import ArrayFile
-from lit_fed.data.formats.client_arrays import ClientArrays
+from lit_fed.data.formats.archives import ArrayFile, ClientArrays
 from lit_fed.data.formats.client_folders import ClientFolders
 from lit_fed.data.formats.csv_text import CSVText
 from lit_fed.data.formats.table import Table
@@ -18,14 +17,21 @@ from lit_fed.data.loaders.transforms import (
 from lit_fed.data.partitions.csr import CSR, ClientIndices
 from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.partitions.label_skew import ClassesPerClient, Dirichlet, Shards
-from lit_fed.data.partitions.listed import Listed
-from lit_fed.data.partitions.partition import IID, LogNormal, Natural, Partition, Quantity, Samples, UnequalSizes
+from lit_fed.data.partitions.partition import (
+    IID,
+    Listed,
+    LogNormal,
+    Natural,
+    Partition,
+    Quantity,
+    Samples,
+    UnequalSizes,
+)
 from lit_fed.data.population.base import Batches, FederatedDataModule, Subset
 from lit_fed.data.population.dataset_module import DatasetModule, Datasets
-from lit_fed.data.population.feature_skew import Brightness, FeatureSkew, NoiseLevels, Rotations
 from lit_fed.data.population.in_memory import Arrays, ImageDataModule, TensorDataModule
 from lit_fed.data.population.targets import quantile_strata
-from lit_fed.data.population.views import View
+from lit_fed.data.population.views import Brightness, FeatureSkew, NoiseLevels, Rotations, View
 from lit_fed.data.pose import (
     ClientPoses,
     CocoKeypoints,
@@ -36,8 +42,7 @@ from lit_fed.data.pose import (
     Puppets,
     Skeleton,
 )
-from lit_fed.data.sets.diabetes import Diabetes
-from lit_fed.data.sets.digits import DigitPairs, Digits
+from lit_fed.data.sets.scikit import Diabetes, DigitPairs, Digits
 from lit_fed.data.sets.sensors import PAMAP2, UCIHAR
 from lit_fed.data.sets.tiny_imagenet import TinyImageNet
 from lit_fed.data.sets.torchvision_sets import CIFAR10, CIFAR100, FashionMNIST

@@ -98,14 +98,24 @@ class RunCost:
         return self.total / self.fedavg if self.fedavg else float("nan")
 
 
-class _Unloaded:
-    """Population without its files: every client has one sample and no batches."""
+class _Counts:
+    """A census without the files: every client has one sample."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
 
     def num_samples(self, client_id: int) -> int:
         return 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data.census, name)
+
+
+class _Unloaded:
+    """Population without its files: every client has one sample and no batches."""
+
+    def __init__(self, data: Any) -> None:
+        self._data, self.census = data, _Counts(data)
 
     def train_loader(self, *_: Any, **__: Any) -> list[Any]:
         return []

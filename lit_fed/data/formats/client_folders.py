@@ -16,7 +16,7 @@ from lit_fed.data.partitions.csr import held_out
 from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.partitions.partition import Natural, Partition
 from lit_fed.data.population.dataset_module import DecodedImages
-from lit_fed.data.population.new_inputs import IMAGES, split_images
+from lit_fed.data.population.files import IMAGES, split_images
 from lit_fed.data.remarks import is_hidden, remark_left_out
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed

@@ -22,9 +22,9 @@ from lit_fed.data.loaders.transforms import Normalize
 from lit_fed.data.partitions.csr import held_out
 from lit_fed.data.partitions.cut import Part, Parts, joined
 from lit_fed.data.partitions.partition import Natural, Partition
+from lit_fed.data.population.files import NewInputs, is_arrays
 from lit_fed.data.population.in_memory import TensorDataModule
 from lit_fed.data.population.naming import in_order, numbered
-from lit_fed.data.population.new_inputs import NewInputs, is_arrays
 from lit_fed.data.population.targets import quantile_strata
 from lit_fed.data.population.views import viewed
 from lit_fed.data.remarks import is_hidden, remark, remark_left_out

@@ -27,11 +27,10 @@ from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Cut, CutSettings, Parts, cut_population, named
 from lit_fed.data.partitions.partition import IID, Natural, Partition
 from lit_fed.data.population.census import Census, Contents, Scale, contents_of
-from lit_fed.data.population.feature_skew import FeatureSkew
-from lit_fed.data.population.new_inputs import NewInputs, Records
+from lit_fed.data.population.files import NewInputs, Records
 from lit_fed.data.population.pictures import Names, partition_picture, render, sizes_picture, target_picture
 from lit_fed.data.population.targets import quantiles
-from lit_fed.data.population.views import View, viewed
+from lit_fed.data.population.views import FeatureSkew, View, viewed
 from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import torch_generator

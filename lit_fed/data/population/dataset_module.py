@@ -21,8 +21,8 @@ from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.population.base import Batches, FederatedDataModule
 from lit_fed.data.population.census import chosen_rows
+from lit_fed.data.population.files import NewInputs, image_files, is_arrays, read_x
 from lit_fed.data.population.in_memory import image_augmentation
-from lit_fed.data.population.new_inputs import NewInputs, image_files, is_arrays, read_x
 from lit_fed.errors import ConfigError
 from lit_fed.machine import most_threads
 from lit_fed.seeding import derive_seed

@@ -30,7 +30,7 @@ from lit_fed.data.loaders.transforms import (
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.population.base import Batches, FederatedDataModule, Subset
-from lit_fed.data.population.new_inputs import NewInputs, image_files, is_arrays, read_x
+from lit_fed.data.population.files import NewInputs, image_files, is_arrays, read_x
 from lit_fed.data.population.targets import check_finite, checked_targets, native
 from lit_fed.data.population.views import viewed
 from lit_fed.errors import ConfigError

@@ -21,13 +21,11 @@ from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.partitions.partition import Natural
 from lit_fed.data.population.base import FederatedDataModule, Subset
-from lit_fed.data.population.new_inputs import NewInputs, Records
+from lit_fed.data.population.files import NewInputs, Records
 from lit_fed.data.population.pictures import MOST_CLIENTS, even_subset, label_axis, new_figure
 from lit_fed.data.population.views import View
-from lit_fed.data.pose.augmentation import PoseAugmentation
-from lit_fed.data.pose.people import People, by_image, found_records
-from lit_fed.data.pose.skeleton import Posed, Skeleton, skeletons_picture
-from lit_fed.data.pose.warp import INTERPOLATIONS, Interpolation, Means, PoseView, Size, checked_size
+from lit_fed.data.pose.people import People, Posed, Skeleton, by_image, found_records, skeletons_picture
+from lit_fed.data.pose.warp import INTERPOLATIONS, Interpolation, Means, PoseAugmentation, PoseView, Size, checked_size
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:

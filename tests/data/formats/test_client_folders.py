@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from lit_fed.data import ClientFolders, Table
-from lit_fed.data.population.new_inputs import image_files
+from lit_fed.data.population.files import image_files
 from lit_fed.errors import ConfigError
 
 

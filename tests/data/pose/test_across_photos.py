@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lit_fed.data import Batches, CocoKeypoints, Mpii, PoseAugmentation
 from lit_fed.data.pose import LSP, MPII, Skeleton
-from lit_fed.data.pose.skeleton import pairs_by_name
+from lit_fed.data.pose.people import pairs_by_name
 from lit_fed.errors import ConfigError
 from tests.data.pose.support import POINTS, STILL, generator, image, mpii_files, mpii_row, same
 

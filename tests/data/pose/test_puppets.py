@@ -13,8 +13,7 @@ from lightning import LightningModule
 from torch import Tensor, nn
 
 from lit_fed.data import Batches, Dirichlet, Natural, PoseAugmentation, Puppets
-from lit_fed.data.pose.figures import HEIGHT, WIDTH, figure_picture
-from lit_fed.data.pose.puppets import drawn
+from lit_fed.data.pose.puppets import HEIGHT, WIDTH, drawn, figure_picture
 from lit_fed.errors import ConfigError
 from tests.data.pose.support import STILL, generator, same
 from tests.support import fit, weights

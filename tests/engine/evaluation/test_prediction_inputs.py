@@ -15,7 +15,7 @@ from torch import Tensor
 from lit_fed import Classifier, Regressor, load_network
 from lit_fed.command.cli import main
 from lit_fed.data import ClientFolders, Digits, Table
-from lit_fed.data.population.new_inputs import IMAGES, read_x
+from lit_fed.data.population.files import IMAGES, read_x
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAvg
 from tests.command.support import error_of
