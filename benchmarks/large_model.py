@@ -55,7 +55,7 @@ def by_hand(cohort: int) -> None:
     data = Pictures(num_clients=cohort, partition=Natural(), batch_size=1)
     arrays, model = data.load_arrays(), network()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-    x, y = torch.from_numpy(arrays.x_train), torch.from_numpy(arrays.y_train)
+    x, y = torch.from_numpy(arrays.train.x), torch.from_numpy(arrays.train.y)
     F.cross_entropy(model(x[:1]), y[:1]).backward()
     optimizer.step()
 

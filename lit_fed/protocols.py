@@ -116,7 +116,7 @@ class ClientTest(Protocol):
         clients = _choose(self.clients(federation), self.max_clients, federation.seed)
         broadcast, workers = federation.broadcast(round_idx, "test"), federation.workers
         rows = []
-        mine = workers.share(clients, federation.data.num_samples)
+        mine = workers.share(clients, federation.data.census.num_samples)
         for answer in federation.executor.ask(self.question(federation, subset), mine, broadcast):
             rows += [ClientRow(answer.client_id, self.stage, *metric) for metric in answer.metrics.items()]
         totals = [one for part in workers.gather(federation.executor.told_together()) for one in part]

@@ -14,7 +14,7 @@ from lit_fed.participation import UniformParticipation
 
 data = Digits(num_clients=20, partition=Dirichlet(alpha=0.3), batch_size=20)
 data.setup()
-print("training samples a client:", [data.num_samples(client) for client in range(20)])
+print("training samples a client:", [data.census.num_samples(client) for client in range(20)])
 
 
 # %% [markdown]

@@ -2,11 +2,11 @@
 
 from lightning import Callback as LightningCallback
 
-from lit_fed.callbacks.cards import Cards, LeftOut
 from lit_fed.callbacks.checkpoint import Checkpoint
 from lit_fed.callbacks.dashboard import Dashboard
 from lit_fed.callbacks.early_stopping import EarlyStopping
 from lit_fed.callbacks.lightning_callbacks import lightning_watchers
+from lit_fed.callbacks.pictures import Cards, LeftOut
 from lit_fed.callbacks.progress import Progress
 from lit_fed.callbacks.recorder import Recorder
 from lit_fed.engine.loop.run import Callback, RoundRecord, Run

@@ -78,7 +78,7 @@ class Dashboard(Callback):
             for board in new if settings else ():
                 board.settings(settings, _compared(run, settings))
             drawing = [board for board in new if board.draws] if takes_pictures(run) and not run.withholds else []
-            if drawing and (picture := run.federation.data.picture()) is not None:
+            if drawing and (picture := run.federation.data.record.picture()) is not None:
                 for board in drawing:
                     board.picture("pictures/partition", picture, run.start_round)
             for board in shown:

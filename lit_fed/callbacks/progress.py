@@ -334,7 +334,7 @@ def _checkpoint(log_dir: Path, name: str) -> Path:
 def _count_own(run: Run, plan: Sequence[Participant]) -> int:
     """The number of a round's clients that train on this process."""
     working = [participant.client_id for participant in plan if participant.fate is not Fate.LOST_BEFORE]
-    return len(run.workers.share(working, run.federation.data.num_samples))
+    return len(run.workers.share(working, run.federation.data.census.num_samples))
 
 
 def _sorted_names(names: Mapping[str, Any]) -> list[str]:

@@ -257,8 +257,8 @@ def _line(cells: Sequence[Any]) -> str:
 
 def _partition(data: FederatedDataModule) -> Iterator[str]:
     """The partition as JSON, one client at a time: a large population's text may exceed memory."""
-    contents = json.dumps(vars(data.contents()))
-    yield f'{{"sha256": {json.dumps(data.partition_sha256())}, "data": {contents}, "clients": {{'
-    for position, (client_id, row) in enumerate(data.partition_rows()):
+    contents = json.dumps(vars(data.record.contents))
+    yield f'{{"sha256": {json.dumps(data.record.sha256)}, "data": {contents}, "clients": {{'
+    for position, (client_id, row) in enumerate(data.record.rows()):
         yield f'{"," if position else ""}\n"{client_id}": {json.dumps(row)}'
     yield "\n}}\n"

@@ -1,7 +1,6 @@
 """Populations of clients: data sets, the partitions that cut them, and the loaders that feed the clients."""
 
-from lit_fed.data.formats.array_file import ArrayFile
-from lit_fed.data.formats.client_arrays import ClientArrays
+from lit_fed.data.formats.archives import ArrayFile, ClientArrays
 from lit_fed.data.formats.client_folders import ClientFolders
 from lit_fed.data.formats.csv_text import CSVText
 from lit_fed.data.formats.table import Table
@@ -16,16 +15,23 @@ from lit_fed.data.loaders.transforms import (
     Resize,
 )
 from lit_fed.data.partitions.csr import CSR, ClientIndices
-from lit_fed.data.partitions.cut import Strata
+from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.partitions.label_skew import ClassesPerClient, Dirichlet, Shards
-from lit_fed.data.partitions.listed import Listed
-from lit_fed.data.partitions.partition import IID, LogNormal, Natural, Partition, Quantity, Samples, UnequalSizes
+from lit_fed.data.partitions.partition import (
+    IID,
+    Listed,
+    LogNormal,
+    Natural,
+    Partition,
+    Quantity,
+    Samples,
+    UnequalSizes,
+)
 from lit_fed.data.population.base import Batches, FederatedDataModule, Subset
 from lit_fed.data.population.dataset_module import DatasetModule, Datasets
-from lit_fed.data.population.feature_skew import Brightness, FeatureSkew, NoiseLevels, Rotations
 from lit_fed.data.population.in_memory import Arrays, ImageDataModule, TensorDataModule
 from lit_fed.data.population.targets import quantile_strata
-from lit_fed.data.population.views import View
+from lit_fed.data.population.views import Brightness, FeatureSkew, NoiseLevels, Rotations, View
 from lit_fed.data.pose import (
     ClientPoses,
     CocoKeypoints,
@@ -36,8 +42,7 @@ from lit_fed.data.pose import (
     Puppets,
     Skeleton,
 )
-from lit_fed.data.sets.diabetes import Diabetes
-from lit_fed.data.sets.digits import DigitPairs, Digits
+from lit_fed.data.sets.scikit import Diabetes, DigitPairs, Digits
 from lit_fed.data.sets.sensors import PAMAP2, UCIHAR
 from lit_fed.data.sets.tiny_imagenet import TinyImageNet
 from lit_fed.data.sets.torchvision_sets import CIFAR10, CIFAR100, FashionMNIST
@@ -78,7 +83,9 @@ __all__ = [
     "Natural",
     "NoiseLevels",
     "Normalize",
+    "Part",
     "Partition",
+    "Parts",
     "PhotoPose",
     "PoseAugmentation",
     "PoseDataModule",
@@ -92,7 +99,6 @@ __all__ = [
     "Samples",
     "Shards",
     "Skeleton",
-    "Strata",
     "Subset",
     "Table",
     "TensorDataModule",

@@ -354,7 +354,7 @@ class GridExecutor(Executor):
     def _due(self, sent: _Sent, work: _Work) -> Due:
         """Return the constraints on the answer to a message."""
         client_id, trained, algorithm = sent.client_id, work.word == "train", self.session.algorithm
-        count = self.session.data.num_samples
+        count = self.session.data.census.num_samples
         home = self.roster.homes.get(sent.node)
         sums, withheld = None, home is not None and home.sums and home.boot == sent.boot
         if withheld and sent[2:] not in work.summed:

@@ -262,10 +262,10 @@ class Node:
         self.settings = agreed(trainer.settings.config)
         self.trainer = trainer
         self.run = settle(trainer, model, data, algorithm, self.clients, "fit")
-        if empty := [one for one in self.clients if not data.num_samples(one)]:
+        if empty := [one for one in self.clients if not data.census.num_samples(one)]:
             say(Alert(f"client {called(data, empty[0])} has no training samples"))
         self.federation = self.run.federation
-        self.reports = {one: data.report(one, histogram) for one in self.clients}
+        self.reports = {one: data.census.report(one, histogram) for one in self.clients}
         samples = {one: report.samples for one, report in self.reports.items()}
         self.withheld = None
         if report == "aggregate":

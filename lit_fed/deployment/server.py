@@ -109,7 +109,7 @@ def federate(
     data.reserve(algorithm.public_size, algorithm.calibration_fraction)
     data.prepare_data()
     data.setup("fit", clients=())
-    data.learn(identity.begin())
+    data.census.learn(identity.begin())
     tolerant = trainer.settings.on_client_failure == "skip"
     trainer.callbacks.insert(0, identity)
     trainer.callbacks.append(Parting(roster))

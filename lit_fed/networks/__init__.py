@@ -1,6 +1,16 @@
 """Networks by name: lit_fed's, and all of timm."""
 
-from lit_fed.networks.basic import MLP, ClassificationNetwork, Logistic, SmallCNN, WindowCNN
+from lit_fed.networks.basic import (
+    MLP,
+    VGG11,
+    ClassificationNetwork,
+    Logistic,
+    McMahanCNN,
+    MobileNet,
+    ResNet18Cifar,
+    SmallCNN,
+    WindowCNN,
+)
 from lit_fed.networks.etf import (
     CosineHead,
     ProjectedETFHead,
@@ -9,8 +19,6 @@ from lit_fed.networks.etf import (
     simplex_etf,
 )
 from lit_fed.networks.generators import Generator, ImageGenerator, LatentGenerator
-from lit_fed.networks.mcmahan import McMahanCNN
-from lit_fed.networks.mobilenet import MobileNet
 from lit_fed.networks.registry import (
     NETWORKS,
     POSE_NETWORKS,
@@ -20,9 +28,7 @@ from lit_fed.networks.registry import (
     classifier,
     features,
 )
-from lit_fed.networks.resnet import ResNet18Cifar
 from lit_fed.networks.text import BertTiny, EmbeddingBag
-from lit_fed.networks.vgg import VGG11
 
 __all__ = [
     "MLP",

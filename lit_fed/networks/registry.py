@@ -14,12 +14,8 @@ from torch import Tensor, nn
 
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError, reason
-from lit_fed.networks.basic import MLP, Logistic, SmallCNN, WindowCNN
-from lit_fed.networks.mcmahan import McMahanCNN
-from lit_fed.networks.mobilenet import MobileNet
-from lit_fed.networks.resnet import ResNet18Cifar
+from lit_fed.networks.basic import MLP, VGG11, Logistic, McMahanCNN, MobileNet, ResNet18Cifar, SmallCNN, WindowCNN
 from lit_fed.networks.text import BertTiny, EmbeddingBag
-from lit_fed.networks.vgg import VGG11
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "small_cnn": SmallCNN,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from lit_fed.callbacks.boards import columns_of, flatten, hparams_of, settings_of
 
 PROX = """
-model: {class_path: lit_fed.tasks.classifier.Classifier, init_args: {network: mlp}}
+model: {class_path: lit_fed.tasks.on_network.Classifier, init_args: {network: mlp}}
 data: {class_path: Digits, init_args: {partition: {class_path: Dirichlet, init_args: {alpha: 0.3}}}}
 trainer: {max_rounds: 2, logger: true}
 algorithm: {class_path: lit_fed.methods.fedprox.FedProx, init_args: {mu: 0.01, public_size: 0}}
 """
 AVERAGE = """
-model: {class_path: lit_fed.tasks.classifier.Classifier, init_args: {network: mlp}}
+model: {class_path: lit_fed.tasks.on_network.Classifier, init_args: {network: mlp}}
 data: {class_path: Digits, init_args: {partition: {class_path: IID}}}
 trainer: {max_rounds: 2, logger: true}
 algorithm: {class_path: lit_fed.methods.fedavg.FedAvg, init_args: {public_size: 0}}

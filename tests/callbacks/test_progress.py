@@ -29,7 +29,7 @@ def a_run(log_dir: Path = Path("run"), start_round: int = 0, rank_zero: bool = T
     settings: dict[str, Any] = {"max_rounds": 3, "loggers": [], "log_dir": log_dir, "names": MetricNames()}
     settings["workers"] = SimpleNamespace(share=lambda clients, num_samples: clients)
     settings["withholds"] = False
-    data = SimpleNamespace(num_samples=num_samples)
+    data = SimpleNamespace(census=SimpleNamespace(num_samples=num_samples))
     settings["federation"] = SimpleNamespace(data=data, wrappers=Wrappers(), server={})
     fabric = SimpleNamespace(is_global_zero=rank_zero)
     return SimpleNamespace(**({"fabric": fabric, "start_round": start_round} | settings | more))

@@ -94,8 +94,10 @@ def test_partition_of_some_clients_only_is_json_too() -> None:
     data = Points(3)
     data.setup("fit", clients=[1, 2])
     assert json.loads("".join(_partition(data))) == {
-        "sha256": data.partition_sha256(),
-        "data": {name: list(value) if name != "sha256" else value for name, value in vars(data.contents()).items()},
+        "sha256": data.record.sha256,
+        "data": {
+            name: list(value) if name != "sha256" else value for name, value in vars(data.record.contents).items()
+        },
         "clients": {
             "1": {"indices": [1, 2, 3], "histogram": [0, 0, 0, 0, 3]},
             "2": {"indices": [4], "histogram": [0, 0, 1, 0, 0]},

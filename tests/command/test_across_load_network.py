@@ -126,7 +126,7 @@ def stored(data: TensorDataModule) -> tuple[Tensor, Tensor]:
     arrays = data.load_arrays()
     data.setup()
     chosen = data._ready.shared_test
-    return torch.from_numpy(arrays.x_test[chosen]), torch.from_numpy(np.asarray(arrays.y_test)[chosen])
+    return torch.from_numpy(arrays.test.x[chosen]), torch.from_numpy(np.asarray(arrays.test.y)[chosen])
 
 
 def reported(run: Path) -> float:

@@ -53,11 +53,11 @@ def test_digits_have_one_test_set_whatever_the_seed():
 def test_digit_pairs_are_two_digits_of_one_side_of_the_split():
     pairs, digits = DigitPairs().load_arrays(), Digits().load_arrays()
     # 100 images of each of 00 … 99 to train on and 20 to test on
-    np.testing.assert_array_equal(np.bincount(pairs.y_train), np.full(100, 100))
-    np.testing.assert_array_equal(np.bincount(pairs.y_test), np.full(100, 20))
+    np.testing.assert_array_equal(np.bincount(pairs.train.y), np.full(100, 100))
+    np.testing.assert_array_equal(np.bincount(pairs.test.y), np.full(100, 20))
     for x, y, of_x, of_y in (
-        (pairs.x_train, pairs.y_train, digits.x_train, digits.y_train),
-        (pairs.x_test, pairs.y_test, digits.x_test, digits.y_test),
+        (pairs.train.x, pairs.train.y, digits.train.x, digits.train.y),
+        (pairs.test.x, pairs.test.y, digits.test.x, digits.test.y),
     ):
         what = {image.tobytes(): int(label) for image, label in zip(of_x, of_y, strict=True)}
         read = [10 * what[i[..., :8].tobytes()] + what[i[..., 8:].tobytes()] for i in x]
@@ -146,7 +146,7 @@ def test_cifar_reads_the_published_files(cls, label_key, mean, std, count, tmp_p
     np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-5)
     assert y.tolist() == [i % data.num_classes for i in range(20)]
     assert data.class_names == [str(i) for i in range(data.num_classes)]
-    assert data.num_samples(0) == count // 4  # two clients, half held out
+    assert data.census.num_samples(0) == count // 4  # two clients, half held out
     # Validation images are as they are; training images are not.
     originals = {image.numpy().tobytes() for image in x}
     assert all(image.numpy().tobytes() in originals for image in everything(data.val_loader())[0])
@@ -217,7 +217,7 @@ def test_an_archive_of_windows_with_natural_clients(tmp_path):
     assert data.num_clients == 3
     assert (data.input_shape, data.in_channels, data.image_size) == ((9, 16), 9, None)
     ready(data)
-    assert [data.num_samples(k) for k in range(3)] == [3, 5, 4]  # clients 3, 7, 30
+    assert [data.census.num_samples(k) for k in range(3)] == [3, 5, 4]  # clients 3, 7, 30
     x, _ = everything(data.test_loader(2))
     assert x.dtype == torch.float32
     np.testing.assert_array_equal(x, windows[[3, 4]].astype(np.float32))
@@ -268,7 +268,7 @@ def test_an_archive_of_feature_vectors(tmp_path):
 def test_fewer_natural_clients_are_the_first_ones(tmp_path):
     path = write_archive(tmp_path / "a.npz", client_train=np.arange(12) // 3)
     data = ready(ArrayFile(path=str(path), partition=Natural(), num_clients=2))
-    assert sorted(data.partition_record()["clients"][1]["indices"]) == [3, 4, 5]
+    assert sorted(data.record.as_dict()["clients"][1]["indices"]) == [3, 4, 5]
 
 
 @pytest.mark.parametrize(

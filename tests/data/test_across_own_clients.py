@@ -121,7 +121,7 @@ def test_one_client_alone_may_be_cut(tmp_path: Path) -> None:
         ClientFolders(folders(tmp_path, ("all",)), partition=IID(), num_clients=4),
     ):
         data.setup()
-        assert len(data.class_histogram()) == 4
+        assert len(data.census.class_histogram()) == 4
 
 
 def test_a_partition_that_an_earlier_file_left_does_not_replace_the_hospitals(tmp_path: Path, capsys: Any) -> None:

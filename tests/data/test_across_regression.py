@@ -90,12 +90,12 @@ def test_dirichlet_cuts_a_regression_by_quantiles_of_its_target():
     data = ready(Diabetes(num_clients=5, partition=Dirichlet(0.1)))
     means = [everything(data.train_loader(k, torch.Generator()))[1].mean().item() for k in range(5)]
     assert np.std(means) > 0.3  # IID clients of some 70 patients would differ by 1/√70 ≈ 0.12
-    assert sum(data.num_samples(k) for k in range(5)) == 354
+    assert sum(data.census.num_samples(k) for k in range(5)) == 354
     for client_id in range(5):  # test patients are drawn from the same strata
         own, test = (everything(loader)[1] for loader in (data.train_loader(client_id, torch.Generator()),
                                                           data.test_loader(client_id)))  # fmt: skip
         assert test.min() > own.min() - 1
-    assert len(ready(Diabetes(num_clients=5, partition=Shards(1))).clients) == 5
+    assert len(ready(Diabetes(num_clients=5, partition=Shards(1))).census.clients) == 5
 
 
 @given(hnp.arrays(np.float64, st.integers(10, 100), elements=st.floats(-5, 5), unique=True), st.integers(1, 10))
@@ -124,7 +124,7 @@ def test_a_client_is_described_by_the_quartiles_of_its_targets():
     wide = ready(Measured(np.stack([np.arange(5.0), 10 * np.arange(5.0)], axis=1), (2,), num_clients=1))
     assert wide.describe(0)["quantiles"] == [[0, 1, 2, 3, 4], [0, 10, 20, 30, 40]]
     assert next(iter(wide.test_loader()))[1].shape == (5, 2)
-    json.dumps(wide.partition_record())
+    json.dumps(wide.record.as_dict())
 
 
 class Sequences(Dataset[Any]):
@@ -177,7 +177,7 @@ def test_batches_carry_what_the_task_wants():
 
 def test_where_nothing_is_known_sizes_are_told_and_nothing_else():
     data = ready(SequenceModule(num_clients=3, partition=Quantity(5.0, min_samples=1)))
-    rows = data.partition_record()["clients"]
+    rows = data.record.as_dict()["clients"]
     assert [row["samples"] for row in rows.values()] == [len(row["indices"]) for row in rows.values()]
     assert sum(row["samples"] for row in rows.values()) == 12
     assert all(set(row) == {"indices", "samples"} for row in rows.values())
@@ -199,7 +199,7 @@ def test_an_archive_with_floating_point_targets_is_a_regression(tmp_path):
     two = {"y_train": np.ones((12, 2)), "y_test": np.ones((6, 2)), "client_train": np.arange(12) // 4}
     natural = ArrayFile(path=archive(tmp_path, **two), partition=Natural())
     assert (natural.output_shape, natural.num_clients) == ((2,), 3)
-    assert ready(natural).num_samples(1) == 4
+    assert ready(natural).census.num_samples(1) == 4
 
 
 @pytest.mark.parametrize(
@@ -214,9 +214,9 @@ def test_an_archive_with_floating_point_targets_is_a_regression(tmp_path):
         (lambda: ready(Diabetes(partition=Natural())), "names the client of each sample"),
         (lambda: Diabetes(strata=0), "data.strata is 0"),
         (lambda: ready(Diabetes(strata=355)), "data.strata is 355; it must be at least 1 and at most 354"),
-        (lambda: ready(Diabetes()).class_counts(0), "Diabetes has no classes"),
-        (lambda: ready(Diabetes()).class_histogram(), "Diabetes has no classes"),
-        (lambda: ready(Diabetes()).public_accuracy(np.zeros(0)), "Diabetes has no classes"),
+        (lambda: ready(Diabetes()).census.class_counts(0), "Diabetes has no classes"),
+        (lambda: ready(Diabetes()).census.class_histogram(), "Diabetes has no classes"),
+        (lambda: ready(Diabetes()).census.public_accuracy(np.zeros(0)), "Diabetes has no classes"),
     ],
 )
 def test_errors_say_what_is_wrong(build, message):

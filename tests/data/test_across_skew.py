@@ -99,7 +99,7 @@ def test_what_a_run_has_written_down_is_a_partition_again(tmp_path: Path) -> Non
     first = Digits(num_clients=4, partition=Quantity(1.0))
     first.setup()
     path = tmp_path / "partition.json"
-    path.write_text(json.dumps(first.partition_record()), encoding="utf-8")
+    path.write_text(json.dumps(first.record.as_dict()), encoding="utf-8")
     second = Digits(partition=Listed(str(path)))
     second.setup()
     assert second.num_clients == 4

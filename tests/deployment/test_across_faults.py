@@ -228,8 +228,8 @@ def test_a_client_that_nobody_is_is_missed(tmp_path: Path) -> None:
 class Other(Points):
     """Client 0 has another data set than before."""
 
-    def fingerprint(self, client_id: int) -> str:
-        return super().fingerprint(client_id)[::-1] if client_id == 0 else super().fingerprint(client_id)
+    def fingerprint_of(self, client_id: int) -> str:
+        return super().fingerprint_of(client_id)[::-1] if client_id == 0 else super().fingerprint_of(client_id)
 
 
 def test_a_client_with_other_data_than_before_is_refused(tmp_path: Path) -> None:

@@ -201,7 +201,11 @@ def ready(root: Path, clients: Any = None, reserve: Any = (0, 0.0), **kwargs: An
 def test_an_end_reads_its_own_clients_files_only(tmp_path: Path) -> None:
     client(tmp_path, 1)
     data = ready(tmp_path, [1])
-    assert (data.num_samples(1), list(data.class_counts(1)), data.test_loader(1).num_samples) == (10, [5, 5], 4)
+    assert (data.census.num_samples(1), list(data.census.class_counts(1)), data.test_loader(1).num_samples) == (
+        10,
+        [5, 5],
+        4,
+    )
     assert data.test_loader().num_samples == 0
     with pytest.raises(ConfigError, match="client 0's data are not here"):
         data.test_loader(0)
@@ -218,8 +222,8 @@ def test_what_is_held_out_of_a_file_follows_from_the_seed_and_the_client(tmp_pat
     for data in (alone, both):
         sizes = [len(data._cut.train[1]), len(data._cut.val[1]), len(data._cut.calibration[1])]
         assert sizes == [6, 2, 2]  # 2 of 10 to validate on; 0.3 of the 8 that are left, rounded down
-    assert alone.fingerprint(1) == both.fingerprint(1) != both.fingerprint(0)
-    assert ready(tmp_path, [1], (0, 0.3), val_fraction=0.2, seed=1).fingerprint(1) != alone.fingerprint(1)
+    assert alone.census.fingerprint(1) == both.census.fingerprint(1) != both.census.fingerprint(0)
+    assert ready(tmp_path, [1], (0, 0.3), val_fraction=0.2, seed=1).census.fingerprint(1) != alone.census.fingerprint(1)
 
 
 def test_fractions_that_leave_a_client_one_sample_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,11 +235,11 @@ def test_fractions_that_leave_a_client_one_sample_are_said(tmp_path: Path, capsy
 
 def test_a_client_is_known_by_its_values(tmp_path: Path) -> None:
     client(tmp_path, 0)
-    before = ready(tmp_path, [0]).fingerprint(0)
+    before = ready(tmp_path, [0]).census.fingerprint(0)
     changed = np.arange(40, dtype=np.float32).reshape(10, 4)
     changed[3, 1] += 1
     client(tmp_path, 0, x_train=changed)
-    assert ready(tmp_path, [0]).fingerprint(0) != before
+    assert ready(tmp_path, [0]).census.fingerprint(0) != before
 
 
 @pytest.mark.parametrize(
@@ -267,7 +271,7 @@ def test_damaged_and_incomplete_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"client_0/data\.npz lacks y_train, x_test, y_test; it has x_train"):
         ready(tmp_path, [0])
     np.savez(path, x_test=np.zeros((0, 4)), y_test=np.zeros(0), x_train=np.zeros((0, 4)), y_train=np.zeros(0))
-    assert ready(tmp_path, [0]).num_samples(0) == 0
+    assert ready(tmp_path, [0]).census.num_samples(0) == 0
     client(tmp_path, 0)
     client(tmp_path, "public", x_public=np.zeros((5, 4), np.float32), y_public=np.zeros(5, np.int64))
     with pytest.raises(ConfigError, match=r"holds 5 samples and algorithm\.public_size is 6"):

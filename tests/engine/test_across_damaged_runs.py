@@ -141,8 +141,8 @@ class Stored(Points):
         clients = np.repeat(np.arange(self.num_clients), 3)
         x = np.random.default_rng(0).normal(size=(len(clients), 2)).astype(np.float32)
         y = np.arange(len(clients)) % 5
-        arrays = Arrays(x, y, x, y, clients, clients, "stored")
-        return Arrays(**{**vars(arrays), **type(self).replace(arrays)})
+        named = {"x_train": x, "y_train": y, "x_test": x, "y_test": y, "client_train": clients, "client_test": clients}
+        return Arrays(**{**named, **type(self).replace(Arrays(**named)), "source": "stored"})
 
 
 def swapped(array: Any) -> Any:
@@ -154,11 +154,11 @@ def swapped(array: Any) -> Any:
 @pytest.mark.parametrize(
     "replace",
     [
-        lambda arrays: {"x_train": arrays.x_train + 0.1},
-        lambda arrays: {"x_train": swapped(arrays.x_train)},
-        lambda arrays: {"y_train": swapped(arrays.y_train)},
-        lambda arrays: {"x_test": -arrays.x_test},
-        lambda arrays: {"y_test": swapped(arrays.y_test)},
+        lambda arrays: {"x_train": arrays.train.x + 0.1},
+        lambda arrays: {"x_train": swapped(arrays.train.x)},
+        lambda arrays: {"y_train": swapped(arrays.train.y)},
+        lambda arrays: {"x_test": -arrays.test.x},
+        lambda arrays: {"y_test": swapped(arrays.test.y)},
     ],
 )
 def test_replaced_data_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replace: Any) -> None:

@@ -169,7 +169,7 @@ def test_a_phase_that_does_not_move_gives_the_mean_gradient(tmp_path: Path, batc
     class Numbers(Points):
         def load_arrays(self) -> Any:
             arrays = super().load_arrays()
-            arrays.y_train[:] = [0, 1, 2, 3, 4]
+            arrays.train.y[:] = [0, 1, 2, 3, 4]
             return arrays
 
     data = Numbers(num_clients=1, sizes=(5, 5))

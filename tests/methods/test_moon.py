@@ -39,7 +39,7 @@ class SamePoint(Points):
 
     def load_arrays(self) -> Any:
         arrays = super().load_arrays()
-        arrays.x_train[:] = (1.0, 0.0)
+        arrays.train.x[:] = (1.0, 0.0)
         return arrays
 
 

@@ -23,7 +23,7 @@ from lit_fed.networks import (
     ResNet18Cifar,
     build_network,
 )
-from lit_fed.networks.images import halved
+from lit_fed.networks.basic import halved
 
 CONVOLUTIONAL = ("mcmahan_cnn", "mobilenet", "resnet18_cifar", "vgg11")
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lit_fed.errors import ConfigError
 from lit_fed.networks import POSE_NETWORKS, build_network, classifier
 from lit_fed.networks.pose import DeconvolutionHead, GlobalPositions, LocalAttention, PoseViT
-from lit_fed.networks.pose.embeddings import LocalBlock, sin_cos_map
+from lit_fed.networks.pose.vit import LocalBlock, sin_cos_map
 from tests.support import flip_tensor_bit
 
 

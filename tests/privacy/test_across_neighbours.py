@@ -22,7 +22,7 @@ from lit_fed.algorithm import ClientUpdate
 from lit_fed.callbacks import Callback, Run
 from lit_fed.data import ArrayFile, ClientArrays, ClientFolders, ClientPoses, FederatedDataModule, Natural, Table
 from lit_fed.data.partitions.csr import CSR, IntArray
-from lit_fed.data.pose.skeleton import Skeleton
+from lit_fed.data.pose.people import Skeleton
 from lit_fed.errors import ConfigError
 from lit_fed.tasks import Classifier, KeypointEstimator
 from tests.data.pose.test_client_poses import NAMES, file

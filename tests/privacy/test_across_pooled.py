@@ -146,8 +146,8 @@ def test_a_private_run_does_not_count_clients_without_a_class(
         max_rounds=1,
         **settings,
     )
-    assert data.untaught() is not None
-    assert (data.untaught() in capsys.readouterr().out) is not withhold
+    assert data.census.untaught() is not None
+    assert (data.census.untaught() in capsys.readouterr().out) is not withhold
 
 
 def test_poses_whose_pictures_shrink_by_all_boxes_and_joints_of_a_first_file_are_refused() -> None:

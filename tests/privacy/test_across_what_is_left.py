@@ -56,7 +56,7 @@ class Surveyed(Points):
         x = np.random.default_rng(3).random((len(clients), 2), np.float32)
         x[: self.size] = self.value
         arrays = super().load_arrays()
-        return type(arrays)(x, clients % 5, arrays.x_test[:2], arrays.y_test[:2], clients, None, "surveyed")
+        return type(arrays)(x, clients % 5, arrays.test.x[:2], arrays.test.y[:2], clients, None, "surveyed")
 
 
 class Still(LeastSquares):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lit_fed.data import Arrays
+from lit_fed.data import Parts
 from lit_fed.errors import ConfigError
 from lit_fed.methods import LocalOnly
 from lit_fed.protocols import ClientTest
@@ -106,9 +106,9 @@ def test_labels_need_classes(tmp_path: Path) -> None:
     class Unclassed(Spots):
         num_classes = None  # type: ignore[assignment]
 
-        def load_arrays(self) -> Arrays:
+        def load_arrays(self) -> Parts:
             found = super().load_arrays()
-            return replace(found, y_train=found.y_train.astype(np.float32), y_test=found.y_test.astype(np.float32))
+            return Parts(*(replace(part, y=part.y.astype(np.float32)) for part in (found.train, found.test)))
 
     with pytest.raises(ConfigError, match="LabelFlip changes classes, and the data have none; choose another attack"):
         fit(tmp_path, data=Unclassed((2, 4)), attack=LabelFlip(clients=[0]))

@@ -98,14 +98,24 @@ class RunCost:
         return self.total / self.fedavg if self.fedavg else float("nan")
 
 
-class _Unloaded:
-    """Population without its files: every client has one sample and no batches."""
+class _Counts:
+    """A census without the files: every client has one sample."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
 
     def num_samples(self, client_id: int) -> int:
         return 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data.census, name)
+
+
+class _Unloaded:
+    """Population without its files: every client has one sample and no batches."""
+
+    def __init__(self, data: Any) -> None:
+        self._data, self.census = data, _Counts(data)
 
     def train_loader(self, *_: Any, **__: Any) -> list[Any]:
         return []
@@ -139,7 +149,7 @@ def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algor
         data.setup("fit")
     kinds = trainer.kinds_of(tasks)
     kinds.check(data)
-    participation.setup(data.num_clients, data.num_samples, trainer.settings.seed)
+    participation.setup(data.num_clients, data.census.num_samples, trainer.settings.seed)
     every = tasks if isinstance(tasks, Mapping) else {ONLY: tasks}
     held = {kind: [one for one in every[kind].parameters() if not one.requires_grad] for kind in kinds.names}
     models = {kind: _model(every[kind], algorithm, data, trainer) for kind in kinds.names}

@@ -12,7 +12,7 @@ from jsonargparse import ArgumentParser
 from lit_fed.command.commands.deployed import add_run, make
 from lit_fed.command.table import Call
 from lit_fed.data import FederatedDataModule, PoseDataModule
-from lit_fed.data.formats.split import settings_of, write_folders
+from lit_fed.data.formats.archives import settings_of, write_folders
 from lit_fed.data.pose import pose_settings_of, write_pose_folders
 from lit_fed.deployment.ends import keep_private
 from lit_fed.engine.storage.files import files_in_place

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_fed.checks import check_range
-from lit_fed.data.partitions.csr import IntArray, held_out
+from lit_fed.data.partitions.csr import held_out
+from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.partitions.partition import Natural, Partition
-from lit_fed.data.population.dataset_module import Datasets, DecodedImages
-from lit_fed.data.population.new_inputs import IMAGES, split_images
+from lit_fed.data.population.dataset_module import DecodedImages
+from lit_fed.data.population.files import IMAGES, split_images
 from lit_fed.data.remarks import is_hidden, remark_left_out
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed
 
 _WANTED = ", ".join(IMAGES)
-
-
-class _Scan(NamedTuple):
-    """The images in the folders."""
-
-    clients: list[str]
-    classes: list[str]
-    paths: list[str]
-    labels: IntArray
-    owners: IntArray
-    is_test: IntArray | None
+_Scan = tuple[list[str], list[str], Part, NDArray[np.bool_] | None]
+"""Clients, classes, the images, and whether each is a test image, if the folders tell."""
 
 
 class ClientFolders(DecodedImages):
@@ -59,20 +54,19 @@ class ClientFolders(DecodedImages):
         super().__init__(root=root, partition=Natural() if partition is None else partition, **kwargs)
         check_range("data.test_fraction", test_fraction, above=0, below=1)
         self.test_fraction, self._names = test_fraction, class_names
-        self._scan_result: _Scan | None = None
 
     @property
     @override
     def num_classes(self) -> int:
-        return len(self._scan.classes)
+        return len(self._scan[1])
 
     @override
     def own_clients(self) -> int:
-        return len(self._scan.clients)
+        return len(self._scan[0])
 
     @override
     def own_client_names(self) -> list[str]:
-        return self._scan.clients
+        return self._scan[0]
 
     @override
     def own_clients_are(self) -> tuple[str, str]:
@@ -85,47 +79,27 @@ class ClientFolders(DecodedImages):
     @property
     @override
     def class_names(self) -> list[str]:
-        return self._scan.classes
+        return self._scan[1]
 
     @override
-    def build_datasets(self) -> Datasets:
-        scan = self._scan
-        is_test = self._draw_test(scan) if scan.is_test is None else scan.is_test.astype(bool)
-        parts = {}
-        for name, chosen, augmented in (
-            ("train", ~is_test, True),
-            ("plain", ~is_test, False),
-            ("test", is_test, False),
-        ):
-            positions = np.flatnonzero(chosen).tolist()
-            paths, labels = [scan.paths[i] for i in positions], scan.labels[chosen].tolist()
-            parts[name] = self.images(paths, labels, augmented)
-        for name, chosen, remedy in (
-            ("training", ~is_test, "lower data.test_fraction"),
-            ("test", is_test, "raise data.test_fraction"),
-        ):
-            if not chosen.any():
-                raise ConfigError(f"{self.root} has no {name} images; add some or {remedy}")
-        return Datasets(
-            parts["train"],
-            scan.labels[~is_test],
-            parts["test"],
-            scan.labels[is_test],
-            parts["plain"],
-            scan.owners[~is_test],
-            scan.owners[is_test],
-            source=self.root,
+    def build_datasets(self) -> Parts:
+        clients, _, images, is_test = self._scan
+        if is_test is None:
+            seed = derive_seed(self.seed, "client-folders", "test")
+            is_test = held_out(np.asarray(images.clients), len(clients), self.test_fraction, seed)
+        train, test = images.take(~is_test), images.take(is_test)
+        for name, part, remedy in (("training", train, "lower"), ("test", test, "raise")):
+            if not len(part):
+                raise ConfigError(f"{self.root} has no {name} images; add some or {remedy} data.test_fraction")
+        augmented, plain, tested = (
+            self.images(part.x.tolist(), np.asarray(part.strata).tolist(), random)
+            for part, random in ((train, True), (train, False), (test, False))
         )
+        return Parts(replace(train, x=augmented, plain=plain), replace(test, x=tested), source=self.root)
 
-    @property
+    @cached_property
     def _scan(self) -> _Scan:
-        if self._scan_result is None:
-            self._scan_result = _scan(Path(self.root), self._names)
-        return self._scan_result
-
-    def _draw_test(self, scan: _Scan) -> Any:
-        seed = derive_seed(self.seed, "client-folders", "test")
-        return held_out(scan.owners, len(scan.clients), self.test_fraction, seed)
+        return _scan(Path(self.root), self._names)
 
 
 def _scan(root: Path, classes: list[str] | None) -> _Scan:
@@ -168,14 +142,10 @@ def _scan(root: Path, classes: list[str] | None) -> _Scan:
     if strange := set(there).difference(classes):
         raise ConfigError(f"{root} has a class folder {min(strange)}, which data.class_names does not name; add it")
     number = {name: label for label, name in enumerate(classes)}
-    return _Scan(
-        [client.name for client in clients],
-        classes,
-        [path for path, _, _, _ in found],
-        np.array([number[name] for _, _, name, _ in found], dtype=np.int64),
-        np.array([owner for _, owner, _, _ in found], dtype=np.int64),
-        np.array([is_test for _, _, _, is_test in found], dtype=np.int64) if is_split else None,
-    )
+    paths, owners, kinds, tests = zip(*found, strict=True)
+    labels, clients_of = np.array([number[name] for name in kinds], dtype=np.int64), np.array(owners, dtype=np.int64)
+    every = Part(np.array(paths, dtype=object), clients=clients_of, strata=labels)
+    return [client.name for client in clients], classes, every, np.array(tests) if is_split else None
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.data.formats.table import csv_rows
-from lit_fed.data.population.in_memory import Arrays, TensorDataModule
+from lit_fed.data.partitions.cut import Part, Parts
+from lit_fed.data.population.in_memory import TensorDataModule
 from lit_fed.data.population.targets import count_classes
 from lit_fed.errors import ConfigError
 
@@ -97,15 +97,12 @@ class CSVText(TensorDataModule):
         return (self.length,)
 
     @override
-    def load_arrays(self) -> Arrays:
+    def load_arrays(self) -> Parts:
         encode = hash_words if self._tokenizer is None else _load_tokenizer(self._tokenizer, self.vocab_size)
-        x_train, y_train = self._encoded(self._files["train"], encode)
-        x_test, y_test = self._encoded(self._files["test"], encode)
-        return Arrays(x_train, y_train, x_test, y_test, source=str(self._files["train"].parent))
+        train, test = (self._encoded(self._files[name], encode) for name in ("train", "test"))
+        return Parts(train, test, source=str(self._files["train"].parent))
 
-    def _encoded(
-        self, path: Path, encode: Callable[[str, int, int], Sequence[int]]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def _encoded(self, path: Path, encode: Callable[[str, int, int], Sequence[int]]) -> Part:
         labels, tokens = [], []
         for label, text in self._rows(path):
             ids = np.zeros(self.length, dtype=np.int32)
@@ -115,7 +112,7 @@ class CSVText(TensorDataModule):
             tokens.append(ids)
         if not labels:
             raise ConfigError(f"{path} holds no texts; give one per row")
-        return np.stack(tokens), np.asarray(labels, dtype=np.int64)
+        return Part(np.stack(tokens), np.asarray(labels, dtype=np.int64))
 
     def _rows(self, path: Path) -> Iterator[tuple[int, str]]:
         """Label, counted from 0, and text of each row."""

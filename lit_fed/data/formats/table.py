@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,11 +19,12 @@ from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.data.loaders.transforms import Normalize
-from lit_fed.data.partitions.csr import IntArray, held_out
+from lit_fed.data.partitions.csr import held_out
+from lit_fed.data.partitions.cut import Part, Parts, joined
 from lit_fed.data.partitions.partition import Natural, Partition
-from lit_fed.data.population.in_memory import Arrays, TensorDataModule
+from lit_fed.data.population.files import NewInputs, is_arrays
+from lit_fed.data.population.in_memory import TensorDataModule
 from lit_fed.data.population.naming import in_order, numbered
-from lit_fed.data.population.new_inputs import NewInputs, is_arrays
 from lit_fed.data.population.targets import quantile_strata
 from lit_fed.data.population.views import viewed
 from lit_fed.data.remarks import is_hidden, remark, remark_left_out
@@ -211,20 +212,6 @@ _MOST_NAMED = 20
 _NOBODY = ""  # the client of rows to predict on
 
 
-class _Rows(NamedTuple):
-    """A part of the table.
-
-    Args:
-        x: Features, shape (n, number of features).
-        y: Classes as texts, shape (n,), or numbers, shape (n,) or (n, k).
-        clients: The client of each, by name; None without clients.
-    """
-
-    x: NDArray[np.float32]
-    y: NDArray[Any]
-    clients: list[str] | None
-
-
 class Table(TensorDataModule):
     """Rows of a CSV or Parquet file, or of one such file per client: features, a target, and the client of each row.
 
@@ -296,7 +283,7 @@ class Table(TensorDataModule):
             raise ConfigError("data.class_names are for classes, and data.kind is numbers; leave one out")
         self._names_given, self._scale_given = class_names, None if mean is None or std is None else (mean, std)
         self._kind_given = "classes" if class_names is not None else kind
-        self._found: tuple[_Rows, _Rows] | None = None
+        self._found: tuple[Part, Part] | None = None
         self._feature_names: list[str] = []
         self._classes: list[str] | None = None
         self._clients: list[str] | None = None
@@ -374,22 +361,19 @@ class Table(TensorDataModule):
         return Normalize(*self._scale, max_value=1.0)
 
     @override
-    def load_arrays(self) -> Arrays:
-        train, test = self._rows()
+    def load_arrays(self) -> Parts:
+        read, parts = self._rows(), list[Part]()
         names = self._classes
-        targets = [rows.y if names is None else numbered(rows.y.tolist(), names) for rows in (train, test)]
-        arrays = Arrays(train.x, targets[0], test.x, targets[1], source=str(self._path))
+        for rows in read:
+            owners = None if rows.clients is None else numbered(rows.clients, self._clients or [])
+            parts.append(Part(rows.x, rows.y if names is None else numbered(rows.y, names), owners))
         if self._strata is not None:
-            if self._classes is not None:
+            if names is not None:
                 raise ConfigError("data.strata needs numerical targets, and these are classes; leave it out")
-            first, second = (values.reshape(len(values), -1)[:, 0] for values in targets)
-            strata = quantile_strata(first, second, self._strata)
-            arrays = replace(arrays, strata_train=strata[0], strata_test=strata[1])
-        return replace(arrays, client_train=self._owners(train), client_test=self._owners(test))
-
-    def _owners(self, rows: _Rows) -> IntArray | None:
-        known = rows.clients is not None and self._clients is not None
-        return numbered(rows.clients or [], self._clients or []) if known else None
+            first = [np.reshape(part.y, (len(part), -1))[:, 0] for part in parts]
+            strata = quantile_strata(first[0], first[1], self._strata)
+            parts = [replace(part, strata=own) for part, own in zip(parts, strata, strict=True)]
+        return Parts(parts[0], parts[1], source=str(self._path))
 
     @override
     def new_inputs(self, path: Path) -> NewInputs:
@@ -408,13 +392,13 @@ class Table(TensorDataModule):
 
     # The files.
 
-    def _rows(self) -> tuple[_Rows, _Rows]:
+    def _rows(self) -> tuple[Part, Part]:
         """Training and test rows."""
         if self._found is None:
             self._found = self._read()
         return self._found
 
-    def _read(self) -> tuple[_Rows, _Rows]:
+    def _read(self) -> tuple[Part, Part]:
         files = self._files(self._path, "data.path")
         first = files[0][0]
         self._feature_names = self._features_of(first)
@@ -437,7 +421,8 @@ class Table(TensorDataModule):
             check_classes(whole.y, self._classes, str(self._path), of)
             check_classes(test.y, self._classes, str(self._test_path), of)
         self._clients = None if train.clients is None else in_order(train.clients)
-        if untrained := sorted({*(test.clients or [])} - {*(train.clients or [])}):
+        known = set() if train.clients is None else set(train.clients)
+        if untrained := sorted(set() if test.clients is None else set(test.clients) - known):
             more = f" and {len(untrained) - 1} others" if len(untrained) > 1 else ""
             remark(
                 f"{self._test_path} has rows of client {untrained[0]}{more} without training rows; they are in the "
@@ -518,16 +503,10 @@ class Table(TensorDataModule):
             )
         return found
 
-    def _joined(self, files: list[tuple[Columns, str | None]], is_class: bool) -> _Rows:
-        parts = [self._part(columns, owner, is_class) for columns, owner in files]
-        clients = [one for part in parts for one in part.clients or []]
-        return _Rows(
-            np.concatenate([part.x for part in parts]),
-            np.concatenate([part.y for part in parts]),
-            clients if parts[0].clients is not None else None,
-        )
+    def _joined(self, files: list[tuple[Columns, str | None]], is_class: bool) -> Part:
+        return joined([self._part(columns, owner, is_class) for columns, owner in files])
 
-    def _part(self, columns: Columns, owner: str | None, is_class: bool) -> _Rows:
+    def _part(self, columns: Columns, owner: str | None, is_class: bool) -> Part:
         x = self.read_features(columns, "data.features")
         if is_class:
             y: NDArray[Any] = np.array(columns.texts(self._target[0], "data.target"), dtype=object)
@@ -535,8 +514,8 @@ class Table(TensorDataModule):
             y = np.stack([columns.numbers(name, "data.target") for name in self._target], axis=1)
             y = y[:, 0] if self._single else y
         if self._client is not None and owner != _NOBODY:
-            return _Rows(x, y, columns.texts(self._client, "data.client"))
-        return _Rows(x, y, None if owner is None else [owner] * len(columns))
+            return Part(x, y, np.array(columns.texts(self._client, "data.client"), dtype=object))
+        return Part(x, y, None if owner is None else np.full(len(columns), owner, dtype=object))
 
     def read_features(self, columns: Columns, setting: str) -> NDArray[np.float32]:
         """The stored features of a file's rows, shape (n, number of features); errors name the `setting`.
@@ -548,22 +527,17 @@ class Table(TensorDataModule):
         with np.errstate(over="ignore"):
             return wide.astype(np.float32)
 
-    def _held_out(self, whole: _Rows) -> tuple[_Rows, _Rows]:
+    def _held_out(self, whole: Part) -> tuple[Part, Part]:
         """Training rows, and a share of every client's to test on."""
         names = [] if whole.clients is None else in_order(whole.clients)
-        owners = np.zeros(len(whole.x), dtype=np.int64) if not names else numbered(whole.clients or [], names)
+        owners = np.zeros(len(whole.x), dtype=np.int64) if whole.clients is None else numbered(whole.clients, names)
         test = held_out(owners, max(1, len(names)), self.test_fraction, derive_seed(self.seed, "table", "test"))
         if not test.any():
             raise ConfigError(
                 f"{self._path} has too few rows to hold out {self.test_fraction:g} of every client's; raise "
                 "data.test_fraction or set data.test_path"
             )
-        clients = whole.clients
-        parts = []
-        for chosen in (~test, test):
-            owned = None if clients is None else [clients[row] for row in np.flatnonzero(chosen).tolist()]
-            parts.append(_Rows(whole.x[chosen], whole.y[chosen], owned))
-        return parts[0], parts[1]
+        return whole.take(~test), whole.take(test)
 
     def _scale_of(self, x: NDArray[np.float32]) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of each feature; 0 and 1 without `standardise`."""

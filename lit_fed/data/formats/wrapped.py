@@ -1,54 +1,154 @@
-"""Any plain LightningDataModule as a population."""
+"""Any plain LightningDataModule as a population: the fields of its samples, the target and the client among them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
 import numpy as np
+import torch
 from lightning import LightningDataModule
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
+    TensorDataset,
     default_collate,
 )
 from typing_extensions import override
 
 from lit_fed.checks import check_range
-from lit_fed.data.formats.fields import Key, column, kept, kind_of, plain, sample_of, size_of, usual_target, value_of
+from lit_fed.data.loaders.worker_loader import isolated_randomness
 from lit_fed.data.partitions.csr import IntArray
+from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.partitions.partition import Natural, Partition
 from lit_fed.data.population.base import FederatedDataModule
-from lit_fed.data.population.dataset_module import DatasetModule, Datasets
+from lit_fed.data.population.dataset_module import DatasetModule
 from lit_fed.data.population.naming import in_order, numbered
 from lit_fed.data.population.targets import checked_targets, count_classes, quantile_strata
 from lit_fed.errors import ConfigError, own_traceback, reason
 
-_TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+Key = int | str
+"""A position in a tuple, or a key of a dictionary."""
+_USUAL_KEYS = ("label", "labels", "target", "targets", "y")
+_LOOKED_AT = 8  # samples to compare with a list beside the data set
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One of the module's data sets.
+def sample_of(dataset: Dataset[Any], index: int, what: str) -> Any:
+    """One sample."""
+    try:
+        with isolated_randomness(index):
+            return dataset[index]
+    except Exception as error:  # any error of a user's data set
+        told = ConfigError(f"{what}: sample {index} cannot be read ({reason(error)}); correct its data set")
+        told.details = own_traceback(error)
+        raise told from error
 
-    Args:
-        dataset: The samples.
-        collate: The module's collate function.
-        batch_size: The module's samples per batch.
-        where: The module's method, for errors.
+
+def usual_target(sample: Any) -> Key | None:
+    """The likely place of a target: the second entry of a tuple, or a dictionary's ``label`` and the like."""
+    if isinstance(sample, tuple | list):
+        return 1 if len(sample) > 1 else None
+    if isinstance(sample, Mapping):
+        return next((key for key in _USUAL_KEYS if key in sample), None)
+    return None
+
+
+def value_of(sample: Any, key: Key, what: str) -> Any:
+    """A field of a sample."""
+    if isinstance(sample, Mapping) and key in sample:
+        return sample[key]
+    if isinstance(sample, tuple | list) and isinstance(key, int) and -len(sample) <= key < len(sample):
+        return sample[key]
+    if isinstance(sample, Mapping):
+        there = f"is a dictionary of {', '.join(map(str, sample))}"
+    elif isinstance(sample, tuple | list):
+        there = f"is a {type(sample).__name__} of {len(sample)}"
+    else:
+        there = f"is a {type(sample).__name__}, neither a tuple nor a dictionary"
+    raise ConfigError(f"{what}: a sample has no field {key!r}, as it {there}; correct the setting")
+
+
+def column(dataset: Dataset[Any], key: Key, what: str) -> NDArray[Any]:
+    """A field of all samples, as an array with a row per sample.
+
+    Taken from the usual attributes (``targets``, ``labels``, the field's name, the tensors of a `TensorDataset`, also
+    within `Subset` and `ConcatDataset`) if some samples agree with them; else every sample is read.
     """
+    if (found := kept(dataset, key, what)) is not None:
+        return found
+    rows = [plain(value_of(sample_of(dataset, index, what), key, what)) for index in range(size_of(dataset, what))]
+    try:
+        return np.asarray(rows)
+    except ValueError as error:
+        raise ConfigError(f"{what}: the samples' field {key!r} differs in shape; correct the setting") from error
 
-    dataset: Dataset[Any]
-    collate: Callable[[list[Any]], Any]
-    batch_size: int
-    where: str
+
+def kept(dataset: Dataset[Any], key: Key, what: str) -> NDArray[Any] | None:
+    """A field from an attribute of the data set, if some samples agree with it; else None."""
+    count, found = size_of(dataset, what), _kept(dataset, key)
+    if found is None or len(found) != count:
+        return None
+    looked_at = np.unique(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(np.int64)).tolist()
+    said = [plain(value_of(sample_of(dataset, index, what), key, what)) for index in looked_at]
+    return found if all(np.array_equal(own, found[at]) for own, at in zip(said, looked_at, strict=True)) else None
+
+
+def size_of(dataset: Dataset[Any], what: str) -> int:
+    """Number of samples."""
+    count = len(dataset) if isinstance(dataset, Sized) else 0
+    if not count:
+        lacks = "samples; add some" if isinstance(dataset, Sized) else "__len__; implement it"
+        raise ConfigError(f"{what}: its data set has no {lacks}")
+    return count
+
+
+def plain(value: Any) -> Any:
+    """A value with tensors as NumPy arrays."""
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+
+
+def _kept(dataset: Dataset[Any], key: Key) -> NDArray[Any] | None:
+    """A field in an attribute of the data set; None without such an attribute."""
+    if isinstance(dataset, Subset):
+        whole = _kept(dataset.dataset, key)
+        return None if whole is None else whole[np.asarray(dataset.indices, dtype=np.int64)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [_kept(part, key) for part in dataset.datasets]
+        there = [part for part in parts if part is not None]
+        return (
+            np.concatenate(there) if len(there) == len(parts) and len({one.shape[1:] for one in there}) == 1 else None
+        )
+    if isinstance(dataset, TensorDataset):
+        at = isinstance(key, int) and -len(dataset.tensors) <= key < len(dataset.tensors)
+        return dataset.tensors[key].cpu().numpy() if at and isinstance(key, int) else None
+    names = [key] if isinstance(key, str) else ["targets", "labels"]
+    for name in names:
+        found = getattr(dataset, name, None)
+        if isinstance(found, Tensor | np.ndarray | list | tuple):
+            array = found.cpu().numpy() if isinstance(found, Tensor) else np.asarray(found)
+            return array if array.ndim and array.dtype != object else None
+    return None
+
+
+def kind_of(value: Any) -> str | None:
+    """``class`` for an integer, ``number`` for one or more floating-point numbers, else None."""
+    array = np.asarray(plain(value)) if isinstance(value, Tensor | np.ndarray | np.generic | int | float) else None
+    if array is None or array.ndim > 1:
+        return None
+    if array.dtype.kind in "iub":
+        return "class" if array.ndim == 0 else None
+    return "number" if array.dtype.kind == "f" or (torch.is_tensor(value) and value.is_floating_point()) else None
+
+
+_TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 class Wrapped(DatasetModule):
@@ -110,7 +210,7 @@ class Wrapped(DatasetModule):
         self.module, self._own_batches = module, batch_size is None
         self._target, self._client, self._strata_wanted = target, client, strata
         self._num_classes_given, self._names = num_classes, class_names
-        self._parts_found: dict[str, _Part] = {}
+        self._loaders: dict[str, DataLoader[Any]] = {}
         self._targets: dict[str, NDArray[Any] | None] = {}
         self._clients: tuple[list[str], dict[str, IntArray]] | None = None
         self._prepared = self._counts = False
@@ -154,16 +254,15 @@ class Wrapped(DatasetModule):
 
         If a sample does not hold a tensor, such as a table's row, the shape comes from ``collate_fn``'s batch.
         """
-        part = self._part("train")
-        sample = sample_of(part.dataset, 0, part.where)
+        part, where, sample = self._part("train"), self._where("train"), self._sample()
         besides = {self._target_key(), self._client}
         shape = _first_shape(sample, besides)
-        if shape is None and part.collate is not default_collate:
-            batched = _first_shape(_collated(part, sample), besides)
+        if shape is None and part.collate_fn is not default_collate:
+            batched = _first_shape(self._collated(sample), besides)
             shape = None if not batched else batched[1:]
         if shape is None:
             raise ConfigError(
-                f"{part.where}: a sample holds no tensor beside its target; give inputs as tensors, or a collate_fn "
+                f"{where}: a sample holds no tensor beside its target; give inputs as tensors, or a collate_fn "
                 "that makes some"
             )
         return shape
@@ -176,8 +275,7 @@ class Wrapped(DatasetModule):
         key = self._target_key()
         if self._kind() != "number" or key is None:
             return ()
-        part = self._part("train")
-        return np.shape(plain(value_of(sample_of(part.dataset, 0, part.where), key, part.where)))
+        return np.shape(plain(value_of(self._sample(), key, self._where("train"))))
 
     def own_clients(self) -> int | None:
         """Number of clients that the training samples name; None without `client`."""
@@ -192,31 +290,27 @@ class Wrapped(DatasetModule):
         return f"data.client {self._client!r}", "leave data.client out"
 
     @override
-    def build_datasets(self) -> Datasets:
-        train, test, has_val = self._part("train"), self._part("test"), "val" in self._parts_found
+    def build_datasets(self) -> Parts:
+        train = self._part("train")
         if self._own_batches:
+            assert train.batch_size is not None
             self.batch_size = train.batch_size
         labels = self._cut_by()
         key = self._target_key()
         if self._kind() == "number" and key is not None and "train" not in self._targets:
-            self._targets["train"] = kept(train.dataset, key, train.where)  # for pictures, if no sample need be read
+            self._targets["train"] = kept(
+                train.dataset, key, self._where("train")
+            )  # for pictures, if no sample need be read
         owners = {} if self._client is None else self._client_columns()[1]
-        return Datasets(
-            train.dataset,
-            labels.get("train"),
-            test.dataset,
-            labels.get("test"),
-            train_clients=owners.get("train"),
-            test_clients=owners.get("test"),
-            source=self._called,
-            val=self._parts_found["val"].dataset if has_val else None,
-            val_labels=labels.get("val"),
-            val_clients=owners.get("val"),
-        )
+        parts = {
+            name: Part(loader.dataset, clients=owners.get(name), strata=labels.get(name))
+            for name, loader in self._loaders.items()
+        }
+        return Parts(parts["train"], parts["test"], parts.get("val"), source=self._called)
 
     def collate(self, training: bool) -> Callable[[list[Any]], Any]:
         """The ``collate_fn`` of the module's training loader, or of its test loader."""
-        return self._part("train" if training else "test").collate
+        return self._part("train" if training else "test").collate_fn
 
     def target_values(self, indices: IntArray) -> NDArray[np.float32] | None:
         """Numerical targets, if partitions have read them or the data set holds them as an attribute."""
@@ -230,13 +324,13 @@ class Wrapped(DatasetModule):
 
     # The module.
 
-    def _part(self, name: str) -> _Part:
-        if not self._parts_found:
+    def _part(self, name: str) -> DataLoader[Any]:
+        if not self._loaders:
             self.prepare_data()
-            self._parts_found = self._open()
-        return self._parts_found[name]
+            self._loaders = self._open()
+        return self._loaders[name]
 
-    def _open(self) -> dict[str, _Part]:
+    def _open(self) -> dict[str, DataLoader[Any]]:
         there = [name for name in ("train", "val", "test") if _has(self.module, f"{name}_dataloader")]
         if "train" not in there:
             raise ConfigError(f"data.module {self._called} has no train_dataloader; give it one to train on")
@@ -253,7 +347,7 @@ class Wrapped(DatasetModule):
             found["test"] = found.pop("val")
         return found
 
-    def _loader(self, name: str) -> _Part:
+    def _loader(self, name: str) -> DataLoader[Any]:
         """One of the module's data sets."""
         where = f"{self._called}.{name}_dataloader"
         loader = self._ask(f"{name}_dataloader")
@@ -274,7 +368,7 @@ class Wrapped(DatasetModule):
                 f"{where} has the sampler {type(sampler).__name__}, which clients do not use; leave it out"
             )
         size_of(loader.dataset, where)
-        return _Part(loader.dataset, loader.collate_fn, loader.batch_size, where)
+        return loader
 
     def _ask(self, method: str, *args: Any) -> Any:
         try:
@@ -284,24 +378,39 @@ class Wrapped(DatasetModule):
             told.details = own_traceback(error)
             raise told from error
 
+    def _where(self, name: str) -> str:
+        """A part's method of the module, for errors."""
+        asked = "val" if name == "test" and not _has(self.module, "test_dataloader") else name
+        return f"{self._called}.{asked}_dataloader"
+
+    def _sample(self) -> Any:
+        """The first training sample."""
+        return sample_of(self._part("train").dataset, 0, self._where("train"))
+
+    def _collated(self, sample: Any) -> Any:
+        try:
+            return self._part("train").collate_fn([sample])
+        except Exception as error:  # any error of a user's code
+            told = ConfigError(f"{self._where('train')}: collate_fn fails on one sample ({reason(error)}); correct it")
+            told.details = own_traceback(error)
+            raise told from error
+
     def _target_key(self) -> Key | None:
-        part = self._part("train")
-        return usual_target(sample_of(part.dataset, 0, part.where)) if self._target is None else self._target
+        return usual_target(self._sample()) if self._target is None else self._target
 
     def _kind(self) -> str | None:
-        part, key = self._part("train"), self._target_key()
-        return None if key is None else kind_of(value_of(sample_of(part.dataset, 0, part.where), key, part.where))
+        key = self._target_key()
+        return None if key is None else kind_of(value_of(self._sample(), key, self._where("train")))
 
     def _target_column(self, name: str) -> NDArray[Any] | None:
         key = self._target_key()
         if name not in self._targets:
-            part = self._part(name)
-            self._targets[name] = None if key is None else column(part.dataset, key, part.where)
+            self._targets[name] = None if key is None else column(self._part(name).dataset, key, self._where(name))
         return self._targets[name]
 
     def _cut_by(self) -> dict[str, IntArray | None]:
         """Strata of each part."""
-        parts = list(self._parts_found)
+        parts = list(self._loaders)
         if self.num_classes is not None:
             return {name: self._target_column(name) for name in parts}
         if self._strata_wanted is None:
@@ -313,7 +422,7 @@ class Wrapped(DatasetModule):
         numbers = {}
         for name in parts:
             numbers[name] = checked_targets(
-                np.asarray(self._target_column(name)), self.output_shape, f"targets of {self._part(name).where}"
+                np.asarray(self._target_column(name)), self.output_shape, f"targets of {self._where(name)}"
             )
             self._targets[name] = numbers[name]
         first = {name: values.reshape(len(values), -1)[:, 0] for name, values in numbers.items()}
@@ -325,24 +434,17 @@ class Wrapped(DatasetModule):
         if self._clients is None:
             assert self._client is not None
             self._part("train")
-            parts = self._parts_found.items()
-            values = {name: column(part.dataset, self._client, part.where).tolist() for name, part in parts}
+            values = {
+                name: column(part.dataset, self._client, self._where(name)).tolist()
+                for name, part in self._loaders.items()
+            }
             if odd := next((one for one in values["train"] if isinstance(one, float | list)), None):
                 raise ConfigError(
-                    f"{self._part('train').where}: {odd!r} at {self._client!r} is not a client; give names or integers"
+                    f"{self._where('train')}: {odd!r} at {self._client!r} is not a client; give names or integers"
                 )
             names = in_order(values["train"])
             self._clients = (names, {name: numbered(own, names) for name, own in values.items()})
         return self._clients
-
-
-def _collated(part: _Part, sample: Any) -> Any:
-    try:
-        return part.collate([sample])
-    except Exception as error:  # any error of a user's code
-        told = ConfigError(f"{part.where}: collate_fn fails on one sample ({reason(error)}); correct it")
-        told.details = own_traceback(error)
-        raise told from error
 
 
 def _has(module: LightningDataModule, method: str) -> bool:

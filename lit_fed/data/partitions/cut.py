@@ -1,11 +1,13 @@
-"""Strata of a data set, and the population that a partition cuts out of it."""
+"""The parts of a data set, and the population that a partition cuts out of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lit_fed.data.partitions.csr import CSR, ClientIndices, IntArray, sha256_of
 from lit_fed.data.partitions.partition import MatchedTestSplit, Partition, Samples, class_index, equal_sizes
@@ -15,65 +17,86 @@ from lit_fed.seeding import derive_seed, numpy_generator
 
 
 @dataclass(frozen=True)
-class Strata:
-    """Facts about a data set's samples, for partitions to cut by.
+class Part:
+    """The samples of a part of a data set, such as those to train on.
 
     Args:
-        train: Stratum of each training sample, counted from 0, shape (n,): its class, or in a regression anything by
-            which clients may differ, such as a quantile of the target; None for neither.
-        test: Strata of the test samples, shape (m,).
-        train_size: Number of training samples, n.
-        test_size: Number of test samples, m.
-        train_clients: The data set's own client of each training sample, shape (n,); None without clients.
-        test_clients: The data set's own client of each test sample, shape (m,).
-        source: The file or data set, for errors.
-        val: Strata of a separate validation set, whose samples are numbered after the training samples.
-        val_size: Number of its samples; 0 without such a set.
-        val_clients: The data set's own client of each of its samples.
+        x: Inputs: an array (n, …) in the model's layout before any resizing, uint8, integer or floating; or a map-style
+            ``torch.utils.data.Dataset`` with its random transforms.
+        y: Classes, integers of shape (n,), or numerical targets, floating point of shape (n,) or (n, k); None if `x`
+            yields them.
+        clients: The data set's own client of each sample, counted from 0, shape (n,); None without clients.
+        strata: Anything by which clients may differ and partitions such as `Dirichlet` cut, counted from 0, shape (n,),
+            such as `quantile_strata` of a numerical target; None for the classes `y`, or for neither.
+        plain: The data set `x` without random transforms, for validation, calibration and public sets; None for `x`.
     """
 
-    train: IntArray | None
-    test: IntArray | None
-    train_size: int
-    test_size: int
-    train_clients: IntArray | None = None
-    test_clients: IntArray | None = None
-    source: str = "the data set"
-    val: IntArray | None = None
-    val_size: int = 0
-    val_clients: IntArray | None = None
+    x: Any
+    y: Any = None
+    clients: NDArray[Any] | None = None
+    strata: IntArray | None = None
+    plain: Any = None
 
-    def checked(self, num_classes: int | None) -> Strata:
-        """A checked copy with strata in int64; `num_classes` is null if strata are not classes.
+    def __len__(self) -> int:
+        known = self.strata if self.y is None else self.y
+        if known is None and not isinstance(self.x, Sized):
+            raise ConfigError(f"{type(self.x).__name__} has neither a length nor labels; give it __len__")
+        return len(self.x if known is None else known)
+
+    def take(self, rows: NDArray[Any] | slice) -> Part:
+        """Some of the samples in arrays, by their positions, a slice or a mask."""
+        y, clients, strata = (None if array is None else array[rows] for array in (self.y, self.clients, self.strata))
+        return Part(self.x[rows], y, clients, strata)
+
+    def samples(self, rows: IntArray, source: str) -> Samples:
+        """Some of the samples, as partitions see them."""
+        strata, clients = (None if array is None else array[rows] for array in (self.strata, self.clients))
+        return Samples(len(rows), strata, clients, source, rows, len(self))
+
+    def checked(self, num_classes: int | None, what: str, source: str) -> Part:
+        """A checked copy with strata in int64, these being the classes if there are any."""
+        strata = self.y if self.strata is None and num_classes is not None else self.strata
+        strata = _checked(strata, len(self), num_classes, f"{what} of {source}")
+        if self.clients is not None and len(self.clients) != len(self):
+            raise ConfigError(f"{source}: {len(self.clients)} client ids for {len(self)} samples; give one each")
+        return replace(self, strata=strata)
+
+
+def joined(parts: Sequence[Part]) -> Part:
+    """Parts with arrays as one, in their order; clients only if the first part has clients."""
+    clients = None if parts[0].clients is None else np.concatenate([part.clients for part in parts])
+    x, y = (np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "y"))
+    return Part(x, y, clients)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A data set.
+
+    Args:
+        train: Training samples.
+        test: Test samples.
+        val: A separate validation set without random transforms, whose samples are numbered after the training samples;
+            None for one held out by `val_fraction`.
+        source: The file or data set, for errors.
+    """
+
+    train: Part
+    test: Part
+    val: Part | None = None
+    source: str = "the data set"
+
+    def checked(self, num_classes: int | None) -> Parts:
+        """A checked copy with strata; `num_classes` is null if strata are not classes.
 
         Raises:
             ConfigError: A stratum is out of range, or arrays differ in length.
         """
-        kind = "strata" if num_classes is None else "labels"
-        train = _checked(self.train, self.train_size, num_classes, f"training {kind} of {self.source}")
-        test = _checked(self.test, self.test_size, num_classes, f"test {kind} of {self.source}")
-        val = _checked(self.val, self.val_size, num_classes, f"validation {kind} of {self.source}")
-        for own, size in (
-            (self.train_clients, self.train_size),
-            (self.test_clients, self.test_size),
-            (self.val_clients, self.val_size),
-        ):
-            if own is not None and len(own) != size:
-                raise ConfigError(f"{self.source}: {len(own)} client ids for {size} samples; give one each")
-        return replace(self, train=train, test=test, val=val)
-
-    def train_samples(self, indices: IntArray) -> Samples:
-        """Some of the training samples."""
-        strata, clients = _take(self.train, indices), _take(self.train_clients, indices)
-        return Samples(len(indices), strata, clients, self.source, indices, self.train_size)
-
-    def test_samples(self, indices: IntArray) -> Samples:
-        """Some of the test samples."""
-        return Samples(len(indices), _take(self.test, indices), _take(self.test_clients, indices), self.source)
-
-    def val_samples(self) -> Samples:
-        """The samples of the separate validation set."""
-        return Samples(self.val_size, self.val, self.val_clients, self.source)
+        kind, source = "strata" if num_classes is None else "labels", self.source
+        train = self.train.checked(num_classes, f"training {kind}", source)
+        test = self.test.checked(num_classes, f"test {kind}", source)
+        val = None if self.val is None else self.val.checked(num_classes, f"validation {kind}", source)
+        return Parts(train, test, val, source)
 
 
 @dataclass(frozen=True)
@@ -168,39 +191,46 @@ class Cut:
         )
 
 
-def cut_population(strata: Strata, partition: Partition, settings: CutSettings) -> Cut:
+def cut_population(parts: Parts, partition: Partition, settings: CutSettings) -> Cut:
     """Choose the samples, set the public ones aside, and cut the rest into clients."""
-    seed = settings.seed
-    pool = _subset(strata.train_size, settings.max_train_samples, seed, "train")
-    public, pool = _take_public(pool, strata, settings)
-    train_samples = strata.train_samples(pool)
+    seed, source = settings.seed, parts.source
+    pool = _subset(len(parts.train), settings.max_train_samples, seed, "train")
+    public, pool = _take_public(pool, parts.train.strata, settings)
+    train_samples = parts.train.samples(pool, source)
     cut = partition(train_samples, settings.num_clients, seed)
-    shared_test = _subset(strata.test_size, settings.max_test_samples, seed, "test")
-    test = partition.split_test(cut, train_samples, strata.test_samples(shared_test), seed)
+    shared_test = _subset(len(parts.test), settings.max_test_samples, seed, "test")
+    test = partition.split_test(cut, train_samples, parts.test.samples(shared_test, source), seed)
     fractions = (settings.val_fraction, settings.calibration_fraction)
     val, calibration, train = cut.hold_out(fractions, derive_seed(seed, "data", "hold-out"))
     check_held_out(cut.sizes, train.sizes, *fractions, range(len(cut)))
     untaught = test.untaught(train) if isinstance(test, MatchedTestSplit) else 0
     val = val.through(pool)
-    if strata.val_size:
+    num_train, num_val = len(parts.train), 0 if parts.val is None else len(parts.val)
+    strata, shared_val = parts.train.strata, np.unique(val.indices)
+    if parts.val is not None and num_val:
         if settings.val_fraction:
             raise ConfigError(
-                f"data.val_fraction is {settings.val_fraction}, and {strata.source} has {strata.val_size} validation "
-                "samples in a separate set; set the fraction to 0"
+                f"data.val_fraction is {settings.val_fraction}, and {source} has {num_val} validation samples in a "
+                "separate set; set the fraction to 0"
             )
-        matched = partition.split_test(cut, train_samples, strata.val_samples(), derive_seed(seed, "data", "own-val"))
+        whole = parts.val.samples(np.arange(num_val), source)
+        matched = partition.split_test(cut, train_samples, whole, derive_seed(seed, "data", "own-val"))
         rows = [matched[client_id] for client_id in range(len(cut))]
-        val = CSR.from_sizes(np.concatenate(rows) + strata.train_size, np.array([len(row) for row in rows]))
+        val = CSR.from_sizes(np.concatenate(rows) + num_train, np.array([len(row) for row in rows]))
+        shared_val = num_train + np.arange(num_val)
+        if strata is not None:
+            own = parts.val.strata
+            strata = np.concatenate([strata, np.full(num_val, -1) if own is None else own])
     return Cut(
         train=train.through(pool),
         val=val,
         calibration=calibration.through(pool),
         test=test,
         public=public,
-        shared_val=np.unique(val.indices) if not strata.val_size else strata.train_size + np.arange(strata.val_size),
+        shared_val=shared_val,
         shared_test=shared_test,
-        strata=_joined(strata),
-        own_val=bool(strata.val_size),
+        strata=strata,
+        own_val=num_val > 0,
         untaught=untaught,
     )
 
@@ -209,7 +239,7 @@ def cut_of_parts(
     sizes: Mapping[str, Sequence[int]],
     owners: Sequence[int],
     num_clients: int,
-    strata: Strata,
+    data: Parts,
     here: frozenset[int] | None,
 ) -> Cut:
     """The population of clients who divided their samples themselves.
@@ -220,7 +250,7 @@ def cut_of_parts(
             ``train val calibration public`` among the training samples, ``shared_test test`` among the others.
         owners: The clients, ascending.
         num_clients: Clients in the population; others have no samples.
-        strata: The samples' strata.
+        data: The data set, with the samples of the clients here.
         here: The clients here; None for all.
     """
 
@@ -239,8 +269,8 @@ def cut_of_parts(
         test=rows("test", sum(sizes["shared_test"])),
         public=np.arange(begin, begin + sum(sizes["public"]), dtype=np.int64),
         shared_val=parts["val"].indices,
-        shared_test=np.arange(strata.test_size, dtype=np.int64),
-        strata=strata.train,
+        shared_test=np.arange(len(data.test), dtype=np.int64),
+        strata=data.train.strata,
         clients=here,
     )
 
@@ -276,17 +306,6 @@ def named(clients: Iterable[int]) -> str:
     return f"client{'s' if len(ids) > 1 else ''} {shown}{', …' if len(ids) > 8 else ''}"
 
 
-def _joined(strata: Strata) -> IntArray | None:
-    """Strata of training samples and then of a separate validation set."""
-    if strata.train is None or not strata.val_size:
-        return strata.train
-    return np.concatenate([strata.train, np.full(strata.val_size, -1) if strata.val is None else strata.val])
-
-
-def _take(array: IntArray | None, indices: IntArray) -> IntArray | None:
-    return None if array is None else array[indices]
-
-
 def _subset(available: int, most: int | None, seed: int, purpose: str) -> IntArray:
     """All indices, or a random choice, ascending."""
     if most is None or most >= available:
@@ -295,7 +314,7 @@ def _subset(available: int, most: int | None, seed: int, purpose: str) -> IntArr
     return np.sort(chosen).astype(np.int64)
 
 
-def _take_public(pool: IntArray, strata: Strata, settings: CutSettings) -> tuple[IntArray, IntArray]:
+def _take_public(pool: IntArray, strata: IntArray | None, settings: CutSettings) -> tuple[IntArray, IntArray]:
     """Set the public samples aside: (public, rest)."""
     size = settings.public_size
     if size == 0:
@@ -306,7 +325,7 @@ def _take_public(pool: IntArray, strata: Strata, settings: CutSettings) -> tuple
         )
     generator = numpy_generator(settings.seed, "data", "public")
     if settings.stratified_public:
-        chosen = _of_every_class(_take(strata.train, pool), size, generator)
+        chosen = _of_every_class(None if strata is None else strata[pool], size, generator)
     else:
         chosen = generator.choice(len(pool), size, replace=False)
     taken = np.zeros(len(pool), dtype=bool)

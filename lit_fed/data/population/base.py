@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,17 +24,15 @@ from lit_fed.checks import check_range
 from lit_fed.data.loaders.tensor_loader import Loader
 from lit_fed.data.loaders.transforms import Step
 from lit_fed.data.partitions.csr import IntArray
-from lit_fed.data.partitions.cut import Cut, CutSettings, Strata, cut_population, named
+from lit_fed.data.partitions.cut import Cut, CutSettings, Parts, cut_population, named
 from lit_fed.data.partitions.partition import IID, Natural, Partition
-from lit_fed.data.population.census import Census, ClientReport, Contents, Scale, contents_of
-from lit_fed.data.population.feature_skew import FeatureSkew
-from lit_fed.data.population.new_inputs import NewInputs, Records
+from lit_fed.data.population.census import Census, Contents, Scale, contents_of
+from lit_fed.data.population.files import NewInputs, Records
 from lit_fed.data.population.pictures import Names, partition_picture, render, sizes_picture, target_picture
 from lit_fed.data.population.targets import quantiles
-from lit_fed.data.population.views import View, viewed
+from lit_fed.data.population.views import FeatureSkew, View, viewed
 from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError
-from lit_fed.printing import counted
 from lit_fed.seeding import torch_generator
 
 if TYPE_CHECKING:
@@ -129,9 +128,6 @@ class FederatedDataModule(LightningDataModule, ABC):
         self.val_fraction, self.public_size, self.calibration_fraction = val_fraction, 0, 0.0
         self.max_train_samples, self.max_test_samples = max_train_samples, max_test_samples
         self._cut: Cut | None = None
-        self._census: Census | None = None
-        self._sha256: str | None = None
-        self._contents: Contents | None = None
 
     # The data set; known without `setup`.
 
@@ -241,11 +237,15 @@ class FederatedDataModule(LightningDataModule, ABC):
         del client_id
         return None
 
+    def agree(self, scales: Mapping[str, Scale | None]) -> None:
+        """Take the common scale of the inputs here and of those that remote clients report, by their names."""
+        del scales
+
     # Reading.
 
     @abstractmethod
-    def read_strata(self) -> Strata:
-        """Read the samples' strata, by which partitions cut; called once by `setup`."""
+    def read_parts(self) -> Parts:
+        """Read the samples, or what partitions need of them; called once by `setup`."""
 
     @abstractmethod
     def make_loader(self, batches: Batches) -> Loader:
@@ -371,9 +371,9 @@ class FederatedDataModule(LightningDataModule, ABC):
         wanted = None if clients is None else frozenset(index(client_id) for client_id in clients)
         if self._cut is None:
             self._cut = self.make_cut(wanted)
-        elif wanted is not None and wanted != frozenset(self.clients):
+        elif wanted is not None and wanted != frozenset(self.census.clients):
             raise ConfigError(
-                f"the data are set up for {named(self.clients)} and cannot be set up again for {named(wanted)}; "
+                f"the data are set up for {named(self.census.clients)} and cannot be set up again for {named(wanted)}; "
                 "make another data module"
             )
 
@@ -386,8 +386,8 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     def make_cut(self, wanted: frozenset[int] | None) -> Cut:
         """Read the data and cut them; `wanted` are the clients whose data are wanted here, None for all."""
-        strata = self.read_strata().checked(self.num_classes)
-        self._check_own_clients(strata.train_clients)
+        parts = self.read_parts().checked(self.num_classes)
+        self._check_own_clients(parts.train.clients)
         settings = CutSettings(
             num_clients=self.num_clients,
             seed=self.seed,
@@ -398,9 +398,10 @@ class FederatedDataModule(LightningDataModule, ABC):
             max_train_samples=self.max_train_samples,
             max_test_samples=self.max_test_samples,
         )
-        cut = cut_population(strata, self.partition, settings)
+        cut = cut_population(parts, self.partition, settings)
+        del parts  # arrays of which `keep` may free some
         if wanted is not None:
-            self.contents()  # of all clients' data, before some are freed
+            _ = self.record.contents  # of all clients' data, before some are freed
             cut = cut.only(wanted)
             own = (cut.train.indices, cut.val.indices, cut.calibration.indices, cut.public)
             self.keep(np.unique(np.concatenate(own)), cut.shared_test)
@@ -434,16 +435,6 @@ class FederatedDataModule(LightningDataModule, ABC):
         if self._cut is None or self._cut.clients is not None:
             return self.val_fraction > 0 or (self._cut is not None and self._cut.own_val)
         return len(self._cut.shared_val) > 0
-
-    def untaught(self) -> str | None:
-        """A line on clients that are tested on a class whose samples were all held out; None without any."""
-        if not (count := self._ready.untaught):
-            return None
-        kind = "stratum" if self.num_classes is None else "class"
-        return (
-            f"{counted(count, 'client')} of {self.num_clients:,} are tested on a {kind} whose samples were all held "
-            "out for validation or calibration; lower data.val_fraction or algorithm.calibration_fraction"
-        )
 
     @property
     def has_shared_val(self) -> bool:
@@ -549,137 +540,104 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     def _require_everybody(self, what: str) -> None:
         if self._ready.clients is not None:
-            raise ConfigError(f"{what} needs the data of all clients; setup was asked for {named(self.clients)} only")
+            raise ConfigError(
+                f"{what} needs the data of all clients; setup was asked for {named(self.census.clients)} only"
+            )
 
-    # Counts of the clients here and, by their reports, of remote clients.
+    # What others know of the population.
 
-    @property
+    @cached_property
     def census(self) -> Census:
-        """Counts of the clients' samples."""
-        if self._census is None:
-            self._census = Census(self._ready, self.num_classes, type(self).__name__)
-        return self._census
+        """Counts of the clients here and, by their reports, of remote clients; known after `setup`."""
+        name = type(self).__name__
+        return Census(self._ready, self.num_classes, name, self.fingerprint_of, self.input_scale, self.agree)
 
-    @property
-    def clients(self) -> Sequence[int]:
-        """The clients whose data are here, ascending: all, or the clients passed to `setup`."""
-        return self.census.clients
+    @cached_property
+    def record(self) -> Record:
+        """A run's record of the population: its hashes, a row for each client, and a picture; known after `setup`."""
+        return Record(self)
 
-    def num_samples(self, client_id: int) -> int:
-        """Training samples of one client."""
-        return self.census.num_samples(client_id)
-
-    def class_counts(self, client_id: int) -> IntArray:
-        """Training samples of one client in each class, shape (num_classes,).
-
-        Raises:
-            ConfigError: The data have no classes, or the client does not report its counts.
-        """
-        return self.census.class_counts(client_id)
-
-    def class_histogram(self) -> IntArray:
-        """Training samples per client and class, shape (number of `clients`, num_classes).
-
-        After remote clients have reported, their counts instead.
-
-        Raises:
-            ConfigError: The data have no classes, or a client does not report its counts.
-        """
-        return self.census.class_histogram()
-
-    @property
-    def counts_everybody(self) -> bool:
-        """Whether `class_histogram` has the whole population: all clients are here, or have reported."""
-        return self.census.is_complete
-
-    def public_accuracy(self, classes: IntArray) -> float:
-        """The share of public samples whose label a server has guessed, shape (public_size,).
-
-        The only use of the public set's labels, which no loader yields: a number to report, not to learn from.
-
-        Raises:
-            ConfigError: The data have no classes.
-        """
-        return self.census.public_accuracy(classes)
-
-    def fingerprint(self, client_id: int) -> str:
-        """The SHA-256 of one client's training, validation and calibration indices."""
-        return self.census.fingerprint(client_id)
-
-    def report(self, client_id: int, histogram: bool = True) -> ClientReport:
-        """The facts that a server without the client's data may know, with or without its class `histogram`."""
-        counts = tuple(self.class_counts(client_id).tolist()) if histogram and self.census.has_labels else None
-        return ClientReport(
-            self.num_samples(client_id), counts, self.fingerprint(client_id), self.input_scale(client_id)
-        )
-
-    def learn(self, reports: Mapping[int, ClientReport]) -> None:
-        """Count remote clients by their reports from now on; they have no loaders here."""
-        self.census.learn(reports)
-
-    # A run's record.
-
-    def partition_sha256(self) -> str:
-        """The SHA-256 of the whole population's training, validation and calibration rows and of its public set."""
-        if self._sha256 is None:
-            self._sha256 = self._ready.digest()
-        return self._sha256
-
-    def contents(self) -> Contents:
-        """The fingerprint of all clients' values, from `read_contents`."""
-        if self._contents is None:
-            self._contents = contents_of(self.read_contents())
-        return self._contents
+    def fingerprint_of(self, client_id: int) -> str:
+        """The SHA-256 by which a server recognises a client's data; by default of its indices."""
+        return self._ready.of(client_id).fingerprint(client_id)
 
     def describe(self, client_id: int) -> dict[str, Any]:
-        """One client's row of ``partition.json``, in plain Python values.
-
-        Returns:
-            Its ``name`` if clients have names; its training ``indices`` in the data set's numbering; with classes
-            their ``histogram``, else the number of ``samples`` and, of numerical targets, the ``quantiles``: minimum,
-            quartiles and maximum, a list for each of k targets; with a `skew` the client's own values of it.
-        """
-        indices = self._ready.of(client_id).train[client_id]
-        names = self.client_names
-        row: dict[str, Any] = {} if names is None else {"name": names[client_id]}
-        row["indices"] = indices.tolist()
-        if self.census.has_labels:
-            row["histogram"] = self.class_counts(client_id).tolist()
-        else:
-            row["samples"] = len(indices)
-            if (targets := self.target_values(indices)) is not None:
-                row["quantiles"] = quantiles(targets)
-        return row if self.skew is None else row | {"skew": self.skew.describe(client_id, self.num_clients)}
-
-    def partition_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The reports of remote clients, and `describe` of each of `clients`."""
-        for client_id, report in sorted(self.census.reports.items()):
-            yield client_id, asdict(report)
-        for client_id in self.clients:
-            yield client_id, self.describe(client_id)
-
-    def partition_record(self) -> dict[str, Any]:
-        """The partition in plain Python values: its ``sha256``, and the `partition_rows` as ``clients``."""
-        return {"sha256": self.partition_sha256(), "clients": dict(self.partition_rows())}
+        """One client's row of ``partition.json``, in plain Python values; see `Record.row`."""
+        return self.record.row(client_id)
 
     def figure(self) -> Figure | None:
         """Draw the partition: classes by client, the distribution of targets by client, or else sizes.
 
         Override it to draw something else; None draws nothing.
         """
-        rows = list(self.clients)
-        if not rows:
+        return self.record.figure()
+
+
+class Record:
+    """A population in plain Python values.
+
+    Args:
+        data: The population after its `setup`.
+    """
+
+    def __init__(self, data: FederatedDataModule) -> None:
+        self._data = data
+
+    @cached_property
+    def sha256(self) -> str:
+        """The SHA-256 of the whole population's training, validation and calibration rows and of its public set."""
+        return self._data._ready.digest()
+
+    @cached_property
+    def contents(self) -> Contents:
+        """The fingerprint of all clients' values, from `read_contents`."""
+        return contents_of(self._data.read_contents())
+
+    def row(self, client_id: int) -> dict[str, Any]:
+        """One client's row of ``partition.json``.
+
+        Returns:
+            Its ``name`` if clients have names; its training ``indices`` in the data set's numbering; with classes
+            their ``histogram``, else the number of ``samples`` and, of numerical targets, the ``quantiles``: minimum,
+            quartiles and maximum, a list for each of k targets; with a `skew` the client's own values of it.
+        """
+        data, names = self._data, self._data.client_names
+        indices = data._ready.of(client_id).train[client_id]
+        row: dict[str, Any] = {} if names is None else {"name": names[client_id]}
+        row["indices"] = indices.tolist()
+        if data.census.has_labels:
+            row["histogram"] = data.census.class_counts(client_id).tolist()
+        else:
+            row["samples"] = len(indices)
+            if (targets := data.target_values(indices)) is not None:
+                row["quantiles"] = quantiles(targets)
+        return row if data.skew is None else row | {"skew": data.skew.describe(client_id, data.num_clients)}
+
+    def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The reports of remote clients, and `FederatedDataModule.describe` of each client here."""
+        for client_id, report in sorted(self._data.census.reports.items()):
+            yield client_id, asdict(report)
+        for client_id in self._data.census.clients:
+            yield client_id, self._data.describe(client_id)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The ``sha256``, and the `rows` as ``clients``."""
+        return {"sha256": self.sha256, "clients": dict(self.rows())}
+
+    def figure(self) -> Figure | None:
+        """The usual figure of a partition: classes by client, the distribution of targets by client, or else sizes."""
+        data, ids = self._data, np.asarray(list(self._data.census.clients), dtype=np.int64)
+        if not len(ids):
             return None
-        ids, train = np.asarray(rows, dtype=np.int64), self._ready.train
-        names = Names(self.client_names, self.class_names)
-        if self.census.has_labels:
-            return partition_picture(self.class_histogram(), ids, names)
-        targets = self.target_values(train.indices)
+        train, names = data._ready.train, Names(data.client_names, data.class_names)
+        if data.census.has_labels:
+            return partition_picture(data.census.class_histogram(), ids, names)
+        targets = data.target_values(train.indices)
         if targets is None:
             return sizes_picture(train.sizes[ids], ids, names)
         return target_picture(targets, np.searchsorted(ids, train.owners()), len(ids), ids, names)
 
     def picture(self) -> NDArray[np.uint8] | None:
-        """The `figure` as pixels, shape (height, width, 3)."""
-        figure = self.figure()
+        """The data's figure as pixels, shape (height, width, 3)."""
+        figure = self._data.figure()
         return None if figure is None else render(figure)

@@ -7,7 +7,7 @@ without a client's data knows them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Cut
 from lit_fed.errors import ConfigError
+from lit_fed.printing import counted
 from lit_fed.seeding import numpy_generator
 
 Scale = Literal["bytes", "unit", "signed", "other"]
@@ -193,22 +194,34 @@ class ClientReport:
 
 
 class Census:
-    """The counts of a population's clients.
+    """The counts of a population's clients; of remote clients, which have no loaders here, by their reports.
 
     Args:
         cut: The samples of the clients here.
         num_classes: Number of classes; None for a regression.
         name: Names the data in errors.
+        fingerprint_of: Gives the SHA-256 of the data of a client here.
+        input_scale: Gives the scale of its inputs.
+        agree: Takes the scales of remote clients, by their names.
     """
 
-    def __init__(self, cut: Cut, num_classes: int | None, name: str) -> None:
+    def __init__(
+        self,
+        cut: Cut,
+        num_classes: int | None,
+        name: str,
+        fingerprint_of: Callable[[int], str],
+        input_scale: Callable[[int], Scale | None],
+        agree: Callable[[Mapping[str, Scale | None]], None],
+    ) -> None:
         self._cut, self._num_classes, self._name = cut, num_classes, name
+        self._fingerprint_of, self._input_scale, self._agree = fingerprint_of, input_scale, agree
         self.reports: dict[int, ClientReport] = {}
         """By client, from other machines; a report takes precedence over the cut."""
 
     @property
     def clients(self) -> Sequence[int]:
-        """The clients whose data are here, ascending."""
+        """The clients whose data are here, ascending: all, or the clients passed to `setup`."""
         return range(len(self._cut.train)) if self._cut.clients is None else sorted(self._cut.clients)
 
     @property
@@ -222,8 +235,19 @@ class Census:
         return self._cut.clients is None or bool(self.reports)
 
     def learn(self, reports: Mapping[int, ClientReport]) -> None:
-        """Add the reports of remote clients."""
+        """Count remote clients by their reports from now on, and take the scale of the whole population.
+
+        Raises:
+            ConfigError: The population has no common scale.
+        """
         self.reports |= reports
+        self._agree({f"client {client_id}": report.scale for client_id, report in sorted(reports.items())})
+
+    def report(self, client_id: int, histogram: bool = True) -> ClientReport:
+        """The facts that a server without the client's data may know, with or without its class `histogram`."""
+        counts = tuple(self.class_counts(client_id).tolist()) if histogram and self.has_labels else None
+        scale = self._input_scale(client_id)
+        return ClientReport(self.num_samples(client_id), counts, self.fingerprint(client_id), scale)
 
     def num_samples(self, client_id: int) -> int:
         """Training samples of one client."""
@@ -232,14 +256,24 @@ class Census:
         return self._cut.of(client_id).train.size(client_id)
 
     def class_counts(self, client_id: int) -> IntArray:
-        """Training samples of one client in each class, shape (num_classes,)."""
+        """Training samples of one client in each class, shape (num_classes,).
+
+        Raises:
+            ConfigError: The data have no classes, or the client does not report its counts.
+        """
         if client_id in self.reports:
             return self.reports[client_id].counts(client_id)
         labels, num_classes = self._labels()
         return np.bincount(labels[self._cut.of(client_id).train[client_id]], minlength=num_classes)
 
     def class_histogram(self) -> IntArray:
-        """Training samples per client and class, of the clients that have reported or else of those here."""
+        """Training samples per client and class, shape (number of `clients`, num_classes).
+
+        After remote clients have reported, their counts instead.
+
+        Raises:
+            ConfigError: The data have no classes, or a client does not report its counts.
+        """
         if self.reports:
             return np.stack([self.class_counts(client_id) for client_id in sorted(self.reports)])
         labels, num_classes = self._labels()
@@ -247,15 +281,31 @@ class Census:
         return histogram if self._cut.clients is None else histogram[list(self.clients)]
 
     def public_accuracy(self, classes: IntArray) -> float:
-        """The share of public samples whose label is the given class, shape (public_size,)."""
+        """The share of public samples whose label a server has guessed, shape (public_size,).
+
+        The only use of the public set's labels, which no loader yields: a number to report, not to learn from.
+
+        Raises:
+            ConfigError: The data have no classes.
+        """
         labels, _ = self._labels()
         return float((labels[self._cut.public] == classes).mean())
 
     def fingerprint(self, client_id: int) -> str:
-        """The SHA-256 of one client's training, validation and calibration indices."""
+        """The SHA-256 of one client's training, validation and calibration samples, or of their indices."""
         if client_id in self.reports:
             return self.reports[client_id].fingerprint
-        return self._cut.of(client_id).fingerprint(client_id)
+        return self._fingerprint_of(client_id)
+
+    def untaught(self) -> str | None:
+        """A line on clients that are tested on a class whose samples were all held out; None without any."""
+        if not (count := self._cut.untaught):
+            return None
+        kind = "stratum" if self._num_classes is None else "class"
+        return (
+            f"{counted(count, 'client')} of {len(self._cut.train):,} are tested on a {kind} whose samples were all "
+            "held out for validation or calibration; lower data.val_fraction or algorithm.calibration_fraction"
+        )
 
     def _labels(self) -> tuple[IntArray, int]:
         """The class of each training sample, and the number of classes."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,11 @@ from lit_fed.data.loaders.image_files import ImageFiles, collate_images
 from lit_fed.data.loaders.transforms import Normalize, Step
 from lit_fed.data.loaders.worker_loader import Key, WorkerLoader, WorkerPool
 from lit_fed.data.partitions.csr import IntArray
-from lit_fed.data.partitions.cut import Strata
+from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.population.base import Batches, FederatedDataModule
 from lit_fed.data.population.census import chosen_rows
+from lit_fed.data.population.files import NewInputs, image_files, is_arrays, read_x
 from lit_fed.data.population.in_memory import image_augmentation
-from lit_fed.data.population.new_inputs import NewInputs, image_files, is_arrays, read_x
 from lit_fed.errors import ConfigError
 from lit_fed.machine import most_threads
 from lit_fed.seeding import derive_seed
@@ -31,9 +30,8 @@ from lit_fed.seeding import derive_seed
 _LOOKED_AT = 8  # samples of either part for the fingerprint
 
 
-@dataclass(frozen=True)
-class Datasets:
-    """Map-style data sets, and the strata and clients of their samples.
+class Datasets(Parts):
+    """Map-style data sets, and the strata and clients of their samples, see `Part`.
 
     A sample is (x, y) of tensors, numbers, or nested lists and dictionaries of them, as PyTorch's default collation
     takes them; without a public set it is anything that the collation takes.
@@ -43,27 +41,35 @@ class Datasets:
         train_labels: Their classes, counted from 0, shape (n,); in a regression other strata, or None.
         test: Test samples.
         test_labels: Their classes or strata, shape (m,).
-        train_plain: The training samples without random transforms, for validation, calibration and public sets; None
-            for `train`.
-        train_clients: The data set's own client of each training sample, counted from 0, shape (n,).
-        test_clients: The data set's own client of each test sample, shape (m,).
+        train_plain: The training samples without random transforms.
+        train_clients: The data set's own client of each training sample.
+        test_clients: The data set's own client of each test sample.
         source: The data's origin, for errors.
-        val: A separate validation set, without random transforms; None for one held out by `val_fraction`.
+        val: A separate validation set.
         val_labels: Classes or strata of its samples.
         val_clients: The data set's own client of each of its samples.
     """
 
-    train: Dataset[Any]
-    train_labels: IntArray | None
-    test: Dataset[Any]
-    test_labels: IntArray | None
-    train_plain: Dataset[Any] | None = None
-    train_clients: IntArray | None = None
-    test_clients: IntArray | None = None
-    source: str = "the data set"
-    val: Dataset[Any] | None = None
-    val_labels: IntArray | None = None
-    val_clients: IntArray | None = None
+    def __init__(
+        self,
+        train: Dataset[Any],
+        train_labels: IntArray | None,
+        test: Dataset[Any],
+        test_labels: IntArray | None,
+        train_plain: Dataset[Any] | None = None,
+        train_clients: IntArray | None = None,
+        test_clients: IntArray | None = None,
+        source: str = "the data set",
+        val: Dataset[Any] | None = None,
+        val_labels: IntArray | None = None,
+        val_clients: IntArray | None = None,
+    ) -> None:
+        super().__init__(
+            Part(train, None, train_clients, train_labels, train_plain),
+            Part(test, None, test_clients, test_labels),
+            None if val is None else Part(val, None, val_clients, val_labels),
+            source,
+        )
 
 
 class DatasetModule(FederatedDataModule):
@@ -94,13 +100,13 @@ class DatasetModule(FederatedDataModule):
         super().__init__(**kwargs)
         check_range("data.num_workers", num_workers, least=0, most=most_threads(), why=" on this machine")
         self.num_workers = num_workers
-        self._parts: dict[str, Dataset[Any]] = {}
-        self._strata: Strata | None = None
+        self._datasets: dict[str, Dataset[Any]] = {}
+        self._looked_at: dict[str, Part] = {}
         self._pools: dict[bool, WorkerPool] = {}
         self._device = torch.device("cpu")
 
     @abstractmethod
-    def build_datasets(self) -> Datasets:
+    def build_datasets(self) -> Parts:
         """Open the data set; called once."""
 
     def finish_batch(self, inputs: Any) -> Any:
@@ -113,34 +119,22 @@ class DatasetModule(FederatedDataModule):
         return None
 
     @override
-    def read_strata(self) -> Strata:
-        datasets = self.build_datasets()
-        plain = datasets.train if datasets.train_plain is None else datasets.train_plain
-        if datasets.val is not None:
-            plain = ConcatDataset([plain, datasets.val])
-        self._parts = {"train": datasets.train, "plain": plain, "test": datasets.test}
-        self._strata = Strata(
-            datasets.train_labels,
-            datasets.test_labels,
-            _size(datasets.train, datasets.train_labels),
-            _size(datasets.test, datasets.test_labels),
-            datasets.train_clients,
-            datasets.test_clients,
-            datasets.source,
-            datasets.val_labels,
-            0 if datasets.val is None else _size(datasets.val, datasets.val_labels),
-            datasets.val_clients,
-        )
-        return self._strata
+    def read_parts(self) -> Parts:
+        parts = self.build_datasets()
+        plain = parts.train.x if parts.train.plain is None else parts.train.plain
+        if parts.val is not None:
+            plain = ConcatDataset([plain, parts.val.x])
+        self._datasets = {"train": parts.train.x, "plain": plain, "test": parts.test.x}
+        self._looked_at = {"plain": parts.train, "test": parts.test}
+        return parts
 
     @override
     def read_contents(self) -> Iterator[NDArray[Any]]:
         """All classes or strata, and a few samples of either part; random and unreadable samples are left out."""
-        assert self._strata is not None
-        yield from (labels for labels in (self._strata.train, self._strata.test) if labels is not None)
-        for part, count in (("plain", self._strata.train_size), ("test", self._strata.test_size)):
-            for index in np.arange(count)[chosen_rows(count, _LOOKED_AT)].tolist():
-                once, again = (self._read(part, index) for _ in range(2))
+        yield from (part.strata for part in self._looked_at.values() if part.strata is not None)
+        for name, part in self._looked_at.items():
+            for index in np.arange(len(part))[chosen_rows(len(part), _LOOKED_AT)].tolist():
+                once, again = (self._read(name, index) for _ in range(2))
                 same = len(once) == len(again) and all(map(np.array_equal, once, again))
                 yield from once if same else ()
 
@@ -203,7 +197,7 @@ class DatasetModule(FederatedDataModule):
         """Arrays ``x`` like the samples' inputs, or images of any size."""
         dataset: Any
         if is_arrays(path):
-            sample = self._parts["plain"][0]
+            sample = self._datasets["plain"][0]
             x = np.asarray(sample[0] if isinstance(sample, tuple | list) else sample)
             if x.dtype.kind not in "iuf":
                 raise ConfigError(f"{path}: an input of {type(self).__name__} is not a single array; predict in Python")
@@ -216,25 +210,16 @@ class DatasetModule(FederatedDataModule):
             files, dataset = [str(one) for one in paths], found
         collate = None if files is None else collate_images
         pool = WorkerPool({"inputs": dataset}, self.num_workers, self._device.type == "cuda", collate)
-        count, size = np.arange(_size(dataset, None), dtype=np.int64), self.test_batch_size
+        count, size = np.arange(len(Part(dataset)), dtype=np.int64), self.test_batch_size
         return NewInputs(WorkerLoader(pool, "inputs", count, size, None, self.finish_batch, self._device), files)
 
     def _pool(self, training: bool) -> WorkerPool:
         """The workers for training, or for everything else."""
         if training not in self._pools:
             self._pools[training] = WorkerPool(
-                self._parts, self.num_workers, self._device.type == "cuda", self.collate(training)
+                self._datasets, self.num_workers, self._device.type == "cuda", self.collate(training)
             )
         return self._pools[training]
-
-
-def _size(dataset: Dataset[Any], labels: IntArray | None) -> int:
-    """Number of samples: that of the labels, or else the data set's length."""
-    if labels is not None:
-        return len(labels)
-    if not isinstance(dataset, Sized):
-        raise ConfigError(f"{type(dataset).__name__} has neither a length nor labels; give it __len__")
-    return len(dataset)
 
 
 def _arrays(value: Any) -> Iterator[NDArray[Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,40 +28,43 @@ from lit_fed.data.loaders.transforms import (
     Step,
 )
 from lit_fed.data.partitions.csr import IntArray
-from lit_fed.data.partitions.cut import Strata
+from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.population.base import Batches, FederatedDataModule, Subset
-from lit_fed.data.population.new_inputs import NewInputs, image_files, is_arrays, read_x
+from lit_fed.data.population.files import NewInputs, image_files, is_arrays, read_x
 from lit_fed.data.population.targets import check_finite, checked_targets, native
 from lit_fed.data.population.views import viewed
 from lit_fed.errors import ConfigError
 
 
-@dataclass(frozen=True)
-class Arrays:
-    """A data set as arrays.
+class Arrays(Parts):
+    """A data set as arrays, see `Part`.
 
     Args:
-        x_train: Inputs in the model's layout, shape (n, *input_shape before any resizing), uint8, integer or floating.
-        y_train: Classes, integers of shape (n,), or numerical targets, floating point of shape (n,) or (n, k).
-        x_test: Test inputs, shape (m, …).
+        x_train: Inputs.
+        y_train: Classes or numerical targets.
+        x_test: Test inputs.
         y_test: Their classes or targets.
-        client_train: The data set's own client of each training sample, counted from 0, shape (n,).
-        client_test: The data set's own client of each test sample, shape (m,).
+        client_train: The data set's own client of each training sample.
+        client_test: The data set's own client of each test sample.
         source: The arrays' origin, for errors.
-        strata_train: Of numerical targets, the strata that partitions such as `Dirichlet` cut by, counted from 0, shape
-            (n,); see `quantile_strata`.
-        strata_test: Strata of the test samples, shape (m,).
+        strata_train: Of numerical targets, the strata that partitions such as `Dirichlet` cut by.
+        strata_test: Strata of the test samples.
     """
 
-    x_train: NDArray[Any]
-    y_train: NDArray[Any]
-    x_test: NDArray[Any]
-    y_test: NDArray[Any]
-    client_train: IntArray | None = None
-    client_test: IntArray | None = None
-    source: str = "the data set"
-    strata_train: IntArray | None = None
-    strata_test: IntArray | None = None
+    def __init__(
+        self,
+        x_train: NDArray[Any],
+        y_train: NDArray[Any],
+        x_test: NDArray[Any],
+        y_test: NDArray[Any],
+        client_train: IntArray | None = None,
+        client_test: IntArray | None = None,
+        source: str = "the data set",
+        strata_train: IntArray | None = None,
+        strata_test: IntArray | None = None,
+    ) -> None:
+        train = Part(x_train, y_train, client_train, strata_train)
+        super().__init__(train, Part(x_test, y_test, client_test, strata_test), source=source)
 
 
 class TensorDataModule(FederatedDataModule):
@@ -85,7 +88,7 @@ class TensorDataModule(FederatedDataModule):
         self._device = torch.device("cpu")
 
     @abstractmethod
-    def load_arrays(self) -> Arrays:
+    def load_arrays(self) -> Parts:
         """Read the data set; called once."""
 
     def normalization(self) -> Callable[[Tensor], Tensor] | None:
@@ -114,42 +117,39 @@ class TensorDataModule(FederatedDataModule):
         return tuple(x.shape[1:]), str(x.dtype).removeprefix("torch.")
 
     @override
-    def read_strata(self) -> Strata:
-        arrays = self.load_arrays()
-        for subset, x, y in (
-            ("train", arrays.x_train, arrays.y_train),
-            ("test", arrays.x_test, arrays.y_test),
-        ):
-            if np.ndim(x) == 0 or np.ndim(y) == 0:
-                raise ConfigError(f"{arrays.source}: {subset} samples or labels are a single number; give one each")
-            if len(x) != len(y):
-                raise ConfigError(f"{arrays.source}: {len(x)} {subset} samples but {len(y)} labels; give one each")
-        sizes, clients = (len(arrays.y_train), len(arrays.y_test)), (arrays.client_train, arrays.client_test)
-        if self.num_classes is None:
+    def read_parts(self) -> Parts:
+        parts = self.load_arrays()
+        source = parts.source
+        for name, part in (("train", parts.train), ("test", parts.test)):
+            if np.ndim(part.x) == 0 or np.ndim(part.y) == 0:
+                raise ConfigError(f"{source}: {name} samples or labels are a single number; give one each")
+            if len(part.x) != len(part):
+                raise ConfigError(f"{source}: {len(part.x)} {name} samples but {len(part)} labels; give one each")
+        if self.num_classes is not None:
+            if parts.train.strata is not None or parts.test.strata is not None:
+                raise ConfigError(f"{source}: strata and classes exclude each other; leave out the strata")
+            parts = parts.checked(self.num_classes)
+        else:
+            named = (("training", parts.train), ("test", parts.test))
             shape = self.output_shape
-            train = checked_targets(arrays.y_train, shape, f"training targets of {arrays.source}")
-            test = checked_targets(arrays.y_test, shape, f"test targets of {arrays.source}")
-            self.hold(replace(arrays, y_train=train, y_test=test))
-            return Strata(arrays.strata_train, arrays.strata_test, *sizes, *clients, arrays.source)
-        if arrays.strata_train is not None or arrays.strata_test is not None:
-            raise ConfigError(f"{arrays.source}: strata and classes exclude each other; leave out the strata")
-        labels = Strata(arrays.y_train, arrays.y_test, *sizes, *clients, arrays.source).checked(self.num_classes)
-        assert labels.train is not None
-        assert labels.test is not None
-        self.hold(replace(arrays, y_train=labels.train, y_test=labels.test))
-        return labels
+            train, test = (
+                replace(part, y=checked_targets(part.y, shape, f"{name} targets of {source}")) for name, part in named
+            )
+            parts = Parts(train, test, source=source)
+        self.hold(parts)
+        return parts
 
-    def hold(self, arrays: Arrays) -> None:
+    def hold(self, parts: Parts) -> None:
         """Keep arrays as tensors; classes are int64, numerical targets float32.
 
         Raises:
             ConfigError: An input is not a finite number.
         """
-        self._x = {
-            "train": _inputs(arrays.x_train, f"training inputs of {arrays.source}", self._device),
-            "test": _inputs(arrays.x_test, f"test inputs of {arrays.source}", self._device),
-        }
-        self._y = {"train": _tensor(arrays.y_train, self._device), "test": _tensor(arrays.y_test, self._device)}
+        found: tuple[tuple[Subset, str, Part], ...] = (("train", "training", parts.train), ("test", "test", parts.test))
+        for subset, name, part in found:
+            y = part.y if self.num_classes is None else part.strata
+            self._x[subset] = _inputs(part.x, f"{name} inputs of {parts.source}", self._device)
+            self._y[subset] = _tensor(np.asarray(y), self._device)
 
     def stored(self, subset: Subset, indices: IntArray) -> tuple[NDArray[Any], NDArray[Any]]:
         """Stored inputs and targets of samples (n,) of a subset."""

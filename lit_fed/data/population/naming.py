@@ -26,7 +26,7 @@ def in_order(values: Iterable[Any]) -> list[str]:
     return sorted(found, key=int) if all(map(_WHOLE.fullmatch, found)) else found
 
 
-def numbered(values: Sequence[Any], names: Sequence[str]) -> IntArray:
+def numbered(values: Sequence[Any] | NDArray[Any], names: Sequence[str]) -> IntArray:
     """The number of each value's name, shape (n,); −1 for an unknown name."""
     number = {name: position for position, name in enumerate(names)}
     return np.fromiter((number.get(str(value), -1) for value in values), dtype=np.int64, count=len(values))

@@ -1,16 +1,12 @@
 """Persons with key points, at a resolution per client."""
 
-from lit_fed.data.pose.augmentation import FLIP_ONLY, PoseAugmentation
-from lit_fed.data.pose.client_poses import ClientPoses
-from lit_fed.data.pose.coco import CocoKeypoints
+from lit_fed.data.pose.annotated import CocoKeypoints, Mpii
+from lit_fed.data.pose.client_poses import ClientPoses, pose_settings_of, write_pose_folders
 from lit_fed.data.pose.files import PhotoPose
 from lit_fed.data.pose.module import PoseDataModule
-from lit_fed.data.pose.mpii import Mpii
-from lit_fed.data.pose.people import Album, People
+from lit_fed.data.pose.people import LSP, MPII, Album, People, Skeleton
 from lit_fed.data.pose.puppets import Puppets
-from lit_fed.data.pose.skeleton import LSP, MPII, Skeleton
-from lit_fed.data.pose.split import pose_settings_of, write_pose_folders
-from lit_fed.data.pose.warp import Boxes, PoseView
+from lit_fed.data.pose.warp import FLIP_ONLY, Boxes, PoseAugmentation, PoseView
 
 __all__ = [
     "FLIP_ONLY",

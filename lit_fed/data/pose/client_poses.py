@@ -1,9 +1,14 @@
-"""Persons on photographs in a folder per client, so that a node of a federation holds only its own clients' folders."""
+"""Persons on photographs in a folder per client, and other pose data written as such folders.
+
+A node of a federation holds only its own clients' folders.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,16 +19,16 @@ from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.data.loaders.tensor_loader import Loader
-from lit_fed.data.partitions.csr import CSR
-from lit_fed.data.partitions.cut import Cut, Strata, check_held_out, cut_of_parts
+from lit_fed.data.partitions.csr import CSR, IntArray
+from lit_fed.data.partitions.cut import Cut, Part, Parts, check_held_out, cut_of_parts
 from lit_fed.data.partitions.partition import Natural
-from lit_fed.data.population.base import Batches
+from lit_fed.data.population.base import Batches, Subset
 from lit_fed.data.population.naming import in_order
 from lit_fed.data.population.views import viewed
-from lit_fed.data.pose.coco import album_of, check_skeleton, nobody, read_coco, read_skeleton
+from lit_fed.data.pose.annotated import album_of, check_skeleton, nobody, read_coco, read_skeleton
 from lit_fed.data.pose.files import PhotoPose
-from lit_fed.data.pose.people import Album, People
-from lit_fed.data.pose.skeleton import Skeleton
+from lit_fed.data.pose.module import PoseDataModule
+from lit_fed.data.pose.people import Album, People, Skeleton
 from lit_fed.data.remarks import is_hidden, remark
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed
@@ -145,9 +150,9 @@ class ClientPoses(PhotoPose):
         self._here = list(range(count)) if wanted is None else sorted(wanted)
         if beyond := [one for one in self._here if not 0 <= one < count]:
             raise ConfigError(f"client {beyond[0]} does not exist; clients are 0 to {count - 1}")
-        strata = self.read_strata()
+        parts = self.read_parts()
         self._remark_held_out(wanted is None)
-        return cut_of_parts(self._sizes, self._here, count, strata, wanted)
+        return cut_of_parts(self._sizes, self._here, count, parts, wanted)
 
     @override
     def read_albums(self) -> tuple[Album, Album]:
@@ -189,14 +194,14 @@ class ClientPoses(PhotoPose):
             )
 
     @override
-    def _strata_of(self, train: People, test: People) -> Strata:
+    def _measured(self, train: People, test: People) -> Parts:
         """As of other data, but a node may hold no person at all."""
         every = [people.checked(self.num_joints).extent for people in (train, test) if len(people)]
         if self._box_heights is None and every:
             self._learn_boxes(np.concatenate(every))
         elif self._box_heights is not None:
             self._extents = self._box_heights
-        return Strata(None, None, len(train), len(test), source=self.root)
+        return Parts(Part(train), Part(test), source=self.root)
 
     def _parts_of(self, client: int) -> dict[str, Rows]:
         """A client's persons by part; parts without a file are held out of its training persons."""
@@ -236,10 +241,8 @@ class ClientPoses(PhotoPose):
         yield from (self._people[subset].keypoints for subset in ("train", "test"))
 
     @override
-    def fingerprint(self, client_id: int) -> str:
+    def fingerprint_of(self, client_id: int) -> str:
         """The SHA-256 of one client's annotations to train, validate and calibrate with."""
-        if client_id in self.census.reports:
-            return super().fingerprint(client_id)
         cut, digest = self._ready.of(client_id), hashlib.sha256()
         for rows in (cut.train[client_id], cut.val[client_id], cut.calibration[client_id]):
             for name, array in self._people["train"].arrays().items():
@@ -255,3 +258,100 @@ def _held_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
     chosen, _ = whole.hold_out([fraction], seed)
     held = {images[place] for place in chosen.indices.tolist()}
     return [row for row in rows if row["path"] in held], [row for row in rows if row["path"] not in held]
+
+
+_ASPECT = 3 / 4  # of boxes in files, width divided by height
+
+
+def pose_settings_of(data: PoseDataModule) -> dict[str, Any]:
+    """The settings of a `ClientPoses` with the same persons in batches of the same size; each node sets its ``root``.
+
+    Note:
+        The random boxes of drawn figures differ: figures in memory are augmented by the loader, photographs by workers.
+    """
+    if data.skew is not None:
+        raise ConfigError(f"{type(data).__name__} has a skew, which lit-fed split cannot write; split data without it")
+    skeleton, folders = data.skeleton, [f"client_{client}" for client in range(data.num_clients)]
+    same = ("batch_size", "test_batch_size", "shared_batch_size", "seed", "val_fraction", "drop_last", "fresh_batches")
+    return {
+        "client_folders": folders,
+        "skeleton": {
+            "joints": list(skeleton.joints),
+            "flip_pairs": [list(pair) for pair in skeleton.flip_pairs],
+            "edges": [list(pair) for pair in skeleton.edges],
+            "unscored": list(skeleton.unscored),
+        },
+        "input_sizes": {name: list(data.resolutions[data.level(one)]) for one, name in enumerate(folders)},
+        "resolutions": [list(size) for size in data.resolutions],
+        "test_resolutions": [list(size) for size in data.test_resolutions],
+        "interpolations": list(data.interpolations),
+        "augmentation": asdict(data.augmentation),
+        "antialias": data.antialias,
+        "box_heights": list(data.box_heights),
+        "mean": list(data.mean),
+        "std": list(data.std),
+        "padding": data.padding,
+        "test_fraction": 0.0,
+    } | {key: getattr(data, key) for key in same}
+
+
+def write_pose_folders(data: PoseDataModule, folder: Path) -> None:
+    """Write a folder per client, ``server`` and, for a public set, ``public``; see `ClientPoses`."""
+    cut = data._ready
+    for client in range(data.num_clients):
+        parts: dict[str, tuple[Subset, IntArray]] = {"train": ("train", cut.train[client])}
+        if data.has_val:
+            parts["val"] = "train", cut.val[client]
+        if data.has_calibration:
+            parts["calibration"] = "train", cut.calibration[client]
+        parts["test"] = "test", cut.shared_test[cut.test[client]]
+        for part, (subset, rows) in parts.items():
+            _write(data, folder / f"client_{client}", part, subset, rows)
+    _write(data, folder / "server", "test", "test", cut.shared_test)
+    if data.has_public:
+        _write(data, folder / "public", "train", "train", cut.public)
+
+
+def _write(data: PoseDataModule, folder: Path, part: str, subset: Subset, rows: IntArray) -> None:
+    """Write persons as a key point file, and their images beside it."""
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    people, names = data.stored_people(subset, rows), dict[int, str]()
+    for row, number in zip(rows.tolist(), people.image_id.tolist(), strict=True):
+        if number not in names:
+            names[number] = data.write_image(subset, row, folder / "images" / f"{subset}_{number:06}")
+    content = {
+        "images": [{"id": number, "file_name": name} for number, name in names.items()],
+        "annotations": [_annotation(people, place, data.padding) for place in range(len(people))],
+        "categories": [_category(data.skeleton)],
+    }
+    (folder / f"{part}.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def _annotation(people: People, place: int, padding: float) -> dict[str, Any]:
+    """A person in COCO's format; its box has the extent and the middle of `People` once it is enlarged."""
+    (x, y), height = people.centre[place].tolist(), float(people.extent[place]) / padding
+    seen = people.visible[place] > 0
+    points = np.concatenate([people.keypoints[place].astype(np.float64), 2.0 * seen[:, None]], axis=1)
+    known = {name: float(getattr(people, name)[place]) for name in ("area", "head_size")}
+    return {
+        "id": place + 1,
+        "image_id": int(people.image_id[place]),
+        "category_id": 1,
+        "iscrowd": 0,
+        "keypoints": points.flatten().tolist(),
+        "num_keypoints": int(seen.sum()),
+        "bbox": [x - height * _ASPECT / 2, y - height / 2, height * _ASPECT, height],
+        "area": known["area"] if np.isfinite(known["area"]) else None,
+        "head_size": known["head_size"] if np.isfinite(known["head_size"]) else 0,
+    }
+
+
+def _category(skeleton: Skeleton) -> dict[str, Any]:
+    return {
+        "id": 1,
+        "name": "person",
+        "keypoints": list(skeleton.joints),
+        "skeleton": [[one + 1, other + 1] for one, other in skeleton.edges],
+        "flip_pairs": [list(pair) for pair in skeleton.flip_pairs],
+        "unscored": list(skeleton.unscored),
+    }

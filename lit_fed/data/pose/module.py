@@ -18,16 +18,14 @@ from lit_fed.checks import check_choice, check_range
 from lit_fed.data.loaders.image_files import read_photograph
 from lit_fed.data.loaders.transforms import Normalize, Step
 from lit_fed.data.partitions.csr import IntArray
-from lit_fed.data.partitions.cut import Strata
+from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.partitions.partition import Natural
 from lit_fed.data.population.base import FederatedDataModule, Subset
-from lit_fed.data.population.new_inputs import NewInputs, Records
+from lit_fed.data.population.files import NewInputs, Records
 from lit_fed.data.population.pictures import MOST_CLIENTS, even_subset, label_axis, new_figure
 from lit_fed.data.population.views import View
-from lit_fed.data.pose.augmentation import PoseAugmentation
-from lit_fed.data.pose.people import People, by_image, found_records
-from lit_fed.data.pose.skeleton import Posed, Skeleton, skeletons_picture
-from lit_fed.data.pose.warp import INTERPOLATIONS, Interpolation, Means, PoseView, Size, checked_size
+from lit_fed.data.pose.people import People, Posed, Skeleton, by_image, found_records, skeletons_picture
+from lit_fed.data.pose.warp import INTERPOLATIONS, Interpolation, Means, PoseAugmentation, PoseView, Size, checked_size
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -311,8 +309,8 @@ class PoseDataModule(FederatedDataModule):
                 size = next((size for size in self.resolutions if size[0] <= usual), self.resolutions[-1])
             self._levels[client] = self.resolutions.index((size[0], size[1]))
 
-    def _strata_of(self, train: People, test: People) -> Strata:
-        """The number of persons, the only input of partitions."""
+    def _measured(self, train: People, test: People) -> Parts:
+        """The checked persons, of whom partitions count the number; their boxes are known from now on."""
         train, test = (people.checked(self.num_joints) for people in (train, test))
         needed = self.max_train_samples
         if self.samples_per_client is not None and needed is not None and needed > len(train):
@@ -321,7 +319,7 @@ class PoseDataModule(FederatedDataModule):
                 f"persons, and {train.source} has {len(train)}; lower it, or data.num_clients"
             )
         self._learn_boxes(np.concatenate([train.extent, test.extent]))
-        return Strata(None, None, len(train), len(test), source=train.source)
+        return Parts(Part(train), Part(test), source=train.source)
 
     @override
     def pooled(self) -> str | None:
@@ -378,7 +376,7 @@ class PoseDataModule(FederatedDataModule):
     @override
     def figure(self) -> Figure | None:
         """Samples of each client, coloured by resolution."""
-        ids = np.asarray(list(self.clients), dtype=np.int64)
+        ids = np.asarray(list(self.census.clients), dtype=np.int64)
         if not len(ids):
             return None
         ids = ids[even_subset(len(ids), MOST_CLIENTS)]

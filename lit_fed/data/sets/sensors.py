@@ -15,8 +15,8 @@ from typing_extensions import override
 from lit_fed.checks import check_range
 from lit_fed.data.loaders.transforms import Normalize
 from lit_fed.data.partitions.csr import IntArray, held_out
-from lit_fed.data.partitions.partition import Partition
-from lit_fed.data.population.in_memory import Arrays, TensorDataModule
+from lit_fed.data.partitions.cut import Part, Parts, joined
+from lit_fed.data.population.in_memory import TensorDataModule
 from lit_fed.data.population.naming import client_ranks
 from lit_fed.errors import ConfigError, reason
 from lit_fed.seeding import derive_seed
@@ -72,18 +72,17 @@ class UCIHAR(TensorDataModule):
         return len(np.unique(np.concatenate([self._subjects(split) for split in splits])))
 
     @override
-    def load_arrays(self) -> Arrays:
-        (x, y, people), (x_test, y_test, other_people) = (self._read(split) for split in ("train", "test"))
-        source = str(self.folder)
-        if self.test_fraction is None:
-            return _of_people(Arrays(x, y, x_test, y_test, *client_ranks(people, other_people), source), self.partition)
-        x, y = np.concatenate([x, x_test]), np.concatenate([y, y_test])
-        ids, clients = np.unique(np.concatenate([people, other_people]), return_inverse=True)
-        test = held_out(clients, len(ids), self.test_fraction, derive_seed(self.seed, "uci-har", "test"))
-        arrays = Arrays(x[~test], y[~test], x[test], y[test], clients[~test], clients[test], source)
-        return _of_people(arrays, self.partition)
+    def load_arrays(self) -> Parts:
+        train, test = self._read("train"), self._read("test")
+        if self.test_fraction is not None:
+            whole = joined([train, test])
+            ids, owners = np.unique(whole.clients, return_inverse=True)  # type: ignore[call-overload]
+            chosen = held_out(owners, len(ids), self.test_fraction, derive_seed(self.seed, "uci-har", "test"))
+            train, test = whole.take(~chosen), whole.take(chosen)
+        ranks = client_ranks(train.clients, test.clients)
+        return _of_people(Parts(replace(train, clients=ranks[0]), replace(test, clients=ranks[1])), self)
 
-    def _read(self, split: str) -> tuple[NDArray[np.float32], IntArray, IntArray]:
+    def _read(self, split: str) -> Part:
         """Windows (n, 9, 128), activities from 0 and people of a split."""
         inside = self.folder / split / "Inertial Signals"
         windows = [self._numbers(inside / f"{name}_{split}.txt", np.float32) for name in self.signals]
@@ -97,7 +96,7 @@ class UCIHAR(TensorDataModule):
                 )
         if len(people) != len(labels):
             raise ConfigError(f"{self.folder / split}: {len(labels)} labels but {len(people)} subjects; give one each")
-        return np.stack(windows, axis=1), labels, people
+        return Part(np.stack(windows, axis=1), labels, people)
 
     def _subjects(self, split: str) -> IntArray:
         return self._numbers(self.folder / split / f"subject_{split}.txt", np.int64).ravel()
@@ -173,7 +172,7 @@ class PAMAP2(TensorDataModule):
         return Normalize([0.0] * len(self.columns), units * 3, max_value=1.0)
 
     @override
-    def load_arrays(self) -> Arrays:
+    def load_arrays(self) -> Parts:
         parts: dict[bool, list[tuple[NDArray[np.float32], int, int]]] = {False: [], True: []}
         for client, path in enumerate(self._files()):
             found = list(self._windows(path))
@@ -187,12 +186,11 @@ class PAMAP2(TensorDataModule):
             raise ConfigError(
                 f"{self.folder} holds no window to test on; lower data.window or raise data.test_fraction"
             )
-        arrays = []
-        for part in (parts[False], parts[True]):
-            labels, clients = (np.array([row[at] for row in part], dtype=np.int64) for at in (1, 2))
-            arrays.append((np.stack([row[0] for row in part]), labels, clients))
-        (x, y, clients), (x_test, y_test, clients_test) = arrays
-        return _of_people(Arrays(x, y, x_test, y_test, clients, clients_test, str(self.folder)), self.partition)
+        train, test = (
+            Part(np.stack([x for x, _, _ in part]), *np.array([own for _, *own in part], dtype=np.int64).T)
+            for part in (parts[False], parts[True])
+        )
+        return _of_people(Parts(train, test), self)
 
     def _files(self) -> list[Path]:
         found = sorted(self.folder.glob("subject*.dat"))
@@ -232,6 +230,8 @@ def _table(path: Path, dtype: type[Any], advice: str, usecols: tuple[int, ...] |
     return found
 
 
-def _of_people(arrays: Arrays, partition: Partition) -> Arrays:
-    """Arrays with their people, if the partition keeps clients; published experiments also mix people."""
-    return arrays if partition.keeps_clients else replace(arrays, client_train=None, client_test=None)
+def _of_people(parts: Parts, data: UCIHAR | PAMAP2) -> Parts:
+    """Parts with their people, if the partition keeps clients; published experiments also mix people."""
+    keeps, source = data.partition.keeps_clients, str(data.folder)
+    train, test = (part if keeps else replace(part, clients=None) for part in (parts.train, parts.test))
+    return Parts(train, test, source=source)

@@ -305,7 +305,11 @@ class Graphs:
 def try_out(session: Session, broadcast: Broadcast) -> None:
     """Record a step of one client of each kind before the run; tensors, modes and generators stay as they are."""
     for kind, loop in session.loops.items():
-        own = (idx for idx in session.data.clients if session.kinds[idx] == kind and session.data.num_samples(idx))
+        own = (
+            idx
+            for idx in session.data.census.clients
+            if session.kinds[idx] == kind and session.data.census.num_samples(idx)
+        )
         client_id = next(own, None)
         if client_id is None:
             continue

@@ -51,8 +51,8 @@ class Extremes(NamedTuple):
 
 def extremes(data: FederatedDataModule, kinds: Kinds, kind: str, work: LocalWork) -> Extremes | None:
     """Extremes of the clients with a kind of network; None where they have no samples."""
-    own = [client_id for client_id in data.clients if kinds[client_id] == kind]
-    sizes = np.array([data.num_samples(client_id) for client_id in own], dtype=np.int64)
+    own = [client_id for client_id in data.census.clients if kinds[client_id] == kind]
+    sizes = np.array([data.census.num_samples(client_id) for client_id in own], dtype=np.int64)
     if not sizes.any():
         return None
     full = data.batch_size

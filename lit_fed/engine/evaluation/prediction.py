@@ -15,10 +15,9 @@ from torch import Tensor
 
 from lit_fed.checks import check_local
 from lit_fed.data.loaders.tensor_loader import Loader
-from lit_fed.data.population.archive import write_archive
 from lit_fed.data.population.base import FederatedDataModule
+from lit_fed.data.population.files import NewInputs, Records, write_archive
 from lit_fed.data.population.naming import Keys, called, clients_of
-from lit_fed.data.population.new_inputs import NewInputs, Records
 from lit_fed.data.population.views import View, viewed
 from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.storage.files import in_place_of, refuse_overwriting

@@ -71,7 +71,7 @@ def executor_maker(name: str, group_size: int | None) -> Callable[[Session], Exe
 def surroundings(federation: Federation, settings: RunSettings) -> Surroundings:
     """Describe an assembled federation, whose session is at work."""
     kinds = federation.kinds
-    client = next((one for one in federation.data.clients if kinds[one] == kinds.names[0]), 0)
+    client = next((one for one in federation.data.census.clients if kinds[one] == kinds.names[0]), 0)
 
     def layout(broadcast: Broadcast) -> Layout:
         return layouts_of(federation.session, [client], broadcast)[kinds.names[0]]
@@ -130,7 +130,7 @@ def assemble(
     population = Population(data, parts.participation, kinds, settings.seed)
     if stage == "fit":
         population.say = fabric.print
-        if not local.wrappers.withhold and (line := data.untaught()) is not None:
+        if not local.wrappers.withhold and (line := data.census.untaught()) is not None:
             fabric.print(line)
     loops = {
         kind: LocalLoop(
@@ -189,7 +189,7 @@ def _set_up_population(fabric: Fabric, workers: Workers, parts: RunParts, seed: 
     data.setup("fit")
     data.move_to(fabric.device)
     parts.kinds.check(data)
-    participation.setup(data.num_clients, data.num_samples, seed)
+    participation.setup(data.num_clients, data.census.num_samples, seed)
     check_participation(algorithm, participation)
     if participation.nominal_cohort_size < workers.world_size:
         raise ConfigError(
@@ -265,8 +265,8 @@ def _first_tensors(model: Model, algorithm: Algorithm[Any]) -> list[str]:
 
 def _some_batches(parts: RunParts, kind: str) -> Iterable[Any]:
     """Batches of the first client of a kind that has data."""
-    for client_id in parts.data.clients:
-        if parts.kinds[client_id] == kind and parts.data.num_samples(client_id):
+    for client_id in parts.data.census.clients:
+        if parts.kinds[client_id] == kind and parts.data.census.num_samples(client_id):
             return parts.data.train_loader(client_id, torch.Generator().manual_seed(0))
     return []
 

@@ -216,8 +216,8 @@ def snapshot(run: Run) -> dict[str, Any]:
         "pytorch-lightning_version": lightning.__version__,
         "round_idx": run.next_round,
         "seed": run.settings.seed,
-        "partition": federation.data.partition_sha256(),
-        "data": dict(vars(federation.data.contents())),
+        "partition": federation.data.record.sha256,
+        "data": dict(vars(federation.data.record.contents)),
         "method": type(federation.algorithm).__name__,
         "tasks": _tasks(run),
         "state_dict": models.get(first := federation.kinds.names[0], {}),
@@ -305,11 +305,11 @@ def restore(run: Run, path: Path, trains: bool = True) -> None:
     states = content["callbacks"]
     if trains or "apart" not in content or apart_file(path.parent, content["apart"]).is_file():
         apart = apart_of(content, path)
-        if apart["partition"] != federation.data.partition_sha256():
+        if apart["partition"] != federation.data.record.sha256:
             raise CheckpointError(
                 f"{path} comes from a run whose clients had other data; use it with that run's config"
             )
-        if not federation.data.contents().is_of(Contents(**apart["data"])):
+        if not federation.data.record.contents.is_of(Contents(**apart["data"])):
             raise CheckpointError(
                 f"{path} comes from a run on other data, whose labels or inputs have changed; use it with the data "
                 "that it was trained on"

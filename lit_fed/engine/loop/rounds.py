@@ -96,7 +96,7 @@ def run_round(run: Run, round_idx: int) -> None:
         metrics = federation.algorithm.step(federation.server, aggregate, cohort) | metrics
         _check_server(run, round_idx)
     federation.store.commit(run.workers, round_idx + 1)
-    metrics = ledger.metrics(federation.data.num_samples, run.workers) | metrics
+    metrics = ledger.metrics(federation.data.census.num_samples, run.workers) | metrics
     metrics |= federation.participation.metrics(round_idx, run.metrics.get(CLOCK, 0.0))
     metrics |= {"time/local_s": ledger.local_s, "time/aggregate_s": time.perf_counter() - reduced}
     _end(run, current, metrics)
@@ -144,7 +144,7 @@ def _train_cohort(run: Run, current: Round) -> None:
     broadcasts = {**federation.versions, current.round_idx: current.broadcast}
     for client_id in list(plan)[run.workers.rank :: run.workers.world_size]:  # also to dropouts
         ledger.sent(client_id, broadcasts[versions[client_id]].num_bytes[federation.kinds[client_id]])
-    mine = run.workers.share(working, federation.data.num_samples)
+    mine = run.workers.share(working, federation.data.census.num_samples)
     # The same versions on every process, because an executor may exchange something with the others.
     for version in sorted({versions[client_id] for client_id in working}) or [current.round_idx]:
         stopped = ledger.failures and run.settings.on_client_failure == "raise"
@@ -179,7 +179,7 @@ def _train_version(
 def _add_late_updates(run: Run, current: Round) -> None:
     federation = run.federation
     late = federation.participation.late(current.round_idx)
-    for client_id in run.workers.share(late, federation.data.num_samples):
+    for client_id in run.workers.share(late, federation.data.census.num_samples):
         kind = federation.kinds[client_id]
         sent = current.broadcast.payloads[kind]
         update = federation.store.pop_update(client_id, run.fabric.device, kind, sent)

@@ -285,7 +285,7 @@ class Client:
     @property
     def num_samples(self) -> int:
         """Number of the client's training samples."""
-        return self.population.num_samples(self.id)
+        return self.population.census.num_samples(self.id)
 
     # ------------------------------------------------------------------ the task
 

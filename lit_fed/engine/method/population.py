@@ -67,4 +67,4 @@ class Population:
 
     def public_accuracy(self, classes: Tensor) -> float:
         """Share of the public samples that have these classes (P,): for reports, not for learning."""
-        return self.data.public_accuracy(classes.to(torch.int64).cpu().numpy())
+        return self.data.census.public_accuracy(classes.to(torch.int64).cpu().numpy())

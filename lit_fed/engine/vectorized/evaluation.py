@@ -315,7 +315,7 @@ class GroupEvaluation:
         size = min(size, _BATCH_VALUES // max(1, largest * math.prod(self.session.data.input_shape)))
         if size < _FEWEST:  # a batch is large enough to be efficient alone
             return
-        samples = self.session.data.num_samples
+        samples = self.session.data.census.num_samples
 
         def many(client_id: int) -> int:  # more batches to train on come first; else, equal sizes go together
             return samples(client_id) if question.fine_tuning is not None else loaders[client_id].num_samples

@@ -103,7 +103,7 @@ class VectorizedExecutor(Executor):
         """
         session, client_ids = self.session, list(client_ids)
         self._drawn = self._draw(client_ids, broadcast.round_idx)
-        ids = sorted(sorted(client_ids), key=session.data.num_samples, reverse=True)
+        ids = sorted(sorted(client_ids), key=session.data.census.num_samples, reverse=True)
         for kind in session.kinds.names:
             own = [client_id for client_id in ids if session.kinds[client_id] == kind]
             size = self.sizes[kind]

@@ -103,7 +103,7 @@ def probe(session: Session, kind: str, broadcast: Broadcast, group: GroupLoop, f
             raise failed[0]
         if (drawn := outside.drawn()) is not None:
             raise NotVectorizable(f"training draws from {drawn}{OF_ALL}")
-        ids = sorted(alone, key=lambda one: (-session.data.num_samples(one), one))
+        ids = sorted(alone, key=lambda one: (-session.data.census.num_samples(one), one))
         group.pad_to = _largest_smaller_batch(session)
         if group.pad_to and not _misfit(session, group, finish, ids, broadcast, alone):
             return
@@ -135,8 +135,8 @@ def _largest_smaller_batch(session: Session) -> int:
     data, found = session.data, 0
     if session.wrappers.private and not data.drop_last:
         return data.batch_size - 1
-    for client_id in data.clients:
-        num_samples = data.num_samples(client_id)
+    for client_id in data.census.clients:
+        num_samples = data.census.num_samples(client_id)
         rest = 0 if data.drop_last else num_samples % data.batch_size
         found = max(found, num_samples if num_samples < data.batch_size else rest)
     return found
@@ -144,8 +144,8 @@ def _largest_smaller_batch(session: Session) -> int:
 
 def _drawn(session: Session, kind: str) -> list[int]:
     """The largest client of a kind, the smallest, and drawn ones, of which the last replace others; all with data."""
-    num_samples = session.data.num_samples
-    found = [one for one in session.data.clients if session.kinds[one] == kind and num_samples(one)]
+    num_samples = session.data.census.num_samples
+    found = [one for one in session.data.census.clients if session.kinds[one] == kind and num_samples(one)]
     if not found:
         return []
     first = list(dict.fromkeys([max(found, key=num_samples), min(found, key=num_samples)]))

@@ -156,9 +156,9 @@ class DataFree(Algorithm[AggregateT]):
                 f"algorithm.label_prior has {len(self.label_prior)} weights, and the data have {self.num_classes} "
                 "classes; give one for each"
             )
-        if not self.population.data.counts_everybody:
+        if not self.population.data.census.is_complete:
             return  # a node has some of the clients; the server checks
-        have = self.population.data.class_histogram().sum(0)
+        have = self.population.data.census.class_histogram().sum(0)
         absent = [label for label, weight in enumerate(self.label_prior) if weight and not have[label]]
         if absent:
             raise ConfigError(
@@ -170,7 +170,7 @@ class DataFree(Algorithm[AggregateT]):
 
     def finish(self, client: Client) -> Update:
         """The network and the label counts (C,)."""
-        counts = torch.from_numpy(client.population.class_counts(client.id)).to(client.device)
+        counts = torch.from_numpy(client.population.census.class_counts(client.id)).to(client.device)
         return Update({**super().finish(client).payload, COUNTS: counts})
 
     def decoder_of(self, client: Client) -> Decoder:

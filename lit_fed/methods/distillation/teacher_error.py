@@ -85,7 +85,7 @@ class TeacherError(Callback):
         method = _method(run.federation)
         values = torch.stack([sent[client_id][0] for client_id in sorted(sent)])
         weights = mixing_weights([sent[client_id][1] for client_id in sorted(sent)], method.temperature)
-        found = {"reference_acc": run.federation.data.public_accuracy(self.reference.argmax(1).numpy())}
+        found = {"reference_acc": run.federation.data.census.public_accuracy(self.reference.argmax(1).numpy())}
         if method.aggregate == "probabilities":
             found |= lemma(values, weights, self.reference)
         else:

@@ -164,7 +164,9 @@ class Alignment(Callback):
 
     def _test(self, federation: Federation, update: ClientUpdate) -> dict[str, float]:
         loop, head = self._parts(federation)
-        observed = torch.from_numpy(federation.data.class_counts(update.client_id) > 0).to(federation.fabric.device)
+        observed = torch.from_numpy(federation.data.census.class_counts(update.client_id) > 0).to(
+            federation.fabric.device
+        )
         for name in loop.model.shared_names("up"):
             if name not in update.payload:
                 raise ConfigError(f"callback Alignment tests the models that clients send, and they do not send {name}")

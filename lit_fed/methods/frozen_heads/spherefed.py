@@ -118,7 +118,7 @@ class CalibratedTest(Protocol):
 
     def _collect(self, federation: Federation, round_idx: int, subset: EvalSubset) -> tuple[Payload | None, int]:
         """The sum of all clients' moments, None where no client answers; and their uplink in bytes."""
-        workers, num_samples = federation.workers, federation.data.num_samples
+        workers, num_samples = federation.workers, federation.data.census.num_samples
         broadcast, reducer, sent = federation.broadcast(round_idx, "test"), WeightedMean(), 0
         mine = workers.share(federation.participation.seen_clients.tolist(), num_samples)
         for answer in federation.executor.ask(self.question(federation, subset), mine, broadcast):

@@ -5,9 +5,14 @@ from collections.abc import Callable
 from torch import nn
 
 from lit_fed.networks.pose.convolutional import PoseCNN, PoseResNet
-from lit_fed.networks.pose.embeddings import GlobalPositions, LocalAttention
-from lit_fed.networks.pose.heads import DeconvolutionHead, ShuffleHead
-from lit_fed.networks.pose.vit import PoseViT, pose_vit_tiny
+from lit_fed.networks.pose.vit import (
+    DeconvolutionHead,
+    GlobalPositions,
+    LocalAttention,
+    PoseViT,
+    ShuffleHead,
+    pose_vit_tiny,
+)
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "pose_vit_small": PoseViT,

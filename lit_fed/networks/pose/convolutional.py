@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lit_fed.checks import check_choice
 from lit_fed.errors import ConfigError
-from lit_fed.networks.pose.heads import check_grid, make_head
+from lit_fed.networks.pose.vit import check_grid, make_head
 
 
 class _Convolutional(nn.Module):

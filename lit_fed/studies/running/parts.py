@@ -86,7 +86,7 @@ def _contents(parser: ArgumentParser, settings: dict[str, Any]) -> Contents | st
         data, algorithm = parts.data, parts.algorithm
         data.reserve(algorithm.public_size, algorithm.calibration_fraction)
         data.setup()
-        found: Contents = data.contents()
+        found: Contents = data.record.contents
     except Exception as error:
         line = user_error(error, [])
         if line is None:

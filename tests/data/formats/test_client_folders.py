@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from lit_fed.data import ClientFolders, Table
-from lit_fed.data.population.new_inputs import image_files
+from lit_fed.data.population.files import image_files
 from lit_fed.errors import ConfigError
 
 
@@ -51,7 +51,7 @@ def test_nothing_is_said_where_all_is_read(tmp_path: Path, capsys: pytest.Captur
     images(tmp_path, "a/y", ending=".bmp")
     (tmp_path / "b" / "x").mkdir()  # a client may have none of a class
     data = ClientFolders(root=str(tmp_path))
-    assert len(data._scan.paths) == 15
+    assert len(data._scan[2].x) == 15
     assert capsys.readouterr().out == ""
 
 

@@ -55,7 +55,7 @@ def test_classes_and_clients_are_what_the_file_calls_them(tmp_path: Path) -> Non
     assert (data.num_clients, data.client_names) == (2, ["north", "south"])
     assert (data.feature_names, data.input_shape) == (["petal", "sepal"], (2,))
     # north: rose, rose, lily; south: tulip, rose, tulip
-    assert data.class_histogram().tolist() == [[1, 2, 0], [0, 1, 2]]
+    assert data.census.class_histogram().tolist() == [[1, 2, 0], [0, 1, 2]]
     x, y = (torch.cat(parts) for parts in zip(*data.test_loader(1), strict=True))
     assert y.tolist() == [2, 1, 2]
     # petals are 1 … 6: mean 3.5, variance 35/12; sepals are ten times as large, so that they look the same.
@@ -139,7 +139,7 @@ def test_a_folder_has_a_file_a_client(tmp_path: Path) -> None:
     data = ready(str(tmp_path / "sites"), "label", test_fraction=0.2)
     assert data.client_names == ["a", "b", "c.d", "e"]
     # A fifth of 5, 25, 15 and 10 rows are tested on.
-    assert [data.num_samples(k) for k in range(4)] == [4, 20, 12, 8]
+    assert [data.census.num_samples(k) for k in range(4)] == [4, 20, 12, 8]
     assert [data.test_loader(k).num_samples for k in range(4)] == [1, 5, 3, 2]
     assert data.feature_names == ["value"]
 

@@ -124,7 +124,7 @@ def test_a_plain_module_is_cut_into_clients_and_keeps_its_sets() -> None:
     data = ready(Wrapped(module, num_clients=4))
     assert (data.num_classes, data.input_shape, data.output_shape, data.batch_size) == (2, (4,), (2,), 16)
     assert module.calls == ["prepare_data", "fit", "test"]
-    assert [data.num_samples(k) for k in range(4)] == [30] * 4
+    assert [data.census.num_samples(k) for k in range(4)] == [30] * 4
     everything = torch.cat([x for k in range(4) for x, _ in data.train_loader(k, torch.Generator())])
     assert torch.equal(everything.sort(dim=0).values, samples(120, 0).tensors[0].sort(dim=0).values)
     assert data.test_loader().num_samples == 40
@@ -132,7 +132,7 @@ def test_a_plain_module_is_cut_into_clients_and_keeps_its_sets() -> None:
     # A quarter of the clients' classes each: of 30 validation samples the clients get a quarter, by IID's test split.
     assert sorted(data.val_loader(k).num_samples for k in range(4)) == [7, 7, 8, 8]
     assert data.has_val
-    counts = data.class_histogram()
+    counts = data.census.class_histogram()
     assert counts.sum() == 120
     assert counts.sum(axis=0).tolist() == np.bincount(samples(120, 0).tensors[1]).tolist()
 
@@ -153,7 +153,7 @@ def test_some_clients_only_have_their_own_validation_samples() -> None:
     assert everybody.has_val
     ours, theirs = (torch.cat([x for x, _ in data.val_loader(2)]) for data in (everybody, here))
     assert torch.equal(ours, theirs)
-    assert everybody.partition_sha256() == here.partition_sha256()
+    assert everybody.record.sha256 == here.record.sha256
 
 
 def test_without_a_test_set_the_validation_set_is_it() -> None:
@@ -205,7 +205,7 @@ def test_from_datasets_and_collate_functions_of_either_kind_of_loader() -> None:
     assert torch.equal(test, samples(40, 2).tensors[0])
     plain = LightningDataModule.from_datasets(samples(20, 0), test_dataset=samples(10, 1), batch_size=5)
     data = ready(Wrapped(plain, num_clients=2))
-    assert (data.batch_size, data.num_samples(0), data.test_loader().num_samples) == (5, 10, 10)
+    assert (data.batch_size, data.census.num_samples(0), data.test_loader().num_samples) == (5, 10, 10)
 
 
 class Rows(Dataset[dict[str, Any]]):

@@ -175,7 +175,7 @@ def test_client_folders_are_the_clients(split, tmp_path):
     assert data.preprocessing() == [normalize]
     data.setup()
     for client_id in range(2):
-        assert data.num_samples(client_id) == 8
+        assert data.census.num_samples(client_id) == 8
         assert data.test_loader(client_id).num_samples == 2
         for loader in (data.train_loader(client_id, torch.Generator()), data.test_loader(client_id)):
             for x, y in loader:
@@ -207,7 +207,7 @@ def test_the_folder_of_one_client_in_grey_and_cut_anew(tmp_path):
         root=str(tmp_path), grayscale=True, partition=IID(), num_clients=4, mean=[0.5], std=[0.5], image_size=5
     )
     data.setup()
-    assert [data.num_samples(k) for k in range(4)] == [2] * 4
+    assert [data.census.num_samples(k) for k in range(4)] == [2] * 4
     x, _ = next(iter(data.test_loader()))
     assert x.shape == (2, 1, 5, 5)
     assert x.min() >= -1

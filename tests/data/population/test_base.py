@@ -71,7 +71,7 @@ def test_train_validation_calibration_and_public_sets_do_not_overlap(partition, 
     seen: list[int] = []
     for client_id in range(num_clients):
         train = inputs_of(data.train_loader(client_id, torch.Generator()))
-        assert len(train) == data.num_samples(client_id) > 0
+        assert len(train) == data.census.num_samples(client_id) > 0
         seen += train
         if data.has_val:
             seen += inputs_of(data.val_loader(client_id))
@@ -140,21 +140,21 @@ def test_clients_that_are_tested_on_what_they_never_train_on_are_counted(seed, f
         trained = {int(label) for _, labels in data.train_loader(client_id, torch.Generator()) for label in labels}
         unseen += not tested <= trained
     assert bool(unseen) == (fractions != (0, 0))
-    line = data.untaught()
+    line = data.census.untaught()
     assert unseen == (0 if line is None else int(line.split()[0]))
     assert line is None or "of 8 are tested on a class whose samples were all held out for validation" in line
 
 
 def test_everything_is_a_function_of_the_seed():
     settings_ = {"num_clients": 8, "val_fraction": 0.2, "partition": Dirichlet(0.5, min_samples=1)}
-    records = [ready(Numbered(seed=seed, **settings_), public_size=40).partition_record() for seed in (0, 0, 1)]
+    records = [ready(Numbered(seed=seed, **settings_), public_size=40).record.as_dict() for seed in (0, 0, 1)]
     assert records[0] == records[1]
     assert records[0]["sha256"] != records[2]["sha256"]
 
 
 def test_the_record_lists_training_indices_and_histograms():
     data = ready(Numbered(num_clients=5, partition=Natural(), val_fraction=0.25))
-    record = data.partition_record()
+    record = data.record.as_dict()
     assert len(record["sha256"]) == 64
     assert list(record["clients"]) == list(range(5))
     for client_id, entry in record["clients"].items():
@@ -163,7 +163,7 @@ def test_the_record_lists_training_indices_and_histograms():
         assert all(index % 5 == client_id for index in entry["indices"])
         assert len(entry["indices"]) == sum(entry["histogram"]) == 60
         assert entry["histogram"] == np.bincount([i % 4 for i in entry["indices"]], minlength=4).tolist()
-    np.testing.assert_array_equal(data.class_histogram(), [e["histogram"] for e in record["clients"].values()])
+    np.testing.assert_array_equal(data.census.class_histogram(), [e["histogram"] for e in record["clients"].values()])
     json.dumps(record)
 
 
@@ -180,11 +180,11 @@ def test_subsets_are_random_choices_of_the_asked_size():
 def test_setup_is_idempotent_and_required():
     data = Numbered(num_clients=4)
     with pytest.raises(RuntimeError, match=r"call setup\(\) first"):
-        data.num_samples(0)
-    record = ready(data).partition_record()
+        data.census.num_samples(0)
+    record = ready(data).record.as_dict()
     data.setup("test")
     data.reserve()  # what was reserved before, nothing
-    assert data.partition_record() == record
+    assert data.record.as_dict() == record
 
 
 def test_fresh_batches_concern_training_only():
@@ -192,7 +192,7 @@ def test_fresh_batches_concern_training_only():
     loader = data.train_loader(0, torch.Generator().manual_seed(0))
     sizes = [len(y) for _, y in loader]
     assert sizes == [30] * len(loader)
-    assert sum(sizes) > data.num_samples(0), "the last batch is filled too"
+    assert sum(sizes) > data.census.num_samples(0), "the last batch is filled too"
     plain = ready(Numbered(num_clients=4, batch_size=30, test_batch_size=30))
     for one, other in zip(data.test_loader(0), plain.test_loader(0), strict=True):
         assert torch.equal(one[0], other[0])
@@ -213,12 +213,12 @@ def test_100_000_clients_cost_no_more_per_call_than_ten():
         start = time.perf_counter()
         for client_id in range(99_000, 99_200):
             data.train_loader(client_id, generator)
-            data.num_samples(client_id)
+            data.census.num_samples(client_id)
         return (time.perf_counter() - start) / 200
 
     # Anything that walks over 100,000 clients takes a millisecond at least; a stall must not fail the test.
     assert min(per_call() for _ in range(5)) < 2e-4
-    assert [data.num_samples(k) for k in (0, 99_999)] == [3, 3]  # 4 less ⌊0.25·4⌋
+    assert [data.census.num_samples(k) for k in (0, 99_999)] == [3, 3]  # 4 less ⌊0.25·4⌋
     assert len(inputs_of(data.calibration_loader(99_999))) == 1
     assert sum(len(y) for _, y in data.test_loader(99_999)) <= 4
 
@@ -255,7 +255,7 @@ def test_a_plain_trainer_sees_the_pooled_data(val_fraction, tmp_path):
     )
     data, model = Digits(num_clients=5, batch_size=64, val_fraction=val_fraction), Line()
     trainer.fit(model, datamodule=data)
-    assert model.seen == sum(data.num_samples(k) for k in range(5))
+    assert model.seen == sum(data.census.num_samples(k) for k in range(5))
     assert trainer.test(model, datamodule=data, verbose=False)[0]["count"] == data.test_loader().num_samples
     assert len(torch.cat(trainer.predict(model, datamodule=data))) == data.test_loader().num_samples
 
@@ -322,7 +322,7 @@ def test_public_accuracy_counts_right_classes_and_gives_no_labels():
     labels = data._cut.strata[data._cut.public]
     guess = labels.copy()
     guess[:15] = (guess[:15] + 1) % data.num_classes
-    assert data.public_accuracy(guess) == 0.75  # 45 of 60
+    assert data.census.public_accuracy(guess) == 0.75  # 45 of 60
 
 
 def test_fractions_that_leave_a_client_one_sample_are_said(capsys):

@@ -79,7 +79,7 @@ def test_data_in_memory_are_looked_at_whole_wherever_somebody_works() -> None:
     everybody, somebody = Points(4), Points(4)
     everybody.setup("fit")
     somebody.setup("fit", clients=[2])
-    assert everybody.contents() == somebody.contents()
+    assert everybody.record.contents == somebody.record.contents
 
 
 class Pictures(Dataset[Any]):
@@ -112,7 +112,7 @@ class Folder(DatasetModule):
 def contents(**kwargs: Any) -> Contents:
     data = Folder(**kwargs)
     data.setup("fit")
-    found = data.contents()
+    found = data.record.contents
     data.teardown("fit")
     return found
 

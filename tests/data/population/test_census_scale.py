@@ -44,7 +44,7 @@ def ready(data: Any, *args: Any) -> Any:
 
 
 def _batches(data: Any) -> Iterator[torch.Tensor]:
-    for client_id in data.clients:
+    for client_id in data.census.clients:
         for x, _ in data.train_loader(client_id, torch.Generator()):
             yield x
 
@@ -255,8 +255,8 @@ def test_a_server_refuses_nodes_on_scales_that_cannot_agree(tmp_path: Path) -> N
 
 def test_a_report_says_nothing_where_the_setting_does(tmp_path: Path) -> None:
     client(tmp_path, "client_0", X)
-    assert ready(population(tmp_path), [0]).report(0).scale == "bytes"
+    assert ready(population(tmp_path), [0]).census.report(0).scale == "bytes"
     told = ready(population(tmp_path, max_value=255.0), [0])
-    assert told.report(0).scale is None
-    told.learn({1: replace(told.report(0), scale=None)})
+    assert told.census.report(0).scale is None
+    told.census.learn({1: replace(told.census.report(0), scale=None)})
     assert told.max_value == 255

@@ -62,7 +62,7 @@ def test_sizes_picture_has_a_bar_a_client() -> None:
 def test_a_data_module_draws_itself(cls: type[Digits | Diabetes], clients: list[int] | None) -> None:
     data = cls(num_clients=5, partition=Dirichlet(1.0))
     data.setup(clients=clients)
-    picture, figure = data.picture(), data.figure()
+    picture, figure = data.record.picture(), data.figure()
     assert picture is not None
     assert figure is not None
     assert picture.dtype == np.uint8
@@ -73,4 +73,4 @@ def test_a_data_module_draws_itself(cls: type[Digits | Diabetes], clients: list[
     assert axes.get_ylabel() == ("class" if cls is Digits else "target")
     shown = axes.images[0].get_array()
     assert shown is not None
-    assert shown.sum() == sum(data.num_samples(k) for k in data.clients)
+    assert shown.sum() == sum(data.census.num_samples(k) for k in data.census.clients)

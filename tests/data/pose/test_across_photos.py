@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lit_fed.data import Batches, CocoKeypoints, Mpii, PoseAugmentation
 from lit_fed.data.pose import LSP, MPII, Skeleton
-from lit_fed.data.pose.skeleton import pairs_by_name
+from lit_fed.data.pose.people import pairs_by_name
 from lit_fed.errors import ConfigError
 from tests.data.pose.support import POINTS, STILL, generator, image, mpii_files, mpii_row, same
 
@@ -165,7 +165,7 @@ def test_what_nothing_can_be_learnt_from_is_left_out(tmp_path):
         annotation(5, 3),
     ]
     data = ready(coco(tmp_path, rows))
-    assert data.num_samples(0) == 1
+    assert data.census.num_samples(0) == 1
     assert [len(batch["image"]) for batch in data.train_loader(0, generator())] == [1]
 
 
@@ -251,7 +251,7 @@ def test_clients_need_their_samples(tmp_path):
     message = r"data.samples_per_client 2 for 2 clients takes 4 persons, and .*train.json has 3; lower it"
     with pytest.raises(ConfigError, match=message):
         ready(coco(tmp_path), num_clients=2, samples_per_client=2)
-    assert ready(tmp_path, num_clients=2, samples_per_client=1).num_samples(1) == 1
+    assert ready(tmp_path, num_clients=2, samples_per_client=1).census.num_samples(1) == 1
     with pytest.raises(ConfigError, match=r"data.padding is 0"):
         reading(tmp_path, padding=0.0)
 
@@ -340,7 +340,7 @@ def test_mpiis_own_file_says_the_same(tmp_path):
     # .6 of the diagonal of the head's box, 3×4
     assert truth["head_size"].tolist() == pytest.approx([3.0])
     # Of 20 annotated images every tenth is to test on; image 1's second person has no joints.
-    assert (data.num_samples(0), data.test_loader(0).num_samples) == (18, 2)
+    assert (data.census.num_samples(0), data.test_loader(0).num_samples) == (18, 2)
     names = [path.name for path in data._albums["test"].paths]
     assert names == ["10.png", "20.png"]
 

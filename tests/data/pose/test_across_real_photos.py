@@ -28,7 +28,7 @@ def test_leeds_sports_pose_is_read_with_the_joints_of_drawn_figures() -> None:
     data.setup()
     assert (data.joint_names, data.flip_pairs) == (LSP.joints, LSP.flip_pairs)
     # 1,000 persons to train on and 200 to test on, as its readme says.
-    assert [data.num_samples(client) for client in range(3)] == [333] * 3
+    assert [data.census.num_samples(client) for client in range(3)] == [333] * 3
     batch = next(iter(data.train_loader(0, torch.Generator())))
     assert [tuple(one["image"].shape) for one in (batch, *batch["levels"])] == [
         (8, 3, 128, 96),

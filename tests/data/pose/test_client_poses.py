@@ -67,7 +67,7 @@ def test_a_key_of_the_annotations_names_the_clients(tmp_path: Path) -> None:
     data.setup()
     assert isinstance(data.partition, Natural)
     assert data.client_names == ["a", "b"]
-    assert [data.num_samples(client) for client in range(2)] == [1, 2]
+    assert [data.census.num_samples(client) for client in range(2)] == [1, 2]
     # Boxes of 25 pixels are lower than the level of 32, boxes of 50 are not.
     assert [data.describe(client)["resolution"] for client in range(2)] == [[16, 12], [32, 24]]
     assert len(next(iter(data.test_loader(1)))["image"]) == 1  # of its own camera
@@ -133,7 +133,7 @@ def test_a_folder_a_client_by_hand(tmp_path: Path) -> None:
     data = ready(folders(tmp_path))
     assert data.client_names == ["gate", "yard"]
     # The yard has no test file: ⌊.2·5⌋ = 1 of its images is held out.
-    assert [data.num_samples(client) for client in range(2)] == [4, 4]
+    assert [data.census.num_samples(client) for client in range(2)] == [4, 4]
     assert [data.level(client) for client in range(2)] == [0, 1]
     assert [len(next(iter(data.test_loader(client)))["image"]) for client in range(2)] == [2, 1]
     shared = next(iter(data.test_loader()))
@@ -161,7 +161,7 @@ def test_a_person_that_a_file_repeats_counts_once(tmp_path: Path, capsys: pytest
     other = {"keypoints": [float(value) for value in range(15)]}
     file(tmp_path / "gate" / "train.json", [(1, {}), (1, {"id": 7}), (1, {"id": 8}), (1, other), (2, {})])
     data = ready(tmp_path, test_fraction=0.0)
-    assert data.num_samples(0) == 3
+    assert data.census.num_samples(0) == 3
     told = [line for line in capsys.readouterr().out.splitlines() if "repeat" in line]
     assert told == [
         f"{tmp_path}/gate/train.json: 2 annotations, such as 7, repeat the image, box and joints of another; each "
@@ -181,7 +181,7 @@ def test_a_node_has_what_it_has_among_all(tmp_path: Path) -> None:
     (tmp_path / "all" / "yard").rename(tmp_path / "node" / "yard")
     alone = ready(tmp_path / "node", [1], **settings)
     (tmp_path / "node" / "yard").rename(tmp_path / "all" / "yard")
-    assert alone.fingerprint(1) == everybody.fingerprint(1) != everybody.fingerprint(0)
+    assert alone.census.fingerprint(1) == everybody.census.fingerprint(1) != everybody.census.fingerprint(0)
     (tmp_path / "all" / "yard").rename(tmp_path / "node" / "yard")
     here = [list(alone.train_loader(1, generator())), list(alone.val_loader(1)), list(alone.test_loader(1))]
     (tmp_path / "node" / "yard").rename(tmp_path / "all" / "yard")

@@ -13,8 +13,7 @@ from lightning import LightningModule
 from torch import Tensor, nn
 
 from lit_fed.data import Batches, Dirichlet, Natural, PoseAugmentation, Puppets
-from lit_fed.data.pose.figures import HEIGHT, WIDTH, figure_picture
-from lit_fed.data.pose.puppets import drawn
+from lit_fed.data.pose.puppets import HEIGHT, WIDTH, drawn, figure_picture
 from lit_fed.errors import ConfigError
 from tests.data.pose.support import STILL, generator, same
 from tests.support import fit, weights
@@ -152,8 +151,8 @@ def test_batches_follow_from_seed_and_client_and_nothing_else():
     assert same(alone.train_loader(1, generator(1)), first[1])
     assert same(alone.test_loader(1), data.test_loader(1))
     assert same(alone.public_loader(client_id=1), data.public_loader(client_id=1))
-    assert alone.fingerprint(1) == data.fingerprint(1)
-    assert alone.partition_sha256() == data.partition_sha256()
+    assert alone.census.fingerprint(1) == data.census.fingerprint(1)
+    assert alone.record.sha256 == data.record.sha256
 
 
 def test_the_last_batch_may_be_left_out():
@@ -217,24 +216,24 @@ def test_clients_are_spread_over_levels_or_counted():
     assert one_high.num_clients == 5
     assert [one_high.level(client_id) for client_id in range(5)] == [0, 2, 2, 2, 2]
     assert [puppets(num_clients=2).level(client_id) for client_id in range(2)] == [0, 1]
-    assert [one_high.num_samples(client_id) for client_id in range(5)] == [10, 9, 9, 9, 9]  # 50 − 4 public ones
+    assert [one_high.census.num_samples(client_id) for client_id in range(5)] == [10, 9, 9, 9, 9]  # 50 − 4 public ones
 
 
 def test_what_a_run_writes_down():
     data = puppets(clients_per_level=[1, 1, 1])
     row = data.describe(2)
     assert row["resolution"] == [32, 24]
-    assert row["samples"] == len(row["indices"]) == data.num_samples(2)
+    assert row["samples"] == len(row["indices"]) == data.census.num_samples(2)
     assert "histogram" not in row
     assert data.num_classes is None
     assert (data.input_shape, data.output_shape, data.num_joints) == ((3, 64, 48), (14, 2), 14)
     assert data.joint_names[13] == "head_top"
-    assert data.picture().shape[2] == 3
+    assert data.record.picture().shape[2] == 3
     figure = data.figure()
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["64x48", "48x36", "32x24"]
-    assert [patch.get_height() for patch in figure.axes[0].patches] == [data.num_samples(i) for i in range(3)]
+    assert [patch.get_height() for patch in figure.axes[0].patches] == [data.census.num_samples(i) for i in range(3)]
     with pytest.raises(ConfigError, match="Puppets has no classes"):
-        data.class_histogram()
+        data.census.class_histogram()
 
 
 def test_a_hundred_thousand_clients_cost_no_object_each():

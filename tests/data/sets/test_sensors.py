@@ -115,7 +115,7 @@ def test_pamap2_reads_the_published_files(tmp_path: Path) -> None:
     data = PAMAP2(root=str(tmp_path), partition=Natural(), window=2)
     assert (data.num_classes, data.input_shape) == (12, (27, 2))
     assert ready(data).num_clients == 2
-    assert [data.num_samples(client) for client in range(2)] == [8, 4]
+    assert [data.census.num_samples(client) for client in range(2)] == [8, 4]
     x, y = everything(data.test_loader())
     assert y.tolist() == [0, 11, 3]
     for window, at in zip(x[:2], (10, 23), strict=True):
@@ -127,7 +127,7 @@ def test_pamap2s_windows_overlap_as_they_are_told_to_but_never_those_of_training
     # 20 lines: 16 to train on and 4 to test on; windows of 4 every 2 lines: (16 − 4)/2 + 1 = 7, and 1.
     write_pamap2(tmp_path, {101: [5] * 20})
     data = ready(PAMAP2(root=str(tmp_path), partition=Natural(), window=4, stride=2))
-    assert (data.num_samples(0), data.test_loader().num_samples) == (7, 1)
+    assert (data.census.num_samples(0), data.test_loader().num_samples) == (7, 1)
     # the first of the 27 columns is column 4 from 0: 4 + t/100, divided by 9.81
     times = {
         part: {round((value * 9.81 - 4) * 100) for value in everything(loader)[0][:, 0].flatten().tolist()}

@@ -47,7 +47,7 @@ def test_tiny_imagenet_reads_the_published_folders(side: int, tmp_path: Path) ->
     assert x.shape == (2, 3, side, side)
     for image, grey in zip(x, (150, 50), strict=True):  # in JPEG, one grey stays what it is
         np.testing.assert_allclose(image[:, 0, 0], (grey / 255 - MEAN) / STD, rtol=1e-4)
-    assert sum(data.num_samples(client) for client in range(2)) == 6
+    assert sum(data.census.num_samples(client) for client in range(2)) == 6
     images, labels = everything(data.train_loader(0, torch.Generator()))
     np.testing.assert_allclose(images[:, 0, 0, 0], ((labels * 100 + 50) / 255 - 0.485) / 0.229, rtol=1e-4)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lit_fed import Classifier
 from lit_fed.callbacks import Callback
-from lit_fed.data import Arrays, Digits
+from lit_fed.data import Digits, Parts
 from lit_fed.engine.wire.batches import batch_size_of, slice_batch
 from lit_fed.errors import ConfigError
 from lit_fed.participation import FullParticipation
@@ -110,9 +110,9 @@ class FirstClass(Points):
 
     num_classes = 2
 
-    def load_arrays(self) -> Arrays:
-        arrays = super().load_arrays()
-        return replace(arrays, y_train=np.zeros_like(arrays.y_train), y_test=np.zeros_like(arrays.y_test))
+    def load_arrays(self) -> Parts:
+        parts = super().load_arrays()
+        return Parts(*(replace(part, y=np.zeros_like(part.y)) for part in (parts.train, parts.test)))
 
 
 def test_schedule_of_the_classifier_from_config(tmp_path: Path) -> None:

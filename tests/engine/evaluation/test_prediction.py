@@ -12,7 +12,7 @@ from lightning import LightningModule
 from torch import Tensor, nn
 
 from lit_fed import Classifier, Model, Split
-from lit_fed.data import Arrays
+from lit_fed.data import Parts
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.methods import FedAvg
 from lit_fed.participation import UniformParticipation
@@ -49,13 +49,13 @@ def forward(state: dict[str, Tensor], x: Tensor) -> Tensor:
 
 def test_global_model_on_the_shared_test_set(tmp_path: Path) -> None:
     made, parts = trained(tmp_path)
-    x = torch.from_numpy(parts[1].load_arrays().x_test)
+    x = torch.from_numpy(parts[1].load_arrays().test.x)
     logits = forward(weights(made), x)
     made.predict(*parts, output=str(tmp_path / "deep" / "p.csv"))
     made.predict(*parts, output=str(tmp_path / "p.npz"))
     saved = np.load(tmp_path / "p.npz")
     assert set(saved) == {"prediction", "probability", "label"}
-    np.testing.assert_array_equal(saved["label"], parts[1].load_arrays().y_test)
+    np.testing.assert_array_equal(saved["label"], parts[1].load_arrays().test.y)
     assert saved["prediction"].dtype == np.int64
     np.testing.assert_array_equal(saved["prediction"], logits.argmax(1).numpy())
     np.testing.assert_allclose(saved["probability"], logits.softmax(1).numpy(), rtol=1e-5)
@@ -70,7 +70,7 @@ def test_global_model_on_the_shared_test_set(tmp_path: Path) -> None:
 def test_one_client_with_its_own_state_on_its_own_data(tmp_path: Path) -> None:
     made, parts = trained(tmp_path)
     body = weights(made)
-    x = torch.from_numpy(parts[1].load_arrays().x_test)
+    x = torch.from_numpy(parts[1].load_arrays().test.x)
     predicted = []
     for client_id in range(3):
         output = tmp_path / f"{client_id}.npz"
@@ -101,7 +101,7 @@ def test_client_that_never_took_part_uses_the_initial_state(tmp_path: Path) -> N
     state = weights(made) | {
         name: tensor for name, tensor in Network().state_dict().items() if name.startswith("network.2")
     }
-    x = torch.from_numpy(parts[1].load_arrays().x_test)[3 * new : 3 * new + 3]
+    x = torch.from_numpy(parts[1].load_arrays().test.x)[3 * new : 3 * new + 3]
     np.testing.assert_allclose(np.load(tmp_path / "p.npz")["probability"], forward(state, x).softmax(1), rtol=1e-5)
 
 
@@ -154,7 +154,7 @@ def test_without_predict_step_forward_takes_the_inputs_of_a_batch(tmp_path: Path
     made = trainer(tmp_path, max_rounds=1, protocols=[])
     made.fit(*parts)
     made.predict(*parts, output=str(tmp_path / "p.npz"))
-    state, x = weights(made), torch.from_numpy(parts[1].load_arrays().x_test)
+    state, x = weights(made), torch.from_numpy(parts[1].load_arrays().test.x)
     expected = x @ state["layer.weight"].T + state["layer.bias"]
     np.testing.assert_allclose(np.load(tmp_path / "p.npz")["output"], expected.numpy(), rtol=1e-5)
 
@@ -197,12 +197,9 @@ def test_mistakes(tmp_path: Path) -> None:
             return [batch[0]]
 
     class NoTest(Threes):
-        def load_arrays(self) -> Arrays:
-            arrays = super().load_arrays()
-            return Arrays(
-                arrays.x_train, arrays.y_train, arrays.x_test[3:], arrays.y_test[3:], arrays.client_train,
-                (arrays.client_test if arrays.client_test is not None else np.empty(0))[3:],
-            )  # fmt: skip
+        def load_arrays(self) -> Parts:
+            parts = super().load_arrays()
+            return Parts(parts.train, parts.test.take(slice(3, None)))
 
     parts = (Network(), NoTest(3), Personal())
     with pytest.raises(ConfigError, match="this trainer has not trained a model; give --ckpt_path"):

@@ -15,7 +15,7 @@ from torch import Tensor
 from lit_fed import Classifier, Regressor, load_network
 from lit_fed.command.cli import main
 from lit_fed.data import ClientFolders, Digits, Table
-from lit_fed.data.population.new_inputs import IMAGES, read_x
+from lit_fed.data.population.files import IMAGES, read_x
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAvg
 from tests.command.support import error_of
@@ -97,7 +97,7 @@ def test_arrays_and_images_are_prepared_as_in_training(tmp_path: Path) -> None:
     made, parts = trained(
         tmp_path, Classifier("logistic", num_classes=10, input_shape=(1, 8, 8)), Digits(num_clients=3)
     )
-    x = parts[1].load_arrays().x_test[:5]
+    x = parts[1].load_arrays().test.x[:5]
     np.savez(tmp_path / "new.npz", x=x)
     np.save(tmp_path / "flat.npy", x[:, 0])  # (n, H, W) of one channel
     (tmp_path / "images" / "deeper").mkdir(parents=True)

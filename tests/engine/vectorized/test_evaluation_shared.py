@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from torchmetrics.classification import MulticlassAccuracy
 
 from lit_fed import Classifier, FederatedTrainer
-from lit_fed.data import Arrays, Digits, Dirichlet
+from lit_fed.data import Digits, Dirichlet, Parts
 from lit_fed.engine.vectorized.evaluation import SharedEvaluation
 from lit_fed.methods import FedAvg, FedPer
 from lit_fed.participation import FullParticipation
@@ -173,13 +172,10 @@ def test_by_hand(tmp_path: Path) -> None:
 class SomeWithoutTests(Points):
     """Clients 1, 2 and 5, the last, have nothing to be tested on."""
 
-    def load_arrays(self) -> Arrays:
+    def load_arrays(self) -> Parts:
         found = super().load_arrays()
-        assert found.client_test is not None
-        kept = ~np.isin(found.client_test, [1, 2, 5])
-        return dataclasses.replace(
-            found, x_test=found.x_test[kept], y_test=found.y_test[kept], client_test=found.client_test[kept]
-        )
+        assert found.test.clients is not None
+        return Parts(found.train, found.test.take(~np.isin(found.test.clients, [1, 2, 5])))
 
 
 def test_a_client_without_test_samples_has_no_metrics(tmp_path: Path) -> None:

@@ -493,7 +493,7 @@ class Exploding(Sized):
 
     def load_arrays(self) -> Arrays:
         found = super().load_arrays()
-        found.x_train[found.client_train == 2] *= 1e30
+        found.train.x[found.train.clients == 2] *= 1e30
         return found
 
 

@@ -118,7 +118,7 @@ def test_each_clients_metrics_by_hand(tmp_path: Path) -> None:
     task = Measured()
     made = federate(tmp_path, "vectorized", task, max_rounds=1, protocols=[ClientTest()])
     data, model = made.run.federation.data, weights(made)
-    for client_id in data.clients:
+    for client_id in data.census.clients:
         batches = list(data.test_loader(client_id))
         x, y = (torch.cat(column) for column in zip(*batches, strict=True))
         with torch.no_grad():

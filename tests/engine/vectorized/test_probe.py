@@ -41,7 +41,7 @@ class Skewed(Sized):
 
     def load_arrays(self) -> Arrays:
         found = super().load_arrays()
-        found.y_train[np.isin(found.client_train, np.argsort(self.sizes)[:2])] = 0
+        found.train.y[np.isin(found.train.clients, np.argsort(self.sizes)[:2])] = 0
         return found
 
 

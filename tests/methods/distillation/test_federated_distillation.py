@@ -217,7 +217,7 @@ def test_aggregates_bytes_and_metrics(tmp_path: Path, aggregate: Any) -> None:
     targets = made.run.federation.server["targets"]
     torch.testing.assert_close(targets.sum(1), torch.ones(PUBLIC))
     population = made.run.federation.data
-    labels = population.read_strata().train[population._cut.public]
+    labels = population.read_parts().train.y[population._cut.public]
     accuracy = (targets.argmax(1).numpy() == labels).mean()
     assert float(table[-1]["server/teacher_acc"]) == pytest.approx(accuracy)
     assert float(table[-1]["server/chi"]) == 0.5

@@ -35,8 +35,8 @@ class TwoClasses(Points):
 
     def load_arrays(self) -> Arrays:
         made = super().load_arrays()
-        y = made.y_train // 2 - 1
-        return Arrays(made.x_train, y, made.x_test, y, made.client_train, made.client_test, "two classes")
+        y = made.train.y // 2 - 1
+        return Arrays(made.train.x, y, made.test.x, y, made.train.clients, made.test.clients, "two classes")
 
 
 class Plane(nn.Module):

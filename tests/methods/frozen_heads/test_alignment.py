@@ -211,8 +211,8 @@ class Numbers(Points):
 
     def load_arrays(self) -> Arrays:
         made = super().load_arrays()
-        y = made.y_train.astype(np.float32)
-        return Arrays(made.x_train, y, made.x_test, y, made.client_train, made.client_test, "numbers")
+        y = made.train.y.astype(np.float32)
+        return Arrays(made.train.x, y, made.test.x, y, made.train.clients, made.test.clients, "numbers")
 
 
 def test_numbers_have_no_classes(tmp_path: Path) -> None:

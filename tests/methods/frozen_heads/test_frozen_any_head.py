@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from lit_fed import Classifier
 from lit_fed.data import IID, Digits, Shards
+from lit_fed.data.population.census import Census
 from lit_fed.errors import ConfigError
 from lit_fed.methods import (
     DotRegression,
@@ -113,18 +115,14 @@ def test_published_numbers_of_parameters() -> None:
 # --- class counts ----------------------------------------------------------------------------------------------------
 
 
-def test_counts_are_the_clients_own_and_looked_up_once(tmp_path: Path) -> None:
-    class Counted(Digits):
-        asked = 0
-
-        def class_counts(self, client_id: int) -> Any:
-            self.asked += 1
-            return super().class_counts(client_id)
-
+def test_counts_are_the_clients_own_and_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(algorithm: FedAvg) -> int:
-        data = Counted(num_clients=5, partition=Shards(2), batch_size=16, max_train_samples=240)
+        counts = Mock(side_effect=Census.class_counts)
+        monkeypatch.setattr(Census, "class_counts", lambda census, client_id: counts(census, client_id))
+        data = Digits(num_clients=5, partition=Shards(2), batch_size=16, max_train_samples=240)
         fit(tmp_path, model(), data, algorithm, max_rounds=2, local_epochs=3, protocols=[])
-        return data.asked
+        monkeypatch.undo()
+        return counts.call_count
 
     assert asked(FedETF()) == asked(FedAvg()) + 5 * 2  # clients and rounds
 

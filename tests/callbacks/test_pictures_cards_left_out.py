@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lit_fed.callbacks.cards import _read
+from lit_fed.callbacks.pictures import _read
 from lit_fed.robust import Median, MultiKrum, Scaling
 from tests.robust.support import moved
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lit_fed.data import ArrayFile, ClientArrays, Digits
-from lit_fed.data.population.archive import Archive, write_archive
+from lit_fed.data.population.files import Archive, write_archive
 from lit_fed.errors import ConfigError
 from tests.support import small_disk
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lit_fed import KeypointEstimator
 from lit_fed.data import ClientPoses, Puppets
-from lit_fed.data.pose.new_photographs import photographs
+from lit_fed.data.pose.files import photographs
 from lit_fed.errors import ConfigError
 from lit_fed.losses import UDP
 from lit_fed.methods import FedAvg
