@@ -96,7 +96,7 @@ def test_a_class_of_pytorch_lightning_is_told_where_to_import_from(tmp_path: Pat
         fit(tmp_path, mine())
 
 
-@pytest.mark.parametrize("name", ["RANK", "SLURM_PROCID"])
+@pytest.mark.parametrize("name", ["RANK", pytest.param("SLURM_PROCID", marks=pytest.mark.long)])
 def test_one_of_several_processes_on_one_device_is_refused_in_a_line(name: str) -> None:
     words = ["-c", str(QUICKSTART), "--trainer.accelerator", "cpu", "--trainer.devices", "1"]
     done = subprocess.run(

@@ -97,8 +97,14 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Any:
     }
 
 
-@pytest.mark.parametrize(("who", "at"), sorted(set(KILLS)))
-@pytest.mark.parametrize(("name", "algorithm"), [("scaffold", Scaffold), ("wandering", Wandering)])
+@pytest.mark.parametrize(
+    ("name", "algorithm", "who", "at"),
+    [  # every place soon with one of the methods, and with the other one later
+        pytest.param(*method, *kill, marks=[pytest.mark.long] if (place + turn) % 2 else [])
+        for turn, method in enumerate((("scaffold", Scaffold), ("wandering", Wandering)))
+        for place, kill in enumerate(sorted(set(KILLS)))
+    ],
+)
 def test_killed_anywhere_and_resumed_is_uninterrupted(
     tmp_path: Path, simulated: Any, name: str, algorithm: Any, who: str, at: int
 ) -> None:

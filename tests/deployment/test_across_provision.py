@@ -53,6 +53,20 @@ def provisioned(
     return {line.split()[0]: line for line in lines}
 
 
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("once")
+    provisioned(folder)
+    return folder
+
+
+@pytest.fixture
+def ready(tmp_path: Path, once: Path) -> Path:
+    """A folder that was provisioned, with its modes."""
+    shutil.copytree(once, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
 def files(folder: Path) -> dict[str, bytes]:
     """All files of all ends."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -111,11 +125,8 @@ def key(folder: Path, name: str = "north") -> str:
     return key_of((folder / "out" / "sites" / name / "node.crt").read_bytes())
 
 
-def test_the_server_reads_what_it_was_given(tmp_path: Path) -> None:
-    provisioned(tmp_path)
-    assert dict(bound(tmp_path)) == {
-        key(tmp_path, name): Grant(frozenset(told["clients"])) for name, told in SITES.items()
-    }
+def test_the_server_reads_what_it_was_given(ready: Path) -> None:
+    assert dict(bound(ready)) == {key(ready, name): Grant(frozenset(told["clients"])) for name, told in SITES.items()}
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "server.example.org"])
@@ -142,9 +153,8 @@ def test_openssl_takes_the_certificate_by_its_strictest_rules(tmp_path: Path) ->
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
-def test_systemd_takes_the_units(tmp_path: Path) -> None:
-    provisioned(tmp_path)
-    units = sorted((tmp_path / "out").rglob("*.service"))
+def test_systemd_takes_the_units(ready: Path) -> None:
+    units = sorted((ready / "out").rglob("*.service"))
     assert len(units) == 4
     for unit in units:
         readme = (unit.parent / "README.md").read_text()
@@ -226,82 +236,76 @@ def test_a_new_site_leaves_the_others_alone(tmp_path: Path) -> None:
     assert new == east | west | {"server/keys/east.crt", "server/node_keys.yaml"}
 
 
-def test_a_lost_key_is_made_anew_on_request_and_no_other(tmp_path: Path) -> None:
-    provisioned(tmp_path)
-    before = files(tmp_path / "out")
-    said = provisioned(tmp_path, "north")
+def test_a_lost_key_is_made_anew_on_request_and_no_other(ready: Path) -> None:
+    before = files(ready / "out")
+    said = provisioned(ready, "north")
     own = {"sites/north/node.key", "sites/north/node.crt", "server/keys/north.crt"}
-    assert changed(tmp_path / "out", before) == own | {"server/revoked.txt"}
+    assert changed(ready / "out", before) == own | {"server/revoked.txt"}
     assert said["north"] == "north       new key, new certificate until 2027-03-01; written: node.crt"
-    before = files(tmp_path / "out")
-    provisioned(tmp_path, "server")
-    assert changed(tmp_path / "out", before) == {"server/server.key", "server/server.crt"}
+    before = files(ready / "out")
+    provisioned(ready, "server")
+    assert changed(ready / "out", before) == {"server/server.key", "server/server.crt"}
 
 
-def test_a_key_that_was_replaced_or_revoked_opens_nothing(tmp_path: Path) -> None:
-    provisioned(tmp_path)
-    old = key(tmp_path)
-    assert bound(tmp_path)[old].clients == {0}
-    provisioned(tmp_path, "north")
-    new = key(tmp_path)
-    assert old not in bound(tmp_path)
-    assert bound(tmp_path)[new].clients == {0}
-    provisioned(tmp_path, revoke=("north",))
+def test_a_key_that_was_replaced_or_revoked_opens_nothing(ready: Path) -> None:
+    old = key(ready)
+    assert bound(ready)[old].clients == {0}
+    provisioned(ready, "north")
+    new = key(ready)
+    assert old not in bound(ready)
+    assert bound(ready)[new].clients == {0}
+    provisioned(ready, revoke=("north",))
     for _ in range(2):  # it stays so
-        assert new not in bound(tmp_path)
-        said = provisioned(tmp_path, now=NOW + 360 * DAY)
+        assert new not in bound(ready)
+        said = provisioned(ready, now=NOW + 360 * DAY)
     assert said["north"].startswith("north       its key is revoked; replace it with --new_key north; ")
-    listed = (tmp_path / "out" / "server" / "revoked.txt").read_text().splitlines()
+    listed = (ready / "out" / "server" / "revoked.txt").read_text().splitlines()
     assert listed == [listed[0], f"{old}  # north, 2026-03-01", f"{new}  # north, 2026-03-01"]
-    provisioned(tmp_path, "north")
-    assert bound(tmp_path)[key(tmp_path)].clients == {0}
+    provisioned(ready, "north")
+    assert bound(ready)[key(ready)].clients == {0}
 
 
 @pytest.mark.parametrize(
     ("days", "renewed"), [(334, False), (336, True), (400, True)]
 )  # of 365, renewed in the last 30
 def test_a_certificate_near_its_end_is_renewed_under_the_same_key_and_authority(
-    tmp_path: Path, days: int, renewed: bool
+    ready: Path, days: int, renewed: bool
 ) -> None:
-    provisioned(tmp_path)
-    before = files(tmp_path / "out")
-    said = provisioned(tmp_path, now=NOW + days * DAY)
+    before = files(ready / "out")
+    said = provisioned(ready, now=NOW + days * DAY)
     certificates = {f"sites/{name}/node.crt" for name in SITES} | {f"server/keys/{name}.crt" for name in SITES}
-    assert changed(tmp_path / "out", before) == (certificates | {"server/server.crt"} if renewed else set())
+    assert changed(ready / "out", before) == (certificates | {"server/server.crt"} if renewed else set())
     for name in ("server", "north"):
         assert ("the old one ends on 2027-03-01" in said[name]) is renewed
-    assert set(bound(tmp_path).values()) == {
+    assert set(bound(ready).values()) == {
         Grant(frozenset(told["clients"])) for told in SITES.values()
     }  # none is revoked
 
 
-def test_another_name_of_the_server_is_another_certificate(tmp_path: Path) -> None:
-    provisioned(tmp_path)
-    before = files(tmp_path / "out")
-    said = provisioned(tmp_path, server={"names": ["127.0.0.1", "localhost"], "port": 9092})
-    assert changed(tmp_path / "out", before) == {"server/server.crt"}
+def test_another_name_of_the_server_is_another_certificate(ready: Path) -> None:
+    before = files(ready / "out")
+    said = provisioned(ready, server={"names": ["127.0.0.1", "localhost"], "port": 9092})
+    assert changed(ready / "out", before) == {"server/server.crt"}
     assert "new certificate until 2027-03-01: the old one was for 127.0.0.1, localhost, server." in said["server"]
 
 
-def test_an_authority_in_its_last_year_is_renewed_under_its_key_so_that_nodes_go_on(tmp_path: Path) -> None:
-    provisioned(tmp_path)
-    old = read_certificate(tmp_path / "out" / "authority" / "ca.crt")
+def test_an_authority_in_its_last_year_is_renewed_under_its_key_so_that_nodes_go_on(ready: Path) -> None:
+    old = read_certificate(ready / "out" / "authority" / "ca.crt")
     later = NOW + 3652 * DAY - 364 * DAY
-    provisioned(tmp_path, now=later)
-    ca, server = (read_certificate(tmp_path / "out" / "server" / name) for name in ("ca.crt", "server.crt"))
+    provisioned(ready, now=later)
+    ca, server = (read_certificate(ready / "out" / "server" / name) for name in ("ca.crt", "server.crt"))
     assert ca.not_valid_after_utc == later + 3652 * DAY
     for one in (old, ca):  # a node that has either believes the server
         server.verify_directly_issued_by(one)
 
 
-def test_keys_that_were_moved_to_where_they_are_used_are_not_missed(tmp_path: Path) -> None:
-    provisioned(tmp_path)
-    out = tmp_path / "out"
+def test_keys_that_were_moved_to_where_they_are_used_are_not_missed(ready: Path) -> None:
+    out = ready / "out"
     shutil.rmtree(out / "sites" / "north")
     (out / "server" / "server.key").unlink()
-    shutil.move(out / "authority" / "ca.key", tmp_path / "ca.key")
+    shutil.move(out / "authority" / "ca.key", ready / "ca.key")
     before = files(out)
-    said = provisioned(tmp_path)
+    said = provisioned(ready)
     assert not (out / "sites" / "north" / "node.key").exists()
     assert not changed(out, before) - {f"sites/north/{n}" for n in files(out / "sites" / "north")}
     assert "key kept (it is not in this folder)" in said["north"]
@@ -309,10 +313,10 @@ def test_keys_that_were_moved_to_where_they_are_used_are_not_missed(tmp_path: Pa
     with pytest.raises(
         ConfigError, match=r"authority/ca\.key does not exist, and signing a certificate needs it; restore"
     ):
-        provisioned(tmp_path, server=other)
-    shutil.move(tmp_path / "ca.key", out / "authority" / "ca.key")
+        provisioned(ready, server=other)
+    shutil.move(ready / "ca.key", out / "authority" / "ca.key")
     key = read_certificate(out / "server" / "server.crt").public_key()
-    provisioned(tmp_path, server=other)
+    provisioned(ready, server=other)
     assert read_certificate(out / "server" / "server.crt").public_key() == key
 
 
@@ -347,11 +351,10 @@ def test_a_site_makes_its_key_itself_and_no_private_key_travels(tmp_path: Path) 
         provisioned(tmp_path)
 
 
-def test_a_site_that_is_gone_opens_nothing(tmp_path: Path) -> None:
-    provisioned(tmp_path)
-    said = provisioned(tmp_path, sites={"north": {"clients": [0, 1]}, "west": {"clients": [2, 3]}})
+def test_a_site_that_is_gone_opens_nothing(ready: Path) -> None:
+    said = provisioned(ready, sites={"north": {"clients": [0, 1]}, "west": {"clients": [2, 3]}})
     assert said["south"].startswith("south       is no longer a site, and its key is not accepted; remove ")
-    assert "south" not in (tmp_path / "out" / "server" / "node_keys.yaml").read_text()
+    assert "south" not in (ready / "out" / "server" / "node_keys.yaml").read_text()
 
 
 @pytest.mark.parametrize("writes", range(0, 28, 3))  # of 31
@@ -384,11 +387,10 @@ def test_killed_at_any_file_and_called_again_it_is_whole_and_keeps_what_was_ther
 # ---------------------------------------------------------------------- what is refused
 
 
-def test_halves_of_different_keys_of_an_authority_are_refused(tmp_path: Path) -> None:
-    provisioned(tmp_path)
-    (tmp_path / "out" / "authority" / "ca.key").write_bytes((tmp_path / "out" / "server" / "server.key").read_bytes())
+def test_halves_of_different_keys_of_an_authority_are_refused(ready: Path) -> None:
+    (ready / "out" / "authority" / "ca.key").write_bytes((ready / "out" / "server" / "server.key").read_bytes())
     with pytest.raises(ConfigError, match=r"ca\.key and .*ca\.crt do not match; restore the original files"):
-        provisioned(tmp_path)
+        provisioned(ready)
 
 
 @pytest.mark.parametrize(
@@ -404,14 +406,13 @@ def test_halves_of_different_keys_of_an_authority_are_refused(tmp_path: Path) ->
     ],
 )
 @pytest.mark.parametrize("content", [b"", b"nothing", b"-----BEGIN PRIVATE KEY-----\nAAAA\n", b"\xff\x00" * 99])
-def test_a_damaged_file_is_named_and_not_written_over(tmp_path: Path, path: str, told: str, content: bytes) -> None:
-    provisioned(tmp_path)
-    (tmp_path / "out" / path).write_bytes(content)
-    (tmp_path / "out" / "server" / "keys" / "south.crt").unlink()  # which would be written again
-    before = files(tmp_path / "out")
+def test_a_damaged_file_is_named_and_not_written_over(ready: Path, path: str, told: str, content: bytes) -> None:
+    (ready / "out" / path).write_bytes(content)
+    (ready / "out" / "server" / "keys" / "south.crt").unlink()  # which would be written again
+    before = files(ready / "out")
     with pytest.raises(ConfigError, match=re.escape(told)):
-        provisioned(tmp_path)
-    assert not changed(tmp_path / "out", before)
+        provisioned(ready)
+    assert not changed(ready / "out", before)
 
 
 @pytest.mark.parametrize(
@@ -446,11 +447,10 @@ def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
                 read_request(request)
 
 
-def test_a_key_that_others_can_read_is_closed_to_them(tmp_path: Path) -> None:
-    provisioned(tmp_path)
-    path = tmp_path / "out" / "sites" / "north" / "node.key"
+def test_a_key_that_others_can_read_is_closed_to_them(ready: Path) -> None:
+    path = ready / "out" / "sites" / "north" / "node.key"
     path.chmod(0o644)
-    assert "others could read it; now only its owner can" in provisioned(tmp_path)["north"]
+    assert "others could read it; now only its owner can" in provisioned(ready)["north"]
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -588,9 +588,8 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
         provision(read_federation(described(tmp_path)), tmp_path / "federation.yaml", (), NOW)
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    provisioned(tmp_path)
-    (tmp_path / "out" / "sites" / "north" / "README.md").unlink()
-    (tmp_path / "out" / "sites" / "north" / "README.md").mkdir()
+def test_a_folder_that_cannot_be_written_is_told(ready: Path) -> None:
+    (ready / "out" / "sites" / "north" / "README.md").unlink()
+    (ready / "out" / "sites" / "north" / "README.md").mkdir()
     with pytest.raises(CheckpointError, match=r"cannot write .*README\.md: .*directory"):
-        provisioned(tmp_path)
+        provisioned(ready)

@@ -24,7 +24,9 @@ def states(folder: Path, place: int) -> Path:
     return folder / f"node_{place}" / "states"
 
 
-@pytest.mark.parametrize("method", ["fedper", "scaffold", "fedfrozen", "uwa", "fedexp"])
+@pytest.mark.parametrize(
+    "method", ["fedper", "scaffold", pytest.param("fedfrozen", marks=pytest.mark.long), "uwa", "fedexp"]
+)
 def test_a_client_predicts_at_home_what_it_predicts_in_a_simulation(tmp_path: Path, method: str) -> None:
     """Client 4 of the second node, to the bit; its metrics are those that the server was told."""
     one, other = run_method(method, tmp_path / "one", ROUNDS), tmp_path / "other"
