@@ -14,7 +14,7 @@ _RESULT = "classes"  # in a client's results, so that groups stack them
 def look_up_counts(client: Client) -> None:
     """Keep the client's class counts for its work; a plain ``lightning.Trainer`` has none."""
     if client.data is not None:
-        counts = torch.from_numpy(client.population.class_counts(client.id)).to(client.device)
+        counts = torch.from_numpy(client.population.census.class_counts(client.id)).to(client.device)
         client.results[_RESULT] = {"counts": counts}
 
 

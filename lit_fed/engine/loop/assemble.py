@@ -168,7 +168,7 @@ def assemble(
 def _crossing(federation: Federation) -> Callable[[int], tuple[int, int]]:
     """The bytes of a client's download and upload in round 0, by its id, as its kind's."""
     broadcast, kinds = federation.broadcast(0), federation.kinds
-    clients = [next(one for one in federation.data.clients if kinds[one] == kind) for kind in kinds.names]
+    clients = [next(one for one in federation.data.census.clients if kinds[one] == kind) for kind in kinds.names]
     uplink = federation.channel.uplink
     up = {
         kind: num_bytes(uplink.pack({name: torch.zeros(size, dtype=dtype) for name, (dtype, size) in layout.items()}))
