@@ -18,6 +18,7 @@ from tests.support import ROOT
 from website.links import other_pages, site_links
 from website.llms import Told, llms, llms_full
 from website.pages import ROOMS, generated_pages, methods, public_names, rows_with, studies
+from website.verdicts import VERDICTS, with_verdicts
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -113,6 +114,19 @@ def test_language_models_get_a_list_of_pages_and_their_text() -> None:
     assert "For a negative μ." in full  # its docstring
     assert ":::" not in full
     assert "options:" not in full
+
+
+def test_verdicts_have_colours_and_a_filter_where_claims_stand() -> None:
+    row = "<tr><td>a</td><td>fails, not by Holm</td><td>holds</td></tr>"
+    html = with_verdicts(f'<div class="claims"><table>{row}</table></div>')
+    assert '<td class="verdict"><span class="fails">fails, not by Holm</span></td>' in html
+    assert '<td class="verdict"><span class="holds">holds</span></td>' in html
+    css = (ROOT / "docs/site.css").read_text(encoding="utf-8")
+    for verdict in VERDICTS:
+        assert f'class="show-{verdict}" checked' in html
+        assert f".claims .{verdict} {{" in css
+        assert f".show-{verdict}:not(:checked)" in css
+    assert with_verdicts(f"<table>{row}</table>") == f"<table>{row}</table>"
 
 
 # --- the built site --------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from website.links import ROOT, other_pages, site_links
 from website.llms import Told, llms, llms_full
 from website.mathml import Equations
 from website.pages import generated_pages
+from website.verdicts import with_verdicts
 
 _SOURCES: dict[str, str] = {}  # by its place on the site, the path in the repository that a page's links start from
 _TOLD: dict[str, str] = {}  # by the same place, the page's Markdown
@@ -57,11 +58,18 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     place = page.file.src_uri
     if 'class="beside"' in markdown:
         page.meta["hide"] = ["toc"]  # two programs beside each other need its room
+    if '<div class="claims"' in markdown:
+        page.meta["hide"] = ["navigation", "toc"]  # its table needs the whole width
     if place == "index.md":
         page.meta["hide"] = ["navigation", "toc"]
     source = _SOURCES.get(place, f"docs/{place}")
     _TOLD[place] = site_links(markdown, source, place, config.repo_url.rstrip("/"))
     return _TOLD[place]
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Give verdicts their colours, and the tables of claims a filter and the page's whole width."""
+    return with_verdicts(html)
 
 
 def on_env(env: Any, config: Any, files: Any) -> Any:

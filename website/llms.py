@@ -45,5 +45,5 @@ def _whole(markdown: str) -> str:
 def _docstring(path: str) -> str:
     module, _, name = path.rpartition(".")
     thing = getattr(import_module(module), name)
-    signature = str(inspect.signature(thing)) if callable(thing) else ""
+    signature = inspect.signature(thing) if inspect.isclass(thing) or inspect.isfunction(thing) else ""
     return f"## {path}\n\n`{name}{signature}`\n\n{inspect.getdoc(thing) or ''}\n"
