@@ -38,7 +38,7 @@ def schema() -> dict[str, Any]:
         Nothing is required, because a file may hold a part of a run. A class of another package is accepted by its
         import path, and its settings are not checked.
     """
-    made = _Schema()
+    made = _Schema()  # type: ignore[no-untyped-call]  # jsonargparse is typed in parts only
     run = made.of(partial(add_parts, required=False))
     for key, kind in {
         "cost": made.of(cost.add_arguments),
@@ -64,7 +64,7 @@ def _by_name(part: Any) -> dict[str, Any]:
     return {"additionalProperties": part}  # a null, which drops a row, has no properties to check
 
 
-class _Schema(ParserJsonschema):  # type: ignore[misc]  # jsonargparse is typed in parts only
+class _Schema(ParserJsonschema):
     """Schema in which a class has a short name too, and only the settings of the class that is named are checked."""
 
     def of(self, add: Callable[[Parser], None]) -> dict[str, Any]:

@@ -22,8 +22,8 @@ def test_holm_takes_a_pages_questions_together() -> None:
     """With one degree of freedom Student's t is Cauchy's: P(T > x) = ½ − arctan(x)/π, and t₀.₉₅ = tan(0.45 π) = 6.3138.
 
     Margins of 10, 3 and 2 halves are at x = 63.1, 18.9 and 12.6: P = 0.0050, 0.0168 and 0.0252. Holm compares the
-    smallest with 0.05/3 = 0.0167, the next with 0.05/2 = 0.025, and the last with 0.05. A fourth, of 1.5 halves, is at 9.47:
-    P = 0.0335. Of four, 0.0050 < 0.0125, and 0.0168 > 0.05/3 = 0.0167 ends it.
+    smallest with 0.05/3 = 0.0167, the next with 0.05/2 = 0.025, and the last with 0.05. A fourth, of 1.5 halves, is at
+    9.47: P = 0.0335. Of four, 0.0050 < 0.0125, and 0.0168 > 0.05/3 = 0.0167 ends it.
     """
     three = [row("a > b", 10, 1, "holds"), row("c > d", -3, 1, "fails"), row("e > f", 2, 1, "holds")]
     text = "\n".join(table(three))
