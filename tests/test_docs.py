@@ -279,6 +279,7 @@ def test_commands_are_found() -> None:
         "federate",
         "configs",
         "copy",
+        "schema",
         "completion",
         "export",
     }
@@ -297,11 +298,11 @@ def test_commands_parse(command: tuple[str, ...], at_root: Path, capsys: pytest.
         main([*command])
         assert re.search(r"cost ratio|MB", capsys.readouterr().out)
         return
-    if command[0] in ("configs", "copy", "completion"):
+    if command[0] in ("configs", "copy", "schema", "completion"):
         if command[0] == "completion":
             pytest.importorskip("shtab")
         main([*command])
-        assert "fedprox.yaml" in capsys.readouterr().out
+        assert ("FedProx" if command[0] == "schema" else "fedprox.yaml") in capsys.readouterr().out
         return
     if command[0] == "export":
         main(["fit", "-c", QUICKSTART, "--trainer.max_rounds", "1", "--trainer.local_epochs", "1", *QUICK])

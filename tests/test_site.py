@@ -16,7 +16,9 @@ import yaml
 
 from tests.support import ROOT
 from website.links import other_pages, site_links
+from website.llms import Told, llms, llms_full
 from website.pages import ROOMS, generated_pages, methods, public_names, rows_with, studies
+from website.verdicts import VERDICTS, with_verdicts
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -92,6 +94,41 @@ def test_every_page_is_in_the_navigation() -> None:
     assert not [page for page in left if not re.search(rf" {re.escape(page)}$", text, re.MULTILINE)]
 
 
+def test_language_models_get_a_list_of_pages_and_their_text() -> None:
+    pages = [
+        Told("Start", "Get started", "get_started.html", "# Get started\n\nRun it."),
+        Told(
+            "Methods",
+            "FedProx",
+            "methods/FedProx.html",
+            "---\ntitle: FedProx\n---\n\n::: lit_fed.methods.FedProx\n    options: {}\n\n## Paper\n",
+        ),
+    ]
+    assert llms("lit_fed", "Federated learning", pages) == (
+        "# lit_fed\n\n> Federated learning\n\n## Start\n\n- [Get started](get_started.html)\n"
+        "\n## Methods\n\n- [FedProx](methods/FedProx.html)\n"
+    )
+    full = llms_full("lit_fed", "Federated learning", pages)
+    assert "<!-- get_started.html -->\n\n# Get started\n\nRun it.\n\n<!-- methods/FedProx.html -->\n" in full
+    assert "## lit_fed.methods.FedProx\n\n`FedProx(mu" in full  # its signature
+    assert "For a negative μ." in full  # its docstring
+    assert ":::" not in full
+    assert "options:" not in full
+
+
+def test_verdicts_have_colours_and_a_filter_where_claims_stand() -> None:
+    row = "<tr><td>a</td><td>fails, not by Holm</td><td>holds</td></tr>"
+    html = with_verdicts(f'<div class="claims"><table>{row}</table></div>')
+    assert '<td class="verdict"><span class="fails">fails, not by Holm</span></td>' in html
+    assert '<td class="verdict"><span class="holds">holds</span></td>' in html
+    css = (ROOT / "docs/site.css").read_text(encoding="utf-8")
+    for verdict in VERDICTS:
+        assert f'class="show-{verdict}" checked' in html
+        assert f".claims .{verdict} {{" in css
+        assert f".show-{verdict}:not(:checked)" in css
+    assert with_verdicts(f"<table>{row}</table>") == f"<table>{row}</table>"
+
+
 # --- the built site --------------------------------------------------------------------------------------------------
 
 
@@ -137,6 +174,10 @@ def test_the_site_is_whole(site: Path) -> None:
             thing = getattr(import_module(room), name)
             if getattr(thing, "__module__", "lit_fed").startswith("lit_fed"):
                 assert f"{room}.{name}" in listed, f"{room}.{name}"
+    told = (site / "llms.txt").read_text(encoding="utf-8")
+    listed_pages = re.findall(r"^- \[.+\]\((.+)\)$", told, re.MULTILINE)
+    assert {path.relative_to(site).as_posix() for path in site.rglob("*.html")} - {"404.html"} == set(listed_pages)
+    assert len((site / "llms-full.txt").read_text(encoding="utf-8")) > 10 * len(told)
     pages = {path: Page(path) for path in site.rglob("*.html") if path.name != "404.html"}
     assert len(pages) > 60
     for path, page in pages.items():

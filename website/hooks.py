@@ -11,10 +11,13 @@ from mkdocs.structure.files import File
 sys.path.insert(0, str(Path(__file__).parent.parent))  # `website` is no installed package
 
 from website.links import ROOT, other_pages, site_links
+from website.llms import Told, llms, llms_full
 from website.mathml import Equations
 from website.pages import generated_pages
+from website.verdicts import with_verdicts
 
 _SOURCES: dict[str, str] = {}  # by its place on the site, the path in the repository that a page's links start from
+_TOLD: dict[str, str] = {}  # by the same place, the page's Markdown
 
 
 def on_config(config: Any) -> Any:
@@ -55,7 +58,40 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     place = page.file.src_uri
     if 'class="beside"' in markdown:
         page.meta["hide"] = ["toc"]  # two programs beside each other need its room
+    if '<div class="claims"' in markdown:
+        page.meta["hide"] = ["navigation", "toc"]  # its table needs the whole width
     if place == "index.md":
         page.meta["hide"] = ["navigation", "toc"]
     source = _SOURCES.get(place, f"docs/{place}")
-    return site_links(markdown, source, place, config.repo_url.rstrip("/"))
+    _TOLD[place] = site_links(markdown, source, place, config.repo_url.rstrip("/"))
+    return _TOLD[place]
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Give verdicts their colours, and the tables of claims a filter and the page's whole width."""
+    return with_verdicts(html)
+
+
+def on_env(env: Any, config: Any, files: Any) -> Any:
+    """Write the two files for language models, whose pages are in the order of the navigation."""
+    pages = [page for file in files.documentation_pages() if (page := file.page) is not None]
+    order = {file: number for number, file in enumerate(_in_order(config.nav))}
+    pages.sort(key=lambda page: order[page.file.src_uri])
+    told = [
+        Told(
+            page.ancestors[-1].title if page.ancestors else "Home", str(page.title), page.url, _TOLD[page.file.src_uri]
+        )
+        for page in pages
+    ]
+    for name, write in (("llms.txt", llms), ("llms-full.txt", llms_full)):
+        path = Path(config.site_dir) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(write(config.site_name, config.site_description, told), encoding="utf-8")
+    return env
+
+
+def _in_order(nav: Any) -> list[str]:
+    """Pages of the navigation, in its order."""
+    if isinstance(nav, str):
+        return [nav]
+    return [page for part in (nav.values() if isinstance(nav, dict) else nav) for page in _in_order(part)]

@@ -87,6 +87,9 @@ COMMANDS = {
     "copy": Command(
         "Copy a configuration file or the examples of the package, to change them.", _own("copy_config"), own_files=True
     ),
+    "schema": Command(
+        "Print a JSON schema of configuration files, for editors.", "lit_fed.studies.print_schema", own_files=True
+    ),
     "completion": Command("Print a script that completes commands in a shell.", _own("completion"), own_files=True),
 }
 

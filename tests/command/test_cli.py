@@ -273,6 +273,7 @@ def test_help_names_commands_and_settings(capsys):
         "simulate",
         "configs",
         "copy",
+        "schema",
         "completion",
     ]
     for name, line in COMMANDS.items():

@@ -139,7 +139,7 @@ def test_the_pages_are_of_the_tables_beside_them(tmp_path: Path) -> None:
     for path in RESULTS.glob("*.png"):
         (tmp_path / path.name).touch()
     Register(tmp_path).write()
-    for path in (*RESULTS.glob("*.md"), *RESULTS.glob("*.csv")):
+    for path in (*RESULTS.glob("*.md"), *RESULTS.glob("*.csv"), *RESULTS.glob("*.svg")):
         assert (tmp_path / path.name).read_bytes() == path.read_bytes(), f"{path.name}; write it with lit-fed results"
 
 

@@ -21,12 +21,12 @@ from lit_fed.studies.file.where import Where, meant
 _MOST_SCALE = 1e12  # bytes to terabytes; larger factors show zeros or noise
 _MEASURE = ("metric", "report", "better", "scale", "decimals")
 _LOG = "log10"
-_VARIANT = ("label", "x", "configs", "set", "grid", *_MEASURE)
-_STUDY = (
+VARIANT_KEYS = ("label", "x", "configs", "set", "grid", *_MEASURE)
+STUDY_KEYS = (
     *("title", "source", "about", "configs", "set", "grid", *_MEASURE, "seeds", "partition_seed", "rows", "columns"),
     *("skip", "published", "claims", "x_label", "pictures", "profiles"),
 )
-_PROFILE = (*(key for key in _STUDY if key != "profiles"), "again")
+PROFILE_KEYS = (*(key for key in STUDY_KEYS if key != "profiles"), "again")
 _AGAIN = ("again", "about", "seeds", "rows", "columns", "skip", "claims")
 PLAIN = "default"
 """The profile of a study without profiles."""
@@ -215,10 +215,10 @@ def read_study(path: str | Path, profile: str | None = None) -> Study:
     content = read_settings(path, "study file", "holds no study; write keys such as rows:, columns: and metric:")
     check_values(content, origin=lambda _keys: str(path))
     where = Where(str(path))
-    where.check_keys(content, _STUDY)
+    where.check_keys(content, STUDY_KEYS)
     profiles = where.mapping(content, "profiles")
     name = _chosen(where, profiles, profile)
-    over = where.at(f"profiles.{name}").checked(_or_none(profiles.get(name)), _PROFILE)
+    over = where.at(f"profiles.{name}").checked(_or_none(profiles.get(name)), PROFILE_KEYS)
     below = {key: value for key, value in content.items() if key != "profiles"}
     if "again" in over:
         below = _first_asked(where, below, profiles, name, over)
@@ -244,7 +244,7 @@ def _first_asked(
         later: The seeds of profiles that ask this one again in turn, by name.
     """
     here, first = where.at(f"profiles.{name}"), where.text(over, "again")
-    below = where.at(f"profiles.{first}").checked(_or_none(profiles.get(first)), _PROFILE)
+    below = where.at(f"profiles.{first}").checked(_or_none(profiles.get(first)), PROFILE_KEYS)
     asked = below.get("seeds", file.get("seeds", [0]))
     asking = {**(later or {}), name: over.get("seeds", asked)}
     if first not in profiles or first in asking:
@@ -339,7 +339,7 @@ def _variants(where: Where, content: Mapping[Any, Any]) -> dict[str, Variant]:
         if value is None:
             continue
         name, here = where.name(key), where.at(str(key))
-        settings = here.checked(value, _VARIANT)
+        settings = here.checked(value, VARIANT_KEYS)
         variants[name] = Variant(
             name=name,
             label=here.text(settings, "label", name),

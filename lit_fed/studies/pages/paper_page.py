@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from lit_fed.errors import ConfigError
 from lit_fed.printing import counted
 from lit_fed.studies.file.claims import HOW_DECIDED, NOT_APPLICABLE
+from lit_fed.studies.pages.claims_picture import told
 from lit_fed.studies.results.markup import head, line
 from lit_fed.studies.results.register_lines import Row, by_statement
 
 _NONE = "–"
 GROUPS = ("hold throughout", "never fail", "mixed", "only fail", NOT_APPLICABLE)
 GENERATED = "Written by `lit-fed results`; change the studies, not this table."
+_DECIDED = ("holds", "fails")
+_HOLM = "Holm, “A simple sequentially rejective multiple test procedure”, 1979"
 _COUNTED = (
     "A statement is counted once, however many profiles of its study asked it (asked): it holds throughout if all "
     "verdicts are “holds”, never fails if none is “fails”, is mixed if some are, and only fails if all are. Claims "
@@ -35,19 +38,37 @@ def filled(path: Path, name: str, lines: Sequence[str]) -> str:
     return "\n".join([before + begin, "", GENERATED, "", *lines, "", end + after])
 
 
-def table(rows: Sequence[Row], pictures: Sequence[str] = ()) -> list[str]:
-    """Return a paper's claims as one table, by statement, with a heading per source, and pictures below it."""
+def table(
+    rows: Sequence[Row], pictures: Sequence[str] = (), drawn: str = "", asked_again: Collection[str] = ()
+) -> list[str]:
+    """Return a paper's claims as one table, by statement, with a heading per source.
+
+    Args:
+        rows: The claims.
+        pictures: Names of pictures below the table.
+        drawn: Name of the picture of all claims, above it.
+        asked_again: Settings whose claims are asked a second time, over other seeds.
+    """
+    survive = _holm(rows)
     lines = head(("claim", "published", "ours (seeds, network, data)", "verdict", "why"))
     sources = list(dict.fromkeys(row.source for row in rows))
     for source, several in groupby(by_statement(rows).values(), key=lambda one: one[0].source):
         found = list(several)
         studies = ", ".join(f"`{study}`" for study in dict.fromkeys(asked[0].study for asked in found))
         lines.append(line((f"**{_short(source, sources)}** ({studies})", "", "", "", "")))
-        lines += [line(words) for asked in found for words in _statement(asked)]
+        lines += [line(words) for asked in found for words in _statement(asked, survive)]
+    decided = [row for row in rows if row.interval and row.verdict in _DECIDED]
+    again = counted(sum(row.setting in asked_again for row in rows), "claim")
     return [
+        *([f"![The claims of this page: {told(rows)}]({drawn}.svg)", ""] if drawn else []),
         *_styled("claims", lines),
         "",
         HOW_DECIDED,
+        "",
+        f"± is half of that interval, t·s/√n. Of {counted(len(decided), 'verdict')} “holds” or “fails”, "
+        f"{len(survive)} remain where a page's questions are taken together ({_HOLM}; the same one-sided tests, "
+        f"5 % for the page); the others are marked “not by Holm”. {again} of this page "
+        "answer a second asking, over other seeds.",
         *(part for name in pictures for part in ("", f"![{name}]({name}.png)")),
     ]
 
@@ -57,7 +78,26 @@ def _styled(name: str, lines: Sequence[str]) -> list[str]:
     return [f'<div class="{name}" markdown="1">', "", *lines, "", "</div>"]
 
 
-def _statement(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+def _holm(rows: Sequence[Row]) -> set[Row]:
+    """Return the rows that hold or fail where the page's questions are taken together."""
+    from scipy.stats import t  # takes a second to import
+
+    chances = []
+    for row in rows:
+        if row.interval and int(row.seeds) > 1:
+            lower, upper = (float(end) for end in row.interval.split(" to "))
+            freedom = int(row.seeds) - 1
+            spread = (upper - lower) / 2 / float(t.ppf(0.95, freedom))
+            chances.append((float(t.sf(abs(float(row.ours)) / spread, freedom)) if spread else 0.0, row))
+    found = set()
+    for number, (chance, row) in enumerate(sorted(chances, key=lambda one: one[0])):
+        if chance > 0.05 / (len(chances) - number):
+            break
+        found.add(row)
+    return {row for row in found if row.verdict in _DECIDED}
+
+
+def _statement(rows: Sequence[Row], survive: Collection[Row]) -> Iterator[tuple[str, ...]]:
     """Yield the lines of a statement, one for each setting that asked it; the first has its words."""
     says, sentence = rows[0].says, f"`{rows[0].sentence}`"
     words = (
@@ -66,7 +106,12 @@ def _statement(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
     )
     for row in rows:
         ran = ", ".join(part for part in (row.seeds, row.network, row.data) if part)
-        yield (*words, f"{_ours(row)} ({ran})", row.verdict, row.cause.partition("; ")[0])
+        verdict = (
+            f"{row.verdict}, not by Holm"
+            if row.interval and row.verdict in _DECIDED and row not in survive
+            else row.verdict
+        )
+        yield (*words, f"{_ours(row)} ({ran})", verdict, row.cause.partition("; ")[0])
         words = ("", "")
 
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 from lit_fed.engine.storage.files import in_place_of, write_text
 from lit_fed.errors import ConfigError
 from lit_fed.studies.file.claims import UNDECIDED
+from lit_fed.studies.pages.claims_picture import drawn
 from lit_fed.studies.pages.paper_page import filled, overview, table, tally
 from lit_fed.studies.results.register_lines import Finished, Number, Row, StudyRow
 from lit_fed.studies.running.environment import check_commits
@@ -91,8 +92,13 @@ class Register:
             paper: [row for one in entries if one.paper == paper for row in self._claims.get(one.setting, [])]
             for paper in dict.fromkeys(entry.paper for entry in entries)
         }
+        again = {entry.setting for entry in entries if entry.again}
         pages = {
-            paper: filled(self._folder / f"{paper}.md", "claims", table(rows, self._pictures(paper)))
+            paper: filled(
+                self._folder / f"{paper}.md",
+                "claims",
+                table(rows, self._pictures(paper), f"{paper}_claims" if rows else "", again),
+            )
             for paper, rows in claims.items()
         }
         titles = {paper: text.partition("\n")[0].lstrip("# ") for paper, text in pages.items()}
@@ -102,6 +108,9 @@ class Register:
             write_text([_csv(Number._fields, numbers)], self._folder / f"{paper}.csv")
         write_text([_csv(Row._fields, (row for rows in claims.values() for row in rows))], self._folder / "claims.csv")
         write_text([_csv(StudyRow._fields, entries)], self._folder / "studies.csv")
+        for paper, rows in claims.items():
+            if rows:
+                write_text([drawn(titles[paper], rows)], self._folder / f"{paper}_claims.svg")
         for name, text in pages.items():
             write_text([text], self._folder / f"{name}.md")
 

@@ -1,0 +1,50 @@
+"""A paper's page: its picture of claims, and which verdicts remain where its questions are taken together."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from lit_fed.studies.pages.claims_picture import drawn
+from lit_fed.studies.pages.paper_page import table
+from lit_fed.studies.results.register_lines import Row
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def row(sentence: str, ours: float, half: float, verdict: str, published: str = "") -> Row:
+    """A claim over two seeds."""
+    interval = f"{ours - half} to {ours + half}"
+    claim = f"It helps <more> [{sentence}]"
+    return Row("p", "Table 1", claim, published, str(ours), interval, verdict, "2", "mlp", "Digits", "s, x", "c", "")
+
+
+def test_holm_takes_a_pages_questions_together() -> None:
+    """With one degree of freedom Student's t is Cauchy's: P(T > x) = ½ − arctan(x)/π, and t₀.₉₅ = tan(0.45 π) = 6.3138.
+
+    Margins of 10, 3 and 2 halves are at x = 63.1, 18.9 and 12.6: P = 0.0050, 0.0168 and 0.0252. Holm compares the
+    smallest with 0.05/3 = 0.0167, the next with 0.05/2 = 0.025, and the last with 0.05. A fourth, of 1.5 halves, is at
+    9.47: P = 0.0335. Of four, 0.0050 < 0.0125, and 0.0168 > 0.05/3 = 0.0167 ends it.
+    """
+    three = [row("a > b", 10, 1, "holds"), row("c > d", -3, 1, "fails"), row("e > f", 2, 1, "holds")]
+    text = "\n".join(table(three))
+    assert "not by Holm |" not in text
+    assert "Of 3 verdicts “holds” or “fails”, 3 remain" in text
+    text = "\n".join(table([*three, row("g > h", 1.5, 1, "holds")], asked_again=["s, x"]))
+    assert "| +10.0 ± 1 (2, mlp, Digits) | holds |" in text
+    assert "| −3.00 ± 1 (2, mlp, Digits) | fails, not by Holm |" in text
+    assert text.count("not by Holm |") == 3
+    assert "Of 4 verdicts “holds” or “fails”, 1 remain" in text
+    assert "4 claims of this page answer a second asking" in text
+
+
+def test_the_picture_has_a_bar_a_claim_and_the_published_margin() -> None:
+    """The largest of −1, 3 and 4 is at the axis' end, 135 pixels from zero at 705: −1 is at 671.25, 3 at 806.25."""
+    tree = ElementTree.fromstring(drawn("A & B", [row("a > b", 1, 2, "undecided", "4"), row("c > d", -2, 1, "fails")]))
+    paths = [one.attrib["d"] for one in tree.iter(f"{SVG}path")]
+    assert paths[0].startswith("M671.2 ")
+    assert paths[0].endswith("H806.2")
+    assert paths[1].startswith("M840.0 ")  # published
+    assert len(paths) == 3
+    assert tree.findtext(f"{SVG}title") == "A & B: 1 undecided, 1 fails"
+    words = [one.text for one in tree.iter(f"{SVG}text")]
+    assert {"It helps <more>", "○ undecided", "■ fails"} <= set(words)
