@@ -227,12 +227,15 @@ class Participation(ABC):
         selected = self._selected(position)
         return None if selected is None else selected * arrives
 
+    resting: frozenset[int] = frozenset()
+    """Clients that are left out of every cohort, because their privacy budgets are spent."""
+
     def select(self, round_idx: int) -> list[int]:
         """The cohort of a round, in a fixed but arbitrary order."""
         self._require_setup()
         positions = self._draw(round_idx)
         chosen: list[int] = (positions if self._seen is None else self._seen[positions]).tolist()
-        return chosen
+        return [one for one in chosen if one not in self.resting] if self.resting else chosen
 
     def plan(self, round_idx: int) -> list[Participant]:
         """The cohort of a round with each client's fate, in the order of `select`."""
