@@ -132,6 +132,8 @@ class SampleLevel(Keyed):
             raise ConfigError("trainer.privacy needs one kind of network; trainer.kinds has several")
         if data.batch_size > _MOST:
             raise ConfigError(f"data.batch_size is {data.batch_size}; SampleLevel sums up to {_MOST} samples exactly")
+        if not around.layout(around.broadcast):
+            raise ConfigError(f"trainer.privacy has nothing to protect: clients of {method} send nothing; leave it out")
         parts = around.algorithm.reducer(around.server).parts()
         if parts is not None and not all(part.uniform for part in parts):
             raise ConfigError(

@@ -92,8 +92,8 @@ class LowRank(nn.Module):
 
 
 def convolutional(*normal: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), *normal, nn.ReLU(inplace=True), nn.MaxPool2d(2),
-                         nn.Conv2d(4, 8, 3, groups=2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))  # fmt: skip
+    first = [nn.Conv2d(1, 4, 3, padding=1), *normal, nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+    return nn.Sequential(*first, nn.Conv2d(4, 8, 3, groups=2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
 
 
 def encoder() -> nn.Module:
