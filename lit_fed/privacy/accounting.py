@@ -223,10 +223,10 @@ class SampleAccount:
                 found |= (self.sizes == size) & (self.steps == steps) & (rounds == taken)
         return found
 
-    def calibrated(self, rounds: int, epsilon: float) -> float:
-        """The smallest noise multiplier with which no client exceeds a budget in some rounds of its own."""
-        noise, everybody = 0.0, np.full_like(self.sizes, rounds)
-        for size, parts in self._hardest(everybody, {}):
+    def calibrated(self, rounds: IntArray, epsilon: float) -> float:
+        """The smallest noise multiplier with which no client exceeds a budget in some rounds of its own, (N,)."""
+        noise = 0.0
+        for size, parts in self._hardest(rounds, {}):
             steps = parts[1]
             tried = Mechanism("poisson", size, min(self.batch_size, size), noise)
             if not noise or tried.epsilon({1: steps}, self.delta)[0] > epsilon:

@@ -55,8 +55,8 @@ class SampleLevel(Keyed):
     Args:
         clip_norm: C, the largest norm of a sample's gradient, over all trained parameters together.
         noise_multiplier: z. Give this or ``epsilon``.
-        epsilon: The budget of every client for ``trainer.max_rounds`` rounds of its own, for which z is worked out. A
-            client that another round would take beyond it is left out.
+        epsilon: The budget of every client, for which z is worked out, by the cohorts of ``trainer.max_rounds`` rounds.
+            A client that a round beyond them would take beyond the budget is left out.
         delta: δ, the chance of a breach that ε does not cover; below 1/n for clients of n samples.
         physical_batch: Samples whose gradients are in memory at a time.
         key_file: The file that holds the key of noise and batches, as for `ClientLevel`.
@@ -114,6 +114,7 @@ class SampleLevel(Keyed):
             "delta": self.delta, "on_client_failure": "", "noise_from": self._noise_from,
             "_rounds": torch.zeros(data.num_clients, dtype=torch.int64), "_sizes": torch.from_numpy(self._sizes.copy()),
             "_steps": torch.from_numpy(self._steps.copy()), "_key": "", "_budget": self.epsilon or 0.0, "_allowed": 0,
+            "_counted": 0,
         }  # fmt: skip
 
     def _check(self, around: Surroundings) -> None:
@@ -207,20 +208,19 @@ class SampleLevel(Keyed):
                 "trainer.privacy: clients have other samples, batches or steps a round than the run began with; keep "
                 "data.batch_size and trainer.local_epochs or local_steps"
             )
+        self._participation = around.participation
+        self._participation.leave_out((), 0)
         if self._key.path is not None:
             around.participation.reseed(self._key.seed("cohort"))
         if self.epsilon is not None and not kept["_allowed"]:
             kept["_allowed"] = around.max_rounds
-            blank = self._account_of(1.0)
-            kept["noise_multiplier"] = blank.calibrated(around.max_rounds, self.epsilon)
+            planned = self._worked(range(around.max_rounds))
+            kept["noise_multiplier"] = self._account_of(1.0).calibrated(planned, self.epsilon)
         self._account, self._noise = self._account_of(kept["noise_multiplier"]), kept["noise_multiplier"]
-        kept["on_client_failure"], self._participation = around.on_client_failure, around.participation
-        if self._key.path is not None:  # a checkpoint may be older than the last release
-            around.participation.resting = frozenset()
-            kept["_rounds"] = torch.zeros_like(kept["_rounds"])
-            for round_idx in sorted(set(self._key.releases.values())):
-                self._count(round_idx, kept)
+        kept["on_client_failure"] = around.on_client_failure
         self._rest(kept)
+        for round_idx in sorted(set(self._key.releases.values())):  # a checkpoint may be older than the last release
+            self._count(round_idx, kept)
         if self.delta > 1 / max(1, int(self._sizes.max())):
             around.say(
                 f"warning: trainer.privacy.delta is {self.delta}, above 1/{self._sizes.max()}: that allows a sample of "
@@ -284,22 +284,28 @@ class SampleLevel(Keyed):
         assert self._key is not None
         key, round_idx = self._key, cohort.round_idx
         name = key.release(round_idx, cohort.delivered, _numbers(aggregate) if key.path is not None else np.empty(0))
-        is_new = key.path is None or round_idx not in key.releases.values()
-        if is_new:
-            self._count(round_idx, kept)
+        self._count(round_idx, kept)
         if key.path is not None and name not in key.releases:
             self._record(name, round_idx, kept)
         kept["releases"] = kept["releases"] + 1 if key.path is None else len(key.releases)
         spent, kept["accountant"] = self._account.epsilon(kept["_rounds"].numpy(), self._repeated())
         kept["epsilon"] = f"{spent:.6g}"
-        self._rest(kept)
         return aggregate, cohort, {"privacy/epsilon": spent, "privacy/clip_norm": self.clip_norm}
 
     def _count(self, round_idx: int, kept: dict[str, Any]) -> None:
-        working = [one.client_id for one in self._participation.plan(round_idx) if one.fate is not Fate.LOST_BEFORE]
-        rounds = kept["_rounds"].clone()
-        rounds[working] += 1
-        kept["_rounds"] = rounds
+        """Count a round, unless it is counted, for the clients that work in it."""
+        if round_idx >= kept["_counted"]:
+            kept["_rounds"] = kept["_rounds"] + torch.from_numpy(self._worked([round_idx]))
+            kept["_counted"] = round_idx + 1
+            self._rest(kept)
+
+    def _worked(self, rounds: Iterable[int]) -> IntArray:
+        """In how many of some rounds each client works, (N,)."""
+        found = np.zeros_like(self._sizes)
+        for round_idx in rounds:
+            plan = self._participation.plan(round_idx)
+            found[[one.client_id for one in plan if one.fate is not Fate.LOST_BEFORE]] += 1
+        return found
 
     def _record(self, name: str, round_idx: int, kept: dict[str, Any]) -> None:
         """Write a new release into the key's file; a round that comes out differently is released once more."""
@@ -314,6 +320,7 @@ class SampleLevel(Keyed):
                 )
         self._around.first(lambda: key.record(name, round_idx))
         key.releases[name] = round_idx
+        self._rest(kept)
 
     def _repeated(self) -> Releases:
         assert self._key is not None
@@ -323,19 +330,19 @@ class SampleLevel(Keyed):
         """Leave out the clients that another round would take beyond the budget."""
         rounds, repeated = kept["_rounds"].numpy(), self._repeated()
         over = np.zeros(len(rounds), bool)
-        if self.epsilon is not None and (rounds.max() >= kept["_allowed"] or repeated.keys() - {1}):
+        is_planned = kept["_counted"] < kept["_allowed"] and not repeated.keys() - {1}
+        if self.epsilon is not None and not is_planned:
             over = self._account.exceeds(rounds + 1, repeated, self.epsilon)
-        before = self._participation.resting
-        self._participation.resting = frozenset(np.flatnonzero(over).tolist())
-        kept["left_out"] = int(over.sum())
-        if more := len(self._participation.resting - before):
+        before, kept["left_out"] = kept["left_out"], int(over.sum())
+        self._participation.leave_out(np.flatnonzero(over).tolist(), kept["_counted"])
+        if (more := kept["left_out"] - before) > 0:
             self._around.say(
                 f"trainer.privacy: {more} clients have spent epsilon {self.epsilon}, and are left out from now on"
             )
 
     def exhausted(self, kept: Mapping[str, Any], round_idx: int) -> str | None:
         """The budget, where it leaves out every client."""
-        if not set(self._participation.seen_clients.tolist()) <= self._participation.resting:
+        if not set(self._participation.seen_clients.tolist()) <= self._participation.left_out(round_idx):
             return None
         return (
             f"trainer.privacy: every client has spent epsilon {self.epsilon} at delta {self.delta}; the run ends here"

@@ -44,7 +44,7 @@ def test_noise_is_worked_out_for_the_hardest_client(rounds: int, z: float) -> No
     # dp-accounting's calibration of q = 1e-3 with 1,500 and 3,000 steps to ε = 2 at δ = 1e-6. The other client draws
     # its samples half as often.
     made = account((200_000, 1500), (100_000, 1500), delta=1e-6)
-    assert made.calibrated(rounds, 2.0) == pytest.approx(z, abs=5e-4)
+    assert made.calibrated(np.array([rounds, rounds]), 2.0) == pytest.approx(z, abs=5e-4)
 
 
 def test_the_largest_epsilon_of_all_is_that_of_each_client_by_itself() -> None:

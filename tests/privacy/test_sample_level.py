@@ -14,14 +14,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_fed.callbacks import Callback, RoundRecord, Run
 from lit_fed.data import Arrays
 from lit_fed.engine.wire.batches import batch_size_of
 from lit_fed.errors import ConfigError
 from lit_fed.methods import Ditto, FedAvg, LocalOnly
 from lit_fed.methods.frozen_heads import CalibratedTest
-from lit_fed.participation import Fate, FullParticipation, PoissonParticipation, Stragglers, WeightedParticipation
+from lit_fed.participation import (
+    Fate,
+    FullParticipation,
+    PoissonParticipation,
+    Stragglers,
+    UniformParticipation,
+    WeightedParticipation,
+)
 from lit_fed.privacy import SampleLevel
-from lit_fed.privacy.accounting import Mechanism
+from lit_fed.privacy.accounting import Mechanism, calibrate
 from lit_fed.privacy.sample_gradients import SampleGradients
 from lit_fed.robust import Median
 from lit_fed.tasks import Classifier
@@ -341,3 +349,36 @@ def test_the_card_says_what_is_promised_to_whom(tmp_path: Path) -> None:
     assert "| expected batch | 6 |" in card
     assert f"**ε = {made.metrics['privacy/epsilon']:.6g}**" in card
     assert "of updates before the sum was not private" not in card
+
+
+def test_noise_is_worked_out_for_the_rounds_in_which_clients_will_work(tmp_path: Path) -> None:
+    some = {"participation": UniformParticipation(1), "data": Blobs(), "noise": None, "epsilon": 3.0}
+    made = run(tmp_path, module=mlp(), max_rounds=6, **some)
+    assert 2.99 < made.metrics["privacy/epsilon"] <= 3
+    most = int(made.run.federation.server["around.privacy"]["_rounds"].max())
+    assert most < 6
+    # calibrate's noise for its most rounds of 4 steps, at a rate of 6 / 20
+    expected = calibrate("poisson", 20, 6, 4 * most, 3.0, 0.01)
+    assert made.run.federation.server["around.privacy"]["noise_multiplier"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_round_that_spent_the_budget_can_be_run_again_after_a_kill(tmp_path: Path) -> None:
+    parts: dict[str, Any] = {"noise": None, "epsilon": 2.0, "data": points(2, 8, batch_size=2)}
+    parts |= {"key_file": str(tmp_path / "key"), "on_client_failure": "skip"}
+    run(tmp_path / "whole", **(parts | {"max_rounds": 3, "callbacks": [Stopping(2)]}))
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")  # as if the third round had ended before its checkpoint
+    parts |= {"max_rounds": 3, "ckpt_path": "last"}
+    whole, again = run(tmp_path / "whole", **parts), run(tmp_path / "killed", **parts)
+    assert whole.run.next_round == again.run.next_round == 3
+    assert_same(weights(whole), weights(again))
+    assert 1.99 < whole.metrics["privacy/epsilon"] == again.metrics["privacy/epsilon"] <= 2
+
+
+class Stopping(Callback):
+    """Ends a run after some rounds."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def on_round_end(self, run: Run, record: RoundRecord) -> None:
+        run.should_stop = run.next_round == self.rounds
