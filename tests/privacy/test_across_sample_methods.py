@@ -9,7 +9,7 @@ import torch
 
 from tests.methods.run_methods import METHODS
 from tests.privacy.test_across_every_method import run
-from tests.support import saved_weights
+from tests.support import ROOT, saved_weights
 
 pytest.importorskip("dp_accounting")
 _COUNTS = "it reads class_counts of a client's data beside the gradient of its samples"
@@ -51,6 +51,14 @@ def test_a_method_is_itself_with_whole_batches_or_is_refused_by_name(
     most = 1e-3 if method == "fedfrozen" else 1e-5  # AdamW makes up to 6e-4 of last bits, most for the bias of keys
     for name, tensor in expected.items():
         assert torch.allclose(found[name], tensor, rtol=0, atol=most), name
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - {"scaffold_with_raf"}))
+def test_the_page_says_of_every_method_whether_it_can_be_private(method: str) -> None:
+    text = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    table = dict(line.strip("| ").split(" | ", 1) for line in text.splitlines() if line.startswith("| `method/"))
+    told = table[f"`method/{METHODS[method].name}`"]
+    assert told == ("runs" if method not in REFUSED else f"refused: {REFUSED[method]}")
 
 
 def test_a_second_pass_over_the_data_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
