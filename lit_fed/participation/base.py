@@ -7,7 +7,7 @@ and the same fates without communication.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
@@ -138,6 +138,7 @@ class Participation(ABC):
         self._num_clients: int | None = None
         # None for all clients, at no cost in memory.
         self._seen: NDArray[np.int64] | None = None
+        self._left_out: dict[int, frozenset[int]] = {-1: frozenset()}
 
     def setup(self, num_clients: int, num_samples: Callable[[int], int], seed: int) -> None:
         """Set the population, unseen clients included, and check the settings against it.
@@ -246,12 +247,22 @@ class Participation(ABC):
         selected = self._selected(position)
         return None if selected is None else selected * arrives
 
+    def leave_out(self, clients: Collection[int], round_idx: int) -> None:
+        """Select some clients, and none but these, no more from a round on: their privacy budgets are spent."""
+        self._left_out = {first: out for first, out in self._left_out.items() if first < round_idx}
+        self._left_out[round_idx] = frozenset(clients)
+
+    def left_out(self, round_idx: int) -> frozenset[int]:
+        """The clients that a round leaves out."""
+        return self._left_out[max((first for first in self._left_out if first <= round_idx), default=-1)]
+
     def select(self, round_idx: int) -> list[int]:
         """The cohort of a round, in a fixed but arbitrary order."""
         self._require_setup()
         positions = self._draw(round_idx)
         chosen: list[int] = (positions if self._seen is None else self._seen[positions]).tolist()
-        return chosen
+        out = self.left_out(round_idx)
+        return [one for one in chosen if one not in out] if out else chosen
 
     def plan(self, round_idx: int) -> list[Participant]:
         """The cohort of a round with each client's fate, in the order of `select`."""

@@ -1,5 +1,6 @@
-"""Differential privacy around any method whose reducer is a mean of client updates."""
+"""Differential privacy around a method: of a client with all its data, or of every sample of a client."""
 
 from lit_fed.privacy.client_level import ClientLevel
+from lit_fed.privacy.sample_level import SampleLevel
 
-__all__ = ["ClientLevel"]
+__all__ = ["ClientLevel", "SampleLevel"]

@@ -17,9 +17,13 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from lit_fed.errors import ConfigError
+
+IntArray = NDArray[np.int64]
 
 Sampling = Literal["poisson", "fixed_size", "none"]
 """How a cohort is drawn: each client by itself, a fixed number without replacement, or in no way that is accounted."""
@@ -171,6 +175,98 @@ def _over(mechanism: Mechanism, rounds: int, epsilon: float, delta: float) -> fl
     """By how much some rounds exceed the budget, as a logarithm."""
     spent, _ = mechanism.epsilon({1: rounds}, delta)
     return math.log(spent / epsilon) if spent else -math.inf
+
+
+class SampleAccount:
+    """The privacy of the samples of each client of a population, by the client's q and its noisy steps.
+
+    Args:
+        sizes: Samples of each client, (N,).
+        steps: Steps of each client in a round, (N,).
+        batch_size: B; a client draws each of its n samples with q = min(1, B / n).
+        noise_multiplier: z.
+        delta: δ.
+    """
+
+    def __init__(
+        self, sizes: IntArray, steps: IntArray, batch_size: int, noise_multiplier: float, delta: float
+    ) -> None:
+        self.sizes, self.steps, self.batch_size, self.delta = sizes, steps, batch_size, delta
+        self.noise_multiplier = noise_multiplier
+        self._mechanisms: dict[int, Mechanism] = {}
+        self._found: dict[Any, tuple[float, str]] = {}
+
+    def epsilon(self, rounds: IntArray, repeated: Releases) -> tuple[float, str]:
+        """The largest ε of a client, and its accountant.
+
+        Args:
+            rounds: Rounds in which each client took part, (N,).
+            repeated: Rounds of the run by number of releases; a client counts the most repeated of them as its own.
+        """
+        bounds = [
+            (self._mechanism(size).rdp_epsilon(parts, self.delta), size, parts)
+            for size, parts in self._hardest(rounds, repeated)
+        ]
+        best = (0.0, "RDP")
+        for rdp, size, parts in sorted(bounds, key=lambda one: -one[0]):
+            if rdp <= best[0]:  # an upper bound: no client that follows can be above
+                break
+            best = max(best, self._epsilon(size, parts))
+        return best
+
+    def exceeds(self, rounds: IntArray, repeated: Releases, budget: float) -> NDArray[np.bool_]:
+        """Whether each client's ε exceeds a budget, (N,)."""
+        found = np.zeros(len(self.sizes), bool)
+        for size, steps, taken in self._kinds(rounds):
+            parts = _shared_out(taken, steps, repeated)
+            if self._mechanism(size).rdp_epsilon(parts, self.delta) > budget < self._epsilon(size, parts)[0]:
+                found |= (self.sizes == size) & (self.steps == steps) & (rounds == taken)
+        return found
+
+    def calibrated(self, rounds: IntArray, epsilon: float) -> float:
+        """The smallest noise multiplier with which no client exceeds a budget in some rounds of its own, (N,)."""
+        noise = 0.0
+        for size, parts in self._hardest(rounds, {}):
+            steps = parts[1]
+            tried = Mechanism("poisson", size, min(self.batch_size, size), noise)
+            if not noise or tried.epsilon({1: steps}, self.delta)[0] > epsilon:
+                noise = calibrate("poisson", size, min(self.batch_size, size), steps, epsilon, self.delta)
+        return noise
+
+    def _hardest(self, rounds: IntArray, repeated: Releases) -> list[tuple[int, Releases]]:
+        """Sizes and releases of clients of which no other has both a larger q and more steps."""
+        found, most = list[tuple[int, Releases]](), 0
+        for size, steps, taken in self._kinds(rounds):
+            if steps * taken > most or repeated.keys() - {1}:
+                most = max(most, steps * taken)
+                found.append((size, _shared_out(taken, steps, repeated)))
+        return found
+
+    def _kinds(self, rounds: IntArray) -> list[list[int]]:
+        """Samples, steps a round and rounds of clients that made any, the largest q first."""
+        kinds = np.unique(np.stack([self.sizes, self.steps, rounds], 1), axis=0)
+        found: list[list[int]] = kinds[(kinds[:, 1:] > 0).all(1)].tolist()
+        return sorted(found, key=lambda one: (max(one[0], self.batch_size), -one[1] * one[2]))
+
+    def _mechanism(self, size: int) -> Mechanism:
+        if size not in self._mechanisms:
+            self._mechanisms[size] = Mechanism("poisson", size, min(self.batch_size, size), self.noise_multiplier)
+        return self._mechanisms[size]
+
+    def _epsilon(self, size: int, parts: Releases) -> tuple[float, str]:
+        key = size, *parts.items()
+        if key not in self._found:
+            self._found[key] = self._mechanism(size).epsilon(parts, self.delta)
+        return self._found[key]
+
+
+def _shared_out(rounds: int, steps: int, repeated: Releases) -> Releases:
+    """Releases of a client's steps, if its rounds are the most repeated of the run's."""
+    found: dict[int, int] = {}
+    for repeats, count in sorted(repeated.items(), reverse=True):
+        if repeats > 1 and (own := min(count, rounds)):
+            found[repeats], rounds = own * steps, rounds - own
+    return found | ({1: rounds * steps} if rounds and steps else {})
 
 
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:

@@ -48,6 +48,12 @@ class Released:
         return self.total + (noise / self.grid).round_() * self.grid
 
 
+def grid_of(norm: float, std: float) -> float:
+    """Distance of the multiples to which vectors of some norm are cut, and noise of some standard deviation."""
+    mantissa, exponent = math.frexp(max(norm, std))
+    return math.ldexp(1.0, exponent - (mantissa == 0.5) - _BITS)
+
+
 class Frame:
     """A round's updates as vectors, in the order of their names.
 
@@ -129,8 +135,7 @@ class BoundedSum(Reducer[Released]):
         self.norm = norm
         self._origin = frame.origin(device)
         self._sum = torch.zeros_like(self._origin)
-        mantissa, exponent = math.frexp(max(norm, std))
-        self._grid = math.ldexp(1.0, exponent - (mantissa == 0.5) - _BITS)
+        self._grid = grid_of(norm, std)
         self._waiting: list[Tensor] = []
         self._most = -(-_BLOCK_VALUES // max(len(self._origin), 1))
         self._counts = torch.zeros(2, dtype=torch.float64, device=device)

@@ -11,8 +11,10 @@ files (metrics of clients, means over them, drift, counts, who took part), and c
 metrics.
 """
 _WITHHELD = """\
-Metrics of clients and means over them, counts, and who took part were not written. What the server's process saw of
-updates before the sum was not private against the server itself.
+Metrics of clients and means over them, counts, and who took part were not written.
+"""
+_SERVER = """\
+What the server's process saw of updates before the sum was not private against the server itself.
 """
 _STATES = """\
 The states that clients keep between rounds, the table of them and the data's fingerprints (`checkpoints/clients/`) are
@@ -28,7 +30,7 @@ def card(kept: Mapping[str, Any], withheld: bool) -> str:
     """The card in Markdown.
 
     Args:
-        kept: What `lit_fed.privacy.ClientLevel` keeps.
+        kept: What `lit_fed.privacy.ClientLevel` or `lit_fed.privacy.SampleLevel` keeps.
         withheld: Whether data that are not private were kept out of files.
     """
     simulated = kept["noise_from"] != "a key file"
@@ -49,10 +51,13 @@ def card(kept: Mapping[str, Any], withheld: bool) -> str:
     labels = {
         "mechanism": "mechanism", "participation": "cohorts", "expected_cohort": "expected cohort",
         "clip_norm": "clipping norm", "noise_multiplier": "noise multiplier", "accountant": "accountant",
-        "noise_from": "noise from",
+        "noise_from": "noise from", "batch_size": "expected batch", "steps": "steps of a client in a round",
+        "left_out": "clients left out, as they have spent the budget",
     }  # fmt: skip
-    lines += [f"| {label} | {_text(kept[key])} |" for key, label in labels.items()]
-    lines += ["", "## What is not private", "", _WITHHELD if withheld else _WRITTEN, _STATES]
+    lines += [f"| {label} | {_text(kept[key])} |" for key, label in labels.items() if key in kept]
+    lines += ["", "## What is not private", "", _WITHHELD if withheld else _WRITTEN]
+    lines += [_SERVER] if "expected_cohort" in kept and withheld else []
+    lines += [_STATES]
     if kept["on_client_failure"] == "raise":
         lines += [_RAISE]
     lines += ["Noise is drawn in floating point, and rounded to the grid of the sum; see `lit_fed.privacy.keys`."]

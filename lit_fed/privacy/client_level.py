@@ -6,31 +6,27 @@ McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Langu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from lit_fed.checks import check_range
 from lit_fed.engine.evaluation.protocols import Protocol
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.reducers import Reducer
-from lit_fed.engine.method.wrapper import Privacy, Surroundings
+from lit_fed.engine.method.wrapper import Surroundings
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout, Payload, layout_of
 from lit_fed.errors import ConfigError
 from lit_fed.participation import FullParticipation, Participation, PoissonParticipation, UniformParticipation
 from lit_fed.privacy.accounting import Mechanism, Releases, Sampling, calibrate, check_budget, check_installed
 from lit_fed.privacy.bounded_sum import BoundedSum, Frame, Released, clip
 from lit_fed.privacy.card import card
-from lit_fed.privacy.keys import RunKey
-
-_KEY, _SEED = "a key file", "the seed: a simulation"
+from lit_fed.privacy.keyed import Keyed
 
 
-class ClientLevel(Privacy):
+class ClientLevel(Keyed):
     r"""Clips every client's update, adds noise to their sum, and divides by the expected cohort.
 
     .. math:: x \leftarrow x + \frac{1}{qN} \left[\sum_{k \in S} \min\left(1, \frac{C}{\lVert \Delta_k \rVert}\right)
@@ -60,33 +56,8 @@ class ClientLevel(Privacy):
     """
 
     keeps_finite = True
-
-    def __init__(
-        self,
-        clip_norm: float,
-        noise_multiplier: float | None = None,
-        epsilon: float | None = None,
-        delta: float = 1e-5,
-        key_file: str | None = None,
-        withhold: bool | None = None,
-    ) -> None:
-        check_range("trainer.privacy.clip_norm", clip_norm, above=0)
-        check_range("trainer.privacy.noise_multiplier", noise_multiplier, least=0, null="with epsilon")
-        check_range("trainer.privacy.epsilon", epsilon, above=0, null="with noise_multiplier")
-        check_range("trainer.privacy.delta", delta, above=0, below=1)
-        if (noise_multiplier is None) == (epsilon is None):
-            raise ConfigError(
-                f"trainer.privacy has noise_multiplier {noise_multiplier} and epsilon {epsilon}; give exactly one"
-            )
-        self.clip_norm = clip_norm
-        self.noise_multiplier = noise_multiplier
-        self.epsilon = epsilon
-        self.delta = delta
-        self.key_file = key_file
-        self.withhold = key_file is not None if withhold is None else withhold
-        self._key: RunKey | None = None
-        self._frame: Frame | None = None
-        self._layout: Callable[[Broadcast], Layout]
+    _frame: Frame | None = None
+    _layout: Callable[[Broadcast], Layout]
 
     # ------------------------------------------------------------------ before the first round
 
@@ -100,7 +71,7 @@ class ClientLevel(Privacy):
             "participation": type(participation).__name__, "clients": participation.num_seen,
             "expected_cohort": expected_cohort(participation), "clip_norm": self.clip_norm,
             "noise_multiplier": float(self.noise_multiplier or 0.0), "releases": 0, "epsilon": "0",
-            "delta": self.delta, "on_client_failure": "", "noise_from": _SEED if self.key_file is None else _KEY,
+            "delta": self.delta, "on_client_failure": "", "noise_from": self._noise_from,
             "_key": "", "_budget": self.epsilon or 0.0, "_allowed": 0,
         }  # fmt: skip
 
@@ -169,20 +140,12 @@ class ClientLevel(Privacy):
             population = (sampling_of(around.participation), around.participation.num_seen)
             cohort = expected_cohort(around.participation)
             check_budget(*population, cohort, around.max_rounds, self.epsilon, self.delta)
-        if (file := self.key_file) is None:
-            self._key = RunKey.of_seed(around.seed)
-            return
-        if around.on_client_failure == "raise":
+        if self.key_file is not None and around.on_client_failure == "raise":
             raise ConfigError(
                 "trainer.on_client_failure is raise, so that a client which fails tells by the run's end that it took "
                 "part, which trainer.privacy hides; set it to skip"
             )
-        self._key = key = around.first(lambda: RunKey.of_file(Path(file)))
-        if key.releases and not resumed:
-            raise ConfigError(
-                f"trainer.privacy.key_file {file} was used by a run before; name another, or go on with that run by "
-                "--ckpt_path"
-            )
+        self._open(around, resumed)
 
     def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
         """Find the noise, and go on with the budget that is left."""
@@ -204,15 +167,7 @@ class ClientLevel(Privacy):
 
     def _check_kept(self, around: Surroundings, kept: Mapping[str, Any]) -> None:
         """Refuse to go on with other settings: the accountant takes all rounds for alike."""
-        now = {
-            "clip_norm": self.clip_norm, "delta": self.delta, "epsilon": self.epsilon or 0.0,
-            **({"noise_multiplier": self.noise_multiplier} if self.epsilon is None else {}),
-        }  # fmt: skip
-        for name, value in now.items():
-            if (begun := kept["_budget" if name == "epsilon" else name]) != value:
-                raise ConfigError(
-                    f"trainer.privacy.{name} is {value or None}, and the run began with {begun or None}; keep it"
-                )
+        self._check_settings(kept)
         participation = around.participation
         cohort = (type(participation).__name__, expected_cohort(participation), participation.num_seen)
         if cohort != (begun := (kept["participation"], kept["expected_cohort"], kept["clients"])):
@@ -220,21 +175,6 @@ class ClientLevel(Privacy):
                 "trainer.participation is {} with {:g} of {} clients a round, and the private run began with {} and "
                 "{:g} of {}; keep it".format(*cohort, *begun)
             )
-
-    def _check_key(self, key: RunKey, kept: dict[str, Any]) -> None:
-        """Refuse a key other than the run's first."""
-        if (kept["noise_from"] == _KEY) != (key.path is not None):
-            raise ConfigError(
-                f"trainer.privacy.key_file is {self.key_file}, and the noise of the run so far came from "
-                f"{kept['noise_from']}; keep it"
-            )
-        if key.path is None:
-            return
-        if kept["_key"] and kept["_key"] != key.name:
-            raise ConfigError(
-                f"trainer.privacy.key_file {key.path} holds another key than the run began with; name that one"
-            )
-        kept["_key"] = key.name
 
     def _warn(self, num_clients: int, sampling: Sampling, participation: str, say: Callable[[str], None]) -> None:
         if self.delta > 1 / num_clients:
@@ -328,24 +268,9 @@ class ClientLevel(Privacy):
             return bool(releases[1] > kept["_allowed"])
         return bool(self._mechanism.epsilon(releases, self.delta)[0] > self.epsilon)
 
-    def seal(self, content: Iterable[bytes]) -> str:
-        """See `Wrapper.seal`: by the run's key; a `ConfigError` before `prepare`."""
-        if self._key is None:
-            raise ConfigError(
-                "trainer.privacy: this trainer has not trained, and has no key; copy the checkpoint's file"
-            )
-        return self._key.seal(content)
-
     def card(self, kept: Mapping[str, Any]) -> str:
         """The privacy card."""
         return card(kept, self.withhold)
-
-    def said(self, kept: Mapping[str, Any]) -> str:
-        """The budget spent, and whom it protects."""
-        line = f"privacy     epsilon {kept['epsilon']} at delta {kept['delta']:g} for {kept['unit']}"
-        if self.key_file is not None:
-            return line
-        return f"{line}; a simulation that protects nobody, as noise and cohorts follow from trainer.seed"
 
     def exhausted(self, kept: Mapping[str, Any], round_idx: int) -> str | None:
         """The budget, where a new release of the round would exceed it; one that was made before costs nothing."""

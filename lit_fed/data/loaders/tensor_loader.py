@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from typing import Protocol as Interface
 
@@ -112,6 +112,16 @@ class TensorLoader:
             self._normalize, self.drop_last, self._values_per_sample, self._fresh,
         )  # fmt: skip
 
+    def batches_of(self, chosen: Iterable[Tensor]) -> Iterator[Batch]:
+        """Batches of some positions in `indices`, of any number, also none; augmented as in an iteration."""
+        for positions in chosen:
+            x, y = self._raw(_move(self._indices[positions], self.device))
+            if self._augmentation is not None and self._generator is not None and len(positions):
+                x = self._augmentation.apply(
+                    x, _move(self._augmentation.draw(len(positions), self._generator), x.device)
+                )
+            yield (x if self._normalize is None else self._normalize(x)), y
+
     # The parts of an iteration, for a group of clients that fetches its batches together.
 
     def reads_as(self, other: TensorLoader) -> bool:
@@ -143,8 +153,11 @@ class TensorLoader:
 
     def fetch(self, rows: Tensor) -> Batch:
         """Rows of the tensors as a batch, without augmentation."""
-        x, y = self._inputs.index_select(0, rows), self._targets.index_select(0, rows)
+        x, y = self._raw(rows)
         return (x if self._normalize is None else self._normalize(x)), y
+
+    def _raw(self, rows: Tensor) -> Batch:
+        return self._inputs.index_select(0, rows), self._targets.index_select(0, rows)
 
     def _plan(self) -> tuple[Tensor, Tensor | None]:
         """An epoch's rows in order and its augmentation's random numbers, on the data's device."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -18,12 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from lightning.fabric.utilities import move_data_to_device
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lit_fed.data.loaders.tensor_loader import draw_order, sizes
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed
+from lit_fed.tensors import map_tensors
 
 
 class Key(NamedTuple):
@@ -183,11 +185,23 @@ class WorkerLoader:
         if self.num_samples == 0:
             return
         for prepared in self._pool.batches(self._keys()):
-            batch = move_data_to_device(prepared, self._device)
-            if isinstance(batch, tuple | list):
-                yield (self._finish(batch[0]), *batch[1:])
-            else:
-                yield self._finish(batch)
+            yield self._finished(prepared)
+
+    def batches_of(self, chosen: Iterable[Tensor]) -> Iterator[Any]:
+        """Batches of some positions in `indices`, of any number, also none; each sample's transforms seeded anew."""
+        sizes, keys = list[int](), list[list[Key]]()
+        for positions in chosen:
+            sizes.append(len(positions))
+            indices = self._indices[positions.numpy()] if len(positions) else self._indices[:1]  # for its form
+            seeds = torch.randint(2**62, (len(indices),), generator=self._generator).tolist()
+            keys.append([Key(self._part, idx, seed, None) for idx, seed in zip(indices.tolist(), seeds, strict=True)])
+        for size, prepared in zip(sizes, self._pool.batches(keys), strict=True):
+            batch = self._finished(prepared)
+            yield batch if size else map_tensors(batch, lambda tensor: tensor[:0])
+
+    def _finished(self, prepared: Any) -> Any:
+        batch = move_data_to_device(prepared, self._device)
+        return (self._finish(batch[0]), *batch[1:]) if isinstance(batch, tuple | list) else self._finish(batch)
 
     def _keys(self) -> list[list[Key]]:
         count, generator = self.num_samples, self._generator

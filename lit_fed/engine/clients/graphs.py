@@ -272,18 +272,19 @@ class Graphs:
         self._graphs: OrderedDict[Any, Graph] = OrderedDict()
         self._phase: Any = None
 
-    def enter(self, client: Client) -> None:
+    def enter(self, client: Client) -> bool:
         """Begin a phase of a client: the copies of this phase's tensors become the client's."""
         self._phase = _kind(self._loop, client)
         if (held := self._clients.get(self._phase)) is None:
             self._clients[self._phase] = GraphClient(client)
             if len(self._clients) > _MOST:
                 self._drop(self._clients.popitem(last=False)[0])
-            return
+            return True
         self._clients.move_to_end(self._phase)
         if not held.is_of(client.round_idx):
             self._drop(self._phase)
         held.become(client)
+        return True
 
     def _drop(self, phase: Any) -> None:
         """Drop the graphs of a phase."""

@@ -54,10 +54,10 @@ _REPLACEABLE = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_
 
 
 class Replays(Interface):
-    """Takes gradients in place of forward and backward passes; see `lit_fed.engine.clients.graphs`."""
+    """Takes gradients in place of forward and backward passes, such as `lit_fed.engine.clients.graphs`."""
 
-    def enter(self, client: Client) -> None:
-        """Begin a phase of a client."""
+    def enter(self, client: Client) -> bool:
+        """Begin a phase of a client; returns whether to take its gradients."""
 
     def take(self, batch: Any) -> Tensor:
         """Set the gradients of a batch, log its values, and return its loss."""
@@ -549,8 +549,7 @@ class _ByGradient(_Way):
     def __init__(self, loop: LocalLoop, client: Client, optimizer: Optimizer) -> None:
         super().__init__(loop, client)
         self.optimizer = optimizer
-        if loop.replays is not None:
-            loop.replays.enter(client)
+        self.replays = loop.replays if loop.replays is not None and loop.replays.enter(client) else None
         self._has_gradients = False  # `set_trainable` drops them: a client of one step need not do so again
 
     @override
@@ -563,8 +562,8 @@ class _ByGradient(_Way):
     def take_gradients(self, batch: Any, batch_idx: int, accumulate: int) -> Tensor | None:
         """Loss of a batch, whose gradients are added to those present; None where the task skips the batch."""
         loop, scale = self.loop, 1.0 / accumulate
-        if loop.replays is not None:
-            return loop.replays.take(batch)
+        if self.replays is not None:
+            return self.replays.take(batch)
         if loop.workers.data_parallel:
             world_size, meter = loop.fabric.world_size, loop.state.meter
             batch, fraction = slice_batch(batch, loop.fabric.global_rank, world_size)

@@ -86,6 +86,8 @@ def surroundings(federation: Federation, settings: RunSettings) -> Surroundings:
         broadcast=federation.broadcast(0),
         layout=layout,
         kinds=tuple(kinds.names),
+        loops=federation.loops,
+        work=federation.session.work,
         protocols=tuple(settings.protocols),
         averaged=frozenset(averaged),
         max_rounds=settings.max_rounds,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lit_fed.engine.method.algorithm import Algorithm, Cohort, Server
-from lit_fed.engine.method.client import Client, Stage
+from lit_fed.engine.method.client import Client, LocalWork, Stage
 from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout
 from lit_fed.participation import Participation
@@ -40,6 +40,8 @@ class Surroundings:
         broadcast: The first round's.
         layout: Gives names, types and shapes of a round's updates, by its broadcast; of the first kind of network.
         kinds: Names of the kinds of network.
+        loops: The local loop of each kind (`lit_fed.engine.clients.local.LocalLoop`), whose task is at work.
+        work: Length of a client's training in a round.
         protocols: What is measured.
         averaged: Names of the buffers that are averaged.
         bears: The number of attackers in a cohort that the run's rule bears; None where it states none.
@@ -58,6 +60,8 @@ class Surroundings:
     broadcast: Broadcast
     layout: Callable[[Broadcast], Layout]
     kinds: tuple[str, ...]
+    loops: Mapping[str, Any]
+    work: LocalWork
     protocols: tuple[Any, ...]
     averaged: frozenset[str]
     max_rounds: int

@@ -61,6 +61,8 @@ def refuse(loop: LocalLoop) -> None:
         raise NotVectorizable(f"model {name} optimises by hand")
     if loop.workers.data_parallel:
         raise NotVectorizable("strategy=ddp divides each client's batches over processes")
+    if loop.replays is not None:
+        raise NotVectorizable("trainer.privacy takes the gradient of every sample, of one client at a time")
     if loop.channels_last:
         raise NotVectorizable("trainer.channels_last lays out one client's images")
     if loop.is_mixed:

@@ -1,0 +1,110 @@
+"""What the promises of privacy share: a bound, a budget, and a key from which noise and draws follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lit_fed.checks import check_range
+from lit_fed.engine.method.wrapper import Privacy, Surroundings
+from lit_fed.errors import ConfigError
+from lit_fed.privacy.keys import RunKey
+
+_KEY, _SEED = "a key file", "the seed: a simulation"
+
+
+class Keyed(Privacy):
+    """A bound, a budget and a key.
+
+    Args:
+        clip_norm: C, the bound.
+        noise_multiplier: z. Give this or ``epsilon``.
+        epsilon: The budget, for which z is worked out.
+        delta: δ.
+        key_file: The file that holds the run's key; None for a simulation.
+        withhold: Whether data that are not private are kept out of files; by default where there is a key file.
+    """
+
+    def __init__(
+        self,
+        clip_norm: float,
+        noise_multiplier: float | None = None,
+        epsilon: float | None = None,
+        delta: float = 1e-5,
+        key_file: str | None = None,
+        withhold: bool | None = None,
+    ) -> None:
+        check_range("trainer.privacy.clip_norm", clip_norm, above=0)
+        check_range("trainer.privacy.noise_multiplier", noise_multiplier, least=0, null="with epsilon")
+        check_range("trainer.privacy.epsilon", epsilon, above=0, null="with noise_multiplier")
+        check_range("trainer.privacy.delta", delta, above=0, below=1)
+        if (noise_multiplier is None) == (epsilon is None):
+            raise ConfigError(
+                f"trainer.privacy has noise_multiplier {noise_multiplier} and epsilon {epsilon}; give exactly one"
+            )
+        self.clip_norm = clip_norm
+        self.noise_multiplier = noise_multiplier
+        self.epsilon = epsilon
+        self.delta = delta
+        self.key_file = key_file
+        self.withhold = key_file is not None if withhold is None else withhold
+        self._key: RunKey | None = None
+
+    @property
+    def _noise_from(self) -> str:
+        return _SEED if self.key_file is None else _KEY
+
+    def _open(self, around: Surroundings, resumed: bool) -> None:
+        """Open the key; the first process alone reads its file."""
+        if (file := self.key_file) is None:
+            self._key = RunKey.of_seed(around.seed)
+            return
+        self._key = key = around.first(lambda: RunKey.of_file(Path(file)))
+        if key.releases and not resumed:
+            raise ConfigError(
+                f"trainer.privacy.key_file {file} was used by a run before; name another, or go on with that run by "
+                "--ckpt_path"
+            )
+
+    def _check_settings(self, kept: Mapping[str, Any]) -> None:
+        """Refuse to go on with other settings."""
+        now = {
+            "clip_norm": self.clip_norm, "delta": self.delta, "epsilon": self.epsilon or 0.0,
+            **({"noise_multiplier": self.noise_multiplier} if self.epsilon is None else {}),
+        }  # fmt: skip
+        for name, value in now.items():
+            if (begun := kept["_budget" if name == "epsilon" else name]) != value:
+                raise ConfigError(
+                    f"trainer.privacy.{name} is {value or None}, and the run began with {begun or None}; keep it"
+                )
+
+    def _check_key(self, key: RunKey, kept: dict[str, Any]) -> None:
+        """Refuse a key other than the run's first."""
+        if (kept["noise_from"] == _KEY) != (key.path is not None):
+            raise ConfigError(
+                f"trainer.privacy.key_file is {self.key_file}, and the noise of the run so far came from "
+                f"{kept['noise_from']}; keep it"
+            )
+        if key.path is None:
+            return
+        if kept["_key"] and kept["_key"] != key.name:
+            raise ConfigError(
+                f"trainer.privacy.key_file {key.path} holds another key than the run began with; name that one"
+            )
+        kept["_key"] = key.name
+
+    def seal(self, content: Iterable[bytes]) -> str:
+        """See `Wrapper.seal`: by the run's key; a `ConfigError` before `prepare`."""
+        if self._key is None:
+            raise ConfigError(
+                "trainer.privacy: this trainer has not trained, and has no key; copy the checkpoint's file"
+            )
+        return self._key.seal(content)
+
+    def said(self, kept: Mapping[str, Any]) -> str:
+        """The budget spent, and whom it protects."""
+        line = f"privacy     epsilon {kept['epsilon']} at delta {kept['delta']:g} for {kept['unit']}"
+        if self.key_file is not None:
+            return line
+        return f"{line}; a simulation that protects nobody, as noise and cohorts follow from trainer.seed"

@@ -1,0 +1,307 @@
+r"""Gradients of single samples of an unchanged ``training_step``, clipped and summed exactly, with noise.
+
+.. math:: \tilde g = \frac{1}{B} \left[\sum_i \min\left(1, \frac{C}{\lVert g_i \rVert}\right) g_i +
+    \mathcal{N}(0, z^2 C^2 I)\right]
+
+A sample is a client of a group whose clients share one model: the step runs under ``torch.vmap`` over batches of one
+sample. Clipped gradients are cut to the grid of `lit_fed.privacy.bounded_sum`, so that their sum does not depend on
+their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map
+
+from lit_fed.engine.clients.local import LocalLoop
+from lit_fed.engine.lightning.objective import task_name
+from lit_fed.engine.method.client import Client, Tensors
+from lit_fed.engine.vectorized.alone import aside, closeness
+from lit_fed.engine.vectorized.layers import GroupLayers
+from lit_fed.engine.vectorized.objective import GroupObjective, batch_dims
+from lit_fed.engine.wire.batches import batch_size_of, first_samples
+from lit_fed.errors import ConfigError, LitFedError, reason
+from lit_fed.privacy.bounded_sum import grid_of
+from lit_fed.tensors import map_tensors
+
+_COMPARED = 16  # samples that are taken one by one and as a batch
+_ROUNDING = 1e-6
+_HANDED = (
+    "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "on_train_batch_start",
+    "on_train_batch_end", "on_before_backward", "on_after_backward", "backward", "optimizer_zero_grad",
+)  # fmt: skip
+"""Hooks that are handed a batch or its loss beside the gradient, or take gradients themselves."""
+
+Draw = Callable[[], NDArray[np.bool_]]
+Noise = Callable[[Tensor], Tensor]
+
+
+class PoissonLoader:
+    """Batches in which every sample is by a draw of its own; as many as one pass of another loader has.
+
+    Args:
+        loader: Loads chosen samples.
+        draw: Draws a batch: which samples are in it.
+    """
+
+    def __init__(self, loader: Any, draw: Draw) -> None:
+        self._loader, self._draw = loader, draw
+        self.device, self.num_samples, self.batch_size = loader.device, loader.num_samples, loader.batch_size
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches of different sizes, also empty ones."""
+        drawn: Iterable[NDArray[np.bool_]] = (self._draw() for _ in range(len(self)))
+        yield from self._loader.batches_of(torch.from_numpy(np.flatnonzero(one)) for one in drawn)
+
+
+class SampleGradients:
+    """Takes the noisy sum of clipped gradients in place of a batch's gradient; see `LocalLoop.replays`.
+
+    Args:
+        loop: The loop of the clients' kind.
+        clip_norm: C, over all trained parameters together.
+        physical_batch: Samples whose gradients are in memory at a time.
+        begin: Begins a phase of a client; gives the noise's standard deviation and the expected batch.
+        noise: Noise (d,) of a client's next step, from the sum of clipped gradients (d,); None for none.
+    """
+
+    def __init__(
+        self,
+        loop: LocalLoop,
+        clip_norm: float,
+        physical_batch: int,
+        begin: Callable[[Client], tuple[float, float]],
+        noise: Callable[[Client, Tensor], Tensor | None],
+    ) -> None:
+        self._loop, self._norm, self._most = loop, clip_norm, physical_batch
+        self._begin, self._noise = begin, noise
+        self._trusted: set[Any] = set()
+        self.one_by_one: str | None = None
+        """Why samples are taken in turn, without ``torch.vmap``."""
+
+    def enter(self, client: Client) -> bool:
+        """Take over a phase of training on the client's own data."""
+        if client.stage != "train" or self._loop.state.public:
+            return False
+        std, self._expected = self._begin(client)
+        self._grid = grid_of(self._norm, std)
+        self._client, self._objective = client, self._objective_of(client)
+        return True
+
+    def take(self, batch: Any) -> Tensor:
+        """Set the gradients of a batch, also of an empty one; returns 0 for its loss, which is not private."""
+        model = self._loop.model
+        trained = {name: p for name, p in model.parameters.items() if p.requires_grad}
+        sums = {name: torch.zeros(p.shape, dtype=torch.float64, device=p.device) for name, p in trained.items()}
+        count = batch_size_of(batch)
+        for start in range(0, count, self._most):
+            self._add(_rows(batch, start, self._most, count), min(self._most, count - start), sums)
+        if count > 1 and self._objective.called not in self._trusted:
+            self.check(self._client, first_samples(batch, min(count, _COMPARED)))
+        total = torch.cat([one.reshape(-1) for one in sums.values()])
+        if (noise := self._noise(self._client, total * self._grid)) is not None:
+            total += (noise.to(total.device) / self._grid).round_()
+        total *= self._grid / self._expected
+        parts = total.split([p.numel() for p in trained.values()])
+        for p, part in zip(trained.values(), parts, strict=True):
+            p.grad = part.view(p.shape).to(p.dtype)
+        return torch.zeros((), device=total.device)
+
+    def _add(self, chunk: Any, count: int, sums: Tensors) -> None:
+        """Add the clipped gradients of a chunk's first samples to the sums, in units of the grid; the rest is padding.
+
+        A sample without a finite gradient counts as none: its gradient would be the whole step's.
+        """
+        _, gradients = self._alone(self._objective, chunk)
+        wide = {name: gradient.double() for name, gradient in gradients.items()}
+        norms = torch.stack([one.reshape(len(one), -1).square().sum(1) for one in wide.values()]).sum(0).sqrt()
+        weights = (self._norm / norms).clamp(max=1.0) / self._grid
+        counts = norms.isfinite() & (torch.arange(len(norms), device=norms.device) < count)
+        for name, one in wide.items():
+            scaled = (one * weights.view(-1, *(1 for _ in one.shape[1:]))).trunc_()
+            scaled[~counts] = 0
+            sums[name] += scaled.sum(0)
+
+    # ------------------------------------------------------------------ the unchanged step
+
+    def _objective_of(self, client: Client) -> GroupObjective:
+        objective = GroupObjective(self._loop, [client])
+        objective.client.id, objective.client.steps = client.id, client.steps  # there is one client
+        return objective
+
+    def _alone(self, objective: GroupObjective, chunk: Any, dropout: Any = None) -> tuple[Tensor, Tensors]:
+        """Every sample's objective (b,) and gradients (b, …)."""
+        size = batch_size_of(chunk)
+        if self.one_by_one is not None:
+            each = [self._together(objective, _rows(chunk, idx, 1, size), dropout) for idx in range(size)]
+            gradients = {name: torch.stack([own[name] for _, own in each]) for name in each[0][1]}
+            return torch.stack([loss for loss, _ in each]), gradients
+
+        def run(parameters: Tensors, buffers: Tensors) -> Tensor:
+            dims = {name: 0 if tensor.requires_grad else None for name, tensor in parameters.items()}
+            step = torch.vmap(objective._step_on_sample, (dims, None, batch_dims(chunk), None), randomness="different")
+            found: Tensor = step(parameters, buffers, chunk, self._own(objective))[0]
+            return found
+
+        return self._gradients(objective, run, lambda p: p.expand(size, *p.shape), dropout)
+
+    def _together(self, objective: GroupObjective, batch: Any, dropout: Any) -> tuple[Tensor, Tensors]:
+        """The objective of a batch () and its gradients."""
+
+        def run(parameters: Tensors, buffers: Tensors) -> Tensor:
+            found: Tensor = objective._step(parameters, buffers, batch, self._own(objective))[0]
+            return found
+
+        return self._gradients(objective, run, lambda p: p.clone(), dropout)
+
+    def _gradients(
+        self,
+        objective: GroupObjective,
+        run: Callable[[Tensors, Tensors], Tensor],
+        leaf: Callable[[Tensor], Tensor],
+        dropout: Any,
+    ) -> tuple[Tensor, Tensors]:
+        loop = self._loop
+        parameters = {
+            name: leaf(p.detach()).requires_grad_() if p.requires_grad else p.detach()
+            for name, p in loop.model.parameters.items()
+        }
+        buffers = loop.model.copy(loop.model.buffers)
+        before = {name: tensor.clone() for name, tensor in buffers.items()}
+        updates = sum(metric.update_count for metric in loop.metrics)
+        try:
+            with (
+                self._at_work(objective), sdpa_kernel(SDPBackend.MATH), loop.autocast(),
+                GroupLayers(dropout, by_sample=True) as layers,
+            ):  # fmt: skip
+                loss = run(parameters, buffers)
+            objective.called = tuple(layers.sequence)
+            leaves = {name: p for name, p in parameters.items() if p.requires_grad}
+            found = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
+        except LitFedError as error:
+            raise _cannot(loop, str(error)) from error
+        except Exception as error:  # whatever a task's own code raises
+            raise _Unmapped(str(_cannot(loop, reason(error)))) from error
+        if odd := objective._rebound + [n for n, tensor in buffers.items() if not torch.equal(tensor, before[n])]:
+            raise _cannot(loop, f"it writes the buffer {odd[0]!r}, past the bound on a sample's gradient")
+        if sum(metric.update_count for metric in loop.metrics) > updates:
+            raise _cannot(loop, "it updates a torchmetrics object, past the bound on a sample's gradient")
+        gradients = {
+            name: torch.zeros_like(p) if grad is None else grad
+            for (name, p), grad in zip(leaves.items(), found, strict=True)
+        }
+        return loss.detach(), gradients
+
+    @contextmanager
+    def _at_work(self, objective: GroupObjective) -> Iterator[None]:
+        """Let the task run as the objective's client; what it logs is of single samples, and dropped."""
+        state = self._loop.state
+        before = state.client, state.meter
+        state.client, state.meter = objective.client, objective.recorder
+        try:
+            yield
+        finally:
+            state.client, state.meter = before
+
+    @staticmethod
+    def _own(objective: GroupObjective) -> dict[str, Any]:
+        found: dict[str, Any] = tree_map(lambda tensor: tensor[0], objective._own)
+        return found
+
+    # ------------------------------------------------------------------ samples that are mixed
+
+    def settle(self, client: Client, batch: Any) -> None:
+        """`check`, which settles whether samples are taken in turn: where ``torch.vmap`` cannot, as for an LSTM."""
+        try:
+            self.check(client, batch)
+        except _Unmapped as error:
+            self.one_by_one = reason(error.__cause__ or error)
+            self.check(client, batch)
+
+    def check(self, client: Client, batch: Any) -> None:
+        """Refuse a step whose batch is not the mean of its samples, wherever it does what it has not done before.
+
+        Args:
+            client: Whose.
+            batch: Two samples or more; dropout is left out.
+        """
+        loop, objective = self._loop, self._objective_of(client)
+        with aside(loop):
+            self._alone(objective, batch)
+            called = objective.called
+            one_by_one, singles = self._alone(objective, batch, _no_dropout)
+            loss, gradients = self._together(objective, batch, _no_dropout)
+        close = closeness(loop)
+        off = (one_by_one.mean() - loss).abs()
+        apart = _norm([singles[name].mean(0) - gradients[name] for name in gradients])
+        if off > close * (1 + loss.abs()) or apart > close * _norm(gradients.values()) + _ROUNDING * (1 + loss.abs()):
+            raise _cannot(
+                loop, "it mixes the samples of a batch: the loss or the gradient is not the mean of its samples' alone"
+            )
+        self._trusted.add(called)
+
+
+class _Unmapped(ConfigError):
+    """A step that fails."""
+
+
+def refuse(loop: LocalLoop) -> None:
+    """Refuse a task or a setting with a known obstacle to a bound on single samples."""
+    task, name = loop.model.task, task_name(loop.objective)
+    if not loop.objective.automatic_optimization:
+        raise _cannot(loop, "it optimises by hand")
+    if odd := [key for key, module in task.named_modules() if isinstance(module, _BatchNorm)]:
+        raise _cannot(loop, f"batch norm in {odd[0]!r} mixes the samples of a batch; take group norm")
+    for hook in _HANDED:
+        if hook in loop.replaced or loop.listeners(hook):
+            raise ConfigError(
+                f"trainer.privacy: model {name} or a callback has {hook}, which sees samples past the bound on their "
+                "gradients; leave it out"
+            )
+    if loop.workers.data_parallel:
+        raise ConfigError("trainer.privacy is SampleLevel, and strategy=ddp divides each client's batches; use clients")
+    if loop.scaler is not None:
+        raise ConfigError("trainer.privacy is SampleLevel, and precision 16-mixed scales gradients; use bf16-mixed")
+    if loop.replays is not None:
+        raise ConfigError("trainer.privacy is SampleLevel, and trainer.compile is graph; set compile to false")
+    if (accumulate := loop.gradients.accumulate) > 1:
+        raise ConfigError(
+            f"trainer.accumulate_grad_batches is {accumulate}, and every batch of SampleLevel is a step with noise of "
+            "its own; set it to 1, and raise data.batch_size: physical_batch bounds the memory"
+        )
+
+
+def _cannot(loop: LocalLoop, why: str) -> ConfigError:
+    return ConfigError(
+        f"trainer.privacy: SampleLevel cannot bound what a sample does to model {task_name(loop.objective)}: {why}"
+    )
+
+
+def _rows(batch: Any, start: int, most: int, count: int) -> Any:
+    """Samples of a batch, padded to a fixed number, so that no sample's bits depend on how many there are."""
+    places = torch.arange(start, start + most).clamp(max=count - 1)
+
+    def chosen(tensor: Tensor) -> Tensor:
+        return tensor[places.to(tensor.device)] if tensor.ndim and len(tensor) == count else tensor
+
+    return map_tensors(batch, chosen)
+
+
+def _norm(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.stack([tensor.double().square().sum() for tensor in tensors]).sum().sqrt()
+
+
+def _no_dropout(input: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
+    return input

@@ -1,0 +1,427 @@
+r"""Differential privacy at sample level: what a client sends hardly depends on any one of its samples.
+
+Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang: "Deep Learning with Differential Privacy", CCS 2016, Algorithm
+1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from lit_fed.checks import check_range
+from lit_fed.engine.clients.executor import untrained_answer
+from lit_fed.engine.clients.local import num_batches
+from lit_fed.engine.evaluation.protocols import Protocol
+from lit_fed.engine.method.algorithm import Cohort
+from lit_fed.engine.method.client import Client, Pass, Phase
+from lit_fed.engine.method.wrapper import Surroundings
+from lit_fed.engine.vectorized.alone import aside
+from lit_fed.engine.wire.batches import batch_size_of, first_samples
+from lit_fed.engine.wire.payload import ClientUpdate
+from lit_fed.errors import ConfigError
+from lit_fed.participation import Fate
+from lit_fed.privacy.accounting import IntArray, Releases, SampleAccount, check_installed
+from lit_fed.privacy.card import card
+from lit_fed.privacy.keyed import Keyed
+from lit_fed.privacy.sample_gradients import PoissonLoader, SampleGradients, refuse
+
+_MOST = 4096  # samples of an expected batch: sums of up to 8,192 clipped gradients are exact
+_COMPARED = 16
+_PUBLIC = (
+    "batch_size", "client_names", "has_val", "input_shape", "num_clients", "num_classes", "num_samples",
+    "public_loader",
+)  # fmt: skip
+
+
+class SampleLevel(Keyed):
+    r"""Clips the gradient of every sample, adds noise to the sum of a batch, and divides by the expected batch.
+
+    .. math:: \tilde g = \frac{1}{B} \left[\sum_{i \in S} \min\left(1, \frac{C}{\lVert g_i \rVert}\right) g_i +
+        \mathcal{N}(0, z^2 C^2 I)\right]
+
+    Every sample of a client is in a batch S by a draw of its own with probability q = min(1, B / n), B being
+    ``data.batch_size``; the expected size qn divides the sum. An empty batch is a step of noise alone. The client adds
+    the noise, so that what it sends is private against the server too.
+
+    Args:
+        clip_norm: C, the largest norm of a sample's gradient, over all trained parameters together.
+        noise_multiplier: z. Give this or ``epsilon``.
+        epsilon: The budget of every client, for which z is worked out, by the cohorts of ``trainer.max_rounds`` rounds.
+            A client that a round beyond them would take beyond the budget is left out.
+        delta: δ, the chance of a breach that ε does not cover; below 1/n for clients of n samples.
+        physical_batch: Samples whose gradients are in memory at a time.
+        key_file: The file that holds the key of noise and batches, as for `ClientLevel`.
+        withhold: Whether data that are not private are kept out of files; by default where there is a key file.
+
+    Raises:
+        ConfigError: For values out of range, or both or neither of ``noise_multiplier`` and ``epsilon``.
+
+    Note:
+        A neighbour of a data set has one sample's data replaced by none; the number of a client's samples is public, as
+        q follows from it. Batches have no largest size: nothing is dropped, and the account is of Poisson batches.
+        Nothing is logged in training, as a mean of losses is not private.
+    """
+
+    keeps_finite = True
+
+    def __init__(
+        self,
+        clip_norm: float,
+        noise_multiplier: float | None = None,
+        epsilon: float | None = None,
+        delta: float = 1e-5,
+        physical_batch: int = 64,
+        key_file: str | None = None,
+        withhold: bool | None = None,
+    ) -> None:
+        super().__init__(clip_norm, noise_multiplier, epsilon, delta, key_file, withhold)
+        check_range("trainer.privacy.physical_batch", physical_batch, least=1)
+        self.physical_batch = physical_batch
+        self._client: Client | None = None
+        self._drawn = self._stepped = 0
+        self._noise = math.nan
+
+    # ------------------------------------------------------------------ before the first round
+
+    def setup(self, around: Surroundings) -> dict[str, Any]:
+        """Refuse what reads samples beside their gradients; returns the account before the first round."""
+        self._check(around)
+        (loop,) = around.loops.values()
+        refuse(loop)
+        self._gradients = SampleGradients(loop, self.clip_norm, self.physical_batch, self._enter, self._noise_of)
+        data, client = around.data, self._asked(around, loop)
+        with aside(loop):
+            phases = _phases(around, client)
+            self._try(around, client, phases)
+        loop.replays = self._gradients
+        ids = range(data.num_clients)
+        self._sizes = np.array([data.num_samples(one) for one in ids], np.int64)
+        self._steps = sum((_steps(phase, self._sizes, data.batch_size) for phase in phases), np.zeros_like(self._sizes))
+        return {
+            "mechanism": "SampleLevel", "unit": "one sample of a client", "accountant": "",
+            "relation": "the data of one sample replaced by none", "batch_size": data.batch_size,
+            "steps": f"{self._steps.min()} to {self._steps.max()}", "clip_norm": self.clip_norm,
+            "noise_multiplier": float(self.noise_multiplier or 0.0), "left_out": 0, "releases": 0, "epsilon": "0",
+            "delta": self.delta, "on_client_failure": "", "noise_from": self._noise_from,
+            "_rounds": torch.zeros(data.num_clients, dtype=torch.int64), "_sizes": torch.from_numpy(self._sizes.copy()),
+            "_steps": torch.from_numpy(self._steps.copy()), "_key": "", "_budget": self.epsilon or 0.0, "_allowed": 0,
+            "_counted": 0,
+        }  # fmt: skip
+
+    def _check(self, around: Surroundings) -> None:
+        data, method = around.data, type(around.algorithm).__name__
+        if len(data.clients) < data.num_clients:
+            raise ConfigError(
+                "trainer.privacy is SampleLevel, which clients on other machines do not have yet; run a simulation"
+            )
+        if (why := data.pooled()) is not None:
+            raise ConfigError(f"trainer.privacy: {why}")
+        if (mixed := data.mixed_by) is not None:
+            raise ConfigError(
+                f"trainer.privacy bounds what a sample does, and {mixed} draws from all samples at once; leave it out"
+            )
+        if len(around.kinds) > 1:
+            raise ConfigError("trainer.privacy needs one kind of network; trainer.kinds has several")
+        if data.batch_size > _MOST:
+            raise ConfigError(f"data.batch_size is {data.batch_size}; SampleLevel sums up to {_MOST} samples exactly")
+        if not around.layout(around.broadcast):
+            raise ConfigError(f"trainer.privacy has nothing to protect: clients of {method} send nothing; leave it out")
+        parts = around.algorithm.reducer(around.server).parts()
+        if parts is not None and not all(part.uniform for part in parts):
+            raise ConfigError(
+                f"trainer.privacy: {method} weighs clients by their samples, which tells of each; set "
+                "algorithm.weighting to uniform"
+            )
+        if around.averaged:
+            raise ConfigError(
+                f"trainer.privacy: the model has buffers that are averaged, such as {min(around.averaged)!r}; set "
+                "trainer.buffers to local or server"
+            )
+        if around.participation.by_data:
+            raise ConfigError(
+                f"trainer.privacy cannot account for {type(around.participation).__name__}, which draws clients by "
+                "their data; take PoissonParticipation"
+            )
+        stragglers = around.participation.stragglers
+        if stragglers is not None and stragglers.late == "next_round":
+            raise ConfigError(
+                "trainer.privacy accounts for a round's own cohort, and participation.stragglers.late is next_round; "
+                "set it to lost"
+            )
+        if odd := [type(one).__name__ for one in around.protocols if type(one).layout is not Protocol.layout]:
+            raise ConfigError(
+                f"trainer.protocols has {odd[0]}, for which clients send tensors past trainer.privacy; leave it out"
+            )
+
+    def _asked(self, around: Surroundings, loop: Any) -> Client:
+        """A client whose data beside the gradient are refused by name."""
+        data: Any = _Guarded(around.data, type(around.algorithm).__name__)
+        received = around.broadcast.payloads[around.kinds[0]]
+        return Client(
+            0, 0, "train", around.seed, loop.model, data, around.work, received=received, task_run=loop.state.task_run
+        )
+
+    def _try(self, around: Surroundings, client: Client, phases: list[Phase]) -> None:
+        """Compare samples of the first client that has two, alone and in a batch."""
+        (loop,), data = around.loops.values(), around.data
+        for client_id in data.clients:
+            if data.num_samples(client_id) > 1:
+                loader = _drawing(data.train_loader(client_id, torch.Generator().manual_seed(0)))
+                batch = first_samples(next(iter(loop.batches(loader))), _COMPARED)
+                if batch_size_of(batch) > 1:
+                    client.id = client_id
+                    loop.objective.train()
+                    for phase in phases:
+                        client.phase = phase.name
+                        loop.model.set_trainable(phase.trains)
+                        self._gradients.settle(client, batch)
+                    if self._gradients.one_by_one is not None:
+                        around.say(
+                            "trainer.privacy takes the samples of a batch in turn, which is slow: "
+                            + self._gradients.one_by_one
+                        )
+                return
+
+    def prepare(self, around: Surroundings, resumed: bool) -> None:
+        """Open the key; a `ConfigError` if it cannot be read, or the accountant is not installed."""
+        check_installed()
+        self._around = around
+        self._open(around, resumed)
+
+    def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
+        """Find the noise, and go on with what is left of each client's budget."""
+        assert self._key is not None
+        self._check_settings(kept)
+        self._check_key(self._key, kept)
+        same = torch.equal(kept["_sizes"], torch.from_numpy(self._sizes))
+        if not same or not torch.equal(kept["_steps"], torch.from_numpy(self._steps)):
+            raise ConfigError(
+                "trainer.privacy: clients have other samples, batches or steps a round than the run began with; keep "
+                "data.batch_size and trainer.local_epochs or local_steps"
+            )
+        self._participation = around.participation
+        self._participation.leave_out((), 0)
+        if self._key.path is not None:
+            around.participation.reseed(self._key.seed("cohort"))
+        if self.epsilon is not None and not kept["_allowed"]:
+            kept["_allowed"] = around.max_rounds
+            planned = self._worked(range(around.max_rounds))
+            kept["noise_multiplier"] = self._account_of(1.0).calibrated(planned, self.epsilon)
+        self._account, self._noise = self._account_of(kept["noise_multiplier"]), kept["noise_multiplier"]
+        kept["on_client_failure"] = around.on_client_failure
+        self._rest(kept)
+        for round_idx in sorted(set(self._key.releases.values())):  # a checkpoint may be older than the last release
+            self._count(round_idx, kept)
+        if self.delta > 1 / max(1, int(self._sizes.max())):
+            around.say(
+                f"warning: trainer.privacy.delta is {self.delta}, above 1/{self._sizes.max()}: that allows a sample of "
+                "the largest client to be published outright; give less"
+            )
+
+    def _account_of(self, noise_multiplier: float) -> SampleAccount:
+        batch_size = self._around.data.batch_size
+        return SampleAccount(self._sizes, self._steps, batch_size, noise_multiplier, self.delta)
+
+    # ------------------------------------------------------------------ a client's work
+
+    def loader(self, loader: Iterable[Any], client: Client) -> Iterable[Any]:
+        """Batches in which every sample is by a draw of its own."""
+        self._meet(client)
+        count = client.num_samples
+        rate = min(1.0, client.population.batch_size / max(count, 1))
+
+        def draw() -> NDArray[np.bool_]:
+            assert self._key is not None
+            self._drawn += 1  # by number in the round: no two batches of a client are the same draw
+            seed = self._key.seed("batch", client.round_idx, client.id, self._drawn)
+            return np.random.default_rng(seed).random(count) < rate
+
+        return PoissonLoader(_drawing(loader), draw)
+
+    def _meet(self, client: Client) -> None:
+        if self._client is not client:
+            self._client, self._drawn, self._stepped = client, 0, 0
+
+    def _enter(self, client: Client) -> tuple[float, float]:
+        """The noise's standard deviation, and the expected batch."""
+        self._meet(client)
+        if not self._noise >= 0:
+            raise ConfigError("trainer.privacy: no noise is known before the run begins")
+        return self._noise * self.clip_norm, float(min(client.population.batch_size, client.num_samples))
+
+    def _noise_of(self, client: Client, total: Tensor) -> Tensor | None:
+        """Noise of a client's next step: of its sum too, where there is a key, so that no two sums have the same."""
+        assert self._key is not None
+        if self._stepped >= self._steps[client.id]:
+            raise ConfigError(
+                f"trainer.privacy: client {client.id} makes more steps than the {self._steps[client.id]} that are "
+                "accounted for; give every client of a round the same phases"
+            )
+        self._stepped += 1
+        if not self._noise:
+            return None
+        name = self._key.release(client.round_idx, (client.id, self._stepped), total.cpu().numpy())
+        return torch.from_numpy(self._key.noise(name, len(total)) * (self._noise * self.clip_norm))
+
+    def on_client(self, update: ClientUpdate, client: Client) -> ClientUpdate:
+        """Let go of the client, which sends what follows from noisy gradients."""
+        self._client = None
+        return update
+
+    # ------------------------------------------------------------------ a round
+
+    def release(self, aggregate: Any, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
+        """Count a round for the clients that worked in it, before anybody sees its result."""
+        assert self._key is not None
+        key, round_idx = self._key, cohort.round_idx
+        name = key.release(round_idx, cohort.delivered, _numbers(aggregate) if key.path is not None else np.empty(0))
+        self._count(round_idx, kept)
+        if key.path is not None and name not in key.releases:
+            self._record(name, round_idx, kept)
+        kept["releases"] = kept["releases"] + 1 if key.path is None else len(key.releases)
+        spent, kept["accountant"] = self._account.epsilon(kept["_rounds"].numpy(), self._repeated())
+        kept["epsilon"] = f"{spent:.6g}"
+        return aggregate, cohort, {"privacy/epsilon": spent, "privacy/clip_norm": self.clip_norm}
+
+    def _count(self, round_idx: int, kept: dict[str, Any]) -> None:
+        """Count a round, unless it is counted, for the clients that work in it."""
+        if round_idx >= kept["_counted"]:
+            kept["_rounds"] = kept["_rounds"] + torch.from_numpy(self._worked([round_idx]))
+            kept["_counted"] = round_idx + 1
+            self._rest(kept)
+
+    def _worked(self, rounds: Iterable[int]) -> IntArray:
+        """In how many of some rounds each client works, (N,)."""
+        found = np.zeros_like(self._sizes)
+        for round_idx in rounds:
+            plan = self._participation.plan(round_idx)
+            found[[one.client_id for one in plan if one.fate is not Fate.LOST_BEFORE]] += 1
+        return found
+
+    def _record(self, name: str, round_idx: int, kept: dict[str, Any]) -> None:
+        """Write a new release into the key's file; a round that comes out differently is released once more."""
+        assert self._key is not None
+        key, again = self._key, dict(self._key.releases) | {name: round_idx}
+        if self.epsilon is not None and round_idx in key.releases.values():
+            over = self._account.exceeds(kept["_rounds"].numpy(), _repeats(again), self.epsilon)
+            if over.any():
+                raise ConfigError(
+                    f"round {round_idx} was released before and comes out differently now; releasing it again would "
+                    f"exceed trainer.privacy.epsilon {self.epsilon}, so that the run ends here"
+                )
+        self._around.first(lambda: key.record(name, round_idx))
+        key.releases[name] = round_idx
+        self._rest(kept)
+
+    def _repeated(self) -> Releases:
+        assert self._key is not None
+        return _repeats(self._key.releases)
+
+    def _rest(self, kept: dict[str, Any]) -> None:
+        """Leave out the clients that another round would take beyond the budget."""
+        rounds, repeated = kept["_rounds"].numpy(), self._repeated()
+        over = np.zeros(len(rounds), bool)
+        is_planned = kept["_counted"] < kept["_allowed"] and not repeated.keys() - {1}
+        if self.epsilon is not None and not is_planned:
+            over = self._account.exceeds(rounds + 1, repeated, self.epsilon)
+        before, kept["left_out"] = kept["left_out"], int(over.sum())
+        self._participation.leave_out(np.flatnonzero(over).tolist(), kept["_counted"])
+        if (more := kept["left_out"] - before) > 0:
+            self._around.say(
+                f"trainer.privacy: {more} clients have spent epsilon {self.epsilon}, and are left out from now on"
+            )
+
+    def exhausted(self, kept: Mapping[str, Any], round_idx: int) -> str | None:
+        """The budget, where it leaves out every client."""
+        if not set(self._participation.seen_clients.tolist()) <= self._participation.left_out(round_idx):
+            return None
+        return (
+            f"trainer.privacy: every client has spent epsilon {self.epsilon} at delta {self.delta}; the run ends here"
+        )
+
+    def card(self, kept: Mapping[str, Any]) -> str:
+        """The privacy card."""
+        return card(kept, self.withhold)
+
+
+class _Own(list[Any]):
+    """Stands for the batches of a client's own data, where a method is asked for its phases."""
+
+    num_samples = 0
+    batch_size = 1
+
+
+class _Guarded:
+    """Data of which a method may read only what is public: everything else is beside the gradient."""
+
+    def __init__(self, data: Any, method: str) -> None:
+        self._data, self._method = data, method
+
+    def train_loader(self, *_args: Any, **_kwargs: Any) -> _Own:
+        return _Own()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _PUBLIC:
+            raise ConfigError(
+                f"trainer.privacy cannot go around {self._method}: it reads {name} of a client's data beside the "
+                "gradient of its samples"
+            )
+        return getattr(self._data, name)
+
+
+def _drawing(loader: Any) -> Any:
+    """A loader, if it can load any samples."""
+    if not hasattr(loader, "batches_of"):
+        raise ConfigError(
+            f"trainer.privacy: the data come from a {type(loader).__name__}, which cannot draw every sample by itself; "
+            "take data without views"
+        )
+    return loader
+
+
+def _phases(around: Surroundings, client: Client) -> list[Phase]:
+    """The phases of a client's work on its own data, of a method that reads them nowhere else."""
+    method = type(around.algorithm).__name__
+    untrained_answer(client, around.algorithm)
+    found: list[Phase] = []
+    for one in around.algorithm.phases(client):
+        if not isinstance(one.loader, _Own):
+            continue
+        if isinstance(one, Pass) or not one.moves:
+            raise ConfigError(
+                f"trainer.privacy cannot go around {method}: its {one.name!r} reads a client's data beside the steps "
+                "of its training"
+            )
+        found.append(one)
+    return found
+
+
+def _steps(phase: Phase, sizes: IntArray, batch_size: int) -> IntArray:
+    """Steps of a phase for clients of some sizes; a client without samples makes none."""
+    made = dict.fromkeys(set(sizes.tolist()), 0)
+    for size in made.keys() - {0}:
+        batches = -(-size // batch_size)
+        steps = num_batches(Phase(phase.name, range(batches), phase.epochs, phase.steps))
+        made[size] = int(phase.epochs or 0) * batches if steps is None else steps
+    return np.array([made[size] for size in sizes.tolist()], np.int64)
+
+
+def _repeats(releases: Mapping[str, int]) -> Releases:
+    """Number of rounds by number of releases."""
+    return Counter(Counter(releases.values()).values())
+
+
+def _numbers(aggregate: Any) -> NDArray[np.float64]:
+    """All tensors of a reducer's result, one after the other."""
+    tensors = [leaf for leaf in tree_leaves(aggregate) if isinstance(leaf, Tensor)]
+    parts = [tensor.detach().double().reshape(-1).cpu().numpy() for tensor in tensors]
+    return np.concatenate([np.empty(0), *parts])
