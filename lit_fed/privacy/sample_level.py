@@ -104,7 +104,7 @@ class SampleLevel(Keyed):
             self._try(around, client, phases)
         loop.replays = self._gradients
         ids = range(data.num_clients)
-        self._sizes = np.array([data.num_samples(one) for one in ids], np.int64)
+        self._sizes = np.array([data.census.num_samples(one) for one in ids], np.int64)
         self._steps = sum((_steps(phase, self._sizes, data.batch_size) for phase in phases), np.zeros_like(self._sizes))
         return {
             "mechanism": "SampleLevel", "unit": "one sample of a client", "accountant": "",
@@ -119,7 +119,7 @@ class SampleLevel(Keyed):
 
     def _check(self, around: Surroundings) -> None:
         data, method = around.data, type(around.algorithm).__name__
-        if len(data.clients) < data.num_clients:
+        if len(data.census.clients) < data.num_clients:
             raise ConfigError(
                 "trainer.privacy is SampleLevel, which clients on other machines do not have yet; run a simulation"
             )
@@ -173,8 +173,8 @@ class SampleLevel(Keyed):
     def _try(self, around: Surroundings, client: Client, phases: list[Phase]) -> None:
         """Compare samples of the first client that has two, alone and in a batch."""
         (loop,), data = around.loops.values(), around.data
-        for client_id in data.clients:
-            if data.num_samples(client_id) > 1:
+        for client_id in data.census.clients:
+            if data.census.num_samples(client_id) > 1:
                 loader = _drawing(data.train_loader(client_id, torch.Generator().manual_seed(0)))
                 batch = first_samples(next(iter(loop.batches(loader))), _COMPARED)
                 if batch_size_of(batch) > 1:
