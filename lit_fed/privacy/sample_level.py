@@ -37,7 +37,7 @@ from lit_fed.privacy.sample_gradients import PoissonLoader, SampleGradients, ref
 _MOST = 4096  # samples of an expected batch: sums of up to 8,192 clipped gradients are exact
 _COMPARED = 16
 _PUBLIC = (
-    "batch_size", "client_names", "has_val", "input_shape", "num_clients", "num_classes", "num_samples",
+    "batch_size", "census", "client_names", "has_val", "input_shape", "num_clients", "num_classes", "num_samples",
     "public_loader",
 )  # fmt: skip
 
@@ -146,10 +146,12 @@ class SampleLevel(Keyed):
                 f"trainer.privacy: the model has buffers that are averaged, such as {min(around.averaged)!r}; set "
                 "trainer.buffers to local or server"
             )
-        if around.participation.by_data:
+        participation = around.participation
+        if not participation.one_model or participation.by_data:
+            why = "draws clients by their data" if participation.by_data else "lets each client work in its own time"
             raise ConfigError(
-                f"trainer.privacy cannot account for {type(around.participation).__name__}, which draws clients by "
-                "their data; take PoissonParticipation"
+                f"trainer.privacy cannot account for {type(participation).__name__}, which {why}; take "
+                "PoissonParticipation"
             )
         stragglers = around.participation.stragglers
         if stragglers is not None and stragglers.late == "next_round":
@@ -375,7 +377,8 @@ class _Guarded:
                 f"trainer.privacy cannot go around {self._method}: it reads {name} of a client's data beside the "
                 "gradient of its samples"
             )
-        return getattr(self._data, name)
+        value = getattr(self._data, name)
+        return _Guarded(value, self._method) if name == "census" else value
 
 
 def _drawing(loader: Any) -> Any:
