@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
 from lit_fed.engine.clients.local import LocalLoop
@@ -35,6 +34,7 @@ from lit_fed.tensors import map_tensors
 
 _COMPARED = 16  # samples that are taken one by one and as a batch
 _ROUNDING = 1e-6
+_BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _HANDED = (
     "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "on_train_batch_start",
     "on_train_batch_end", "on_before_backward", "on_after_backward", "backward", "optimizer_zero_grad",
@@ -262,7 +262,7 @@ def refuse(loop: LocalLoop) -> None:
     task, name = loop.model.task, task_name(loop.objective)
     if not loop.objective.automatic_optimization:
         raise _cannot(loop, "it optimises by hand")
-    if odd := [key for key, module in task.named_modules() if isinstance(module, _BatchNorm)]:
+    if odd := [key for key, module in task.named_modules() if isinstance(module, _BATCH_NORM)]:
         raise _cannot(loop, f"batch norm in {odd[0]!r} mixes the samples of a batch; take group norm")
     for hook in _HANDED:
         if hook in loop.replaced or loop.listeners(hook):

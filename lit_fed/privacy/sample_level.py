@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten
 
 from lit_fed.checks import check_range
 from lit_fed.engine.clients.executor import untrained_answer
@@ -425,6 +425,6 @@ def _repeats(releases: Mapping[str, int]) -> Releases:
 
 def _numbers(aggregate: Any) -> NDArray[np.float64]:
     """All tensors of a reducer's result, one after the other."""
-    tensors = [leaf for leaf in tree_leaves(aggregate) if isinstance(leaf, Tensor)]
+    tensors = [leaf for leaf in tree_flatten(aggregate)[0] if isinstance(leaf, Tensor)]
     parts = [tensor.detach().double().reshape(-1).cpu().numpy() for tensor in tensors]
     return np.concatenate([np.empty(0), *parts])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -282,3 +283,28 @@ def test_a_step_that_begins_to_mix_samples_later_is_refused_there(tmp_path: Path
 
     with pytest.raises(Exception, match=MIXES):
         run(tmp_path, PICTURES["linear"](), task=Later, **{"max_rounds": 2})
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp", "layer_norm", "group_norm"])
+def test_gradients_are_opacus_own(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opacus = pytest.importorskip("opacus")
+    take, seen = SampleGradients.take, 0
+
+    def compared(self: SampleGradients, batch: tuple[Tensor, Tensor]) -> Tensor:
+        nonlocal seen
+        _, found = self._alone(self._objective, batch)
+        network = deepcopy(self._loop.model.task.network)
+        for module in network.modules():
+            if isinstance(module, nn.ReLU):
+                module.inplace = False  # which Opacus cannot have
+        hooked = opacus.GradSampleModule(network)
+        F.cross_entropy(hooked(batch[0]), batch[1]).backward()
+        for key, p in network.named_parameters():
+            assert torch.allclose(found[f"network.{key}"], p.grad_sample, rtol=0, atol=1e-6), key
+            seen += 1
+        return take(self, batch)
+
+    monkeypatch.setattr(SampleGradients, "take", compared)
+    torch.manual_seed(0)
+    run(tmp_path, {**PICTURES, **WORDS}[name](), name in WORDS)
+    assert seen
