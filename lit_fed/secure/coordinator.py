@@ -14,14 +14,14 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from lit_fed.secure.masks import KEY_BYTES, Words, derive, stream
 from lit_fed.secure.messages import (
     AllKeys,
-    Call,
     Consent,
     Consents,
-    Keys,
+    Invitation,
     Masked,
     Refusal,
     Relayed,
     Sealed,
+    SignedKeys,
     Survivors,
     TooFew,
     Unmasking,
@@ -44,16 +44,16 @@ class Coordinator:
         identities: Public keys of the nodes' certificates by name.
     """
 
-    def __init__(self, call: Call, identities: Identities) -> None:
+    def __init__(self, call: Invitation, identities: Identities) -> None:
         call.check()
         self.call, self._identities = call, identities
-        self._keys: dict[str, Keys] = {}
+        self._keys: dict[str, SignedKeys] = {}
         self._sealed: dict[str, Sealed] = {}
         self._masked: dict[str, Words] = {}
         self.survivors: frozenset[str] = frozenset()
 
     def keys(self, answers: Mapping[str, Any]) -> dict[str, AllKeys]:
-        """Take `Keys`, and return all of them for each node."""
+        """Take `SignedKeys`, and return all of them for each node."""
         self._keys = {
             name: keys
             for name, keys in answers.items()
@@ -163,7 +163,7 @@ def _are_words(words: Any, length: int) -> bool:
     return type(words) is np.ndarray and words.dtype == np.uint64 and words.shape == (length,)
 
 
-def _commits(call: Call, name: str, commitment: bytes, seed: bytes) -> bool:
+def _commits(call: Invitation, name: str, commitment: bytes, seed: bytes) -> bool:
     return commitment_of(call, name, seed) == commitment
 
 
@@ -184,7 +184,11 @@ def deliver_all(attempt: int, stage: str, name: str, step: Callable[[], Any]) ->
 
 
 def run_attempt(
-    call: Call, parties: Mapping[str, Party], vectors: Mapping[str, Words], identities: Identities, deliver: Deliver
+    call: Invitation,
+    parties: Mapping[str, Party],
+    vectors: Mapping[str, Words],
+    identities: Identities,
+    deliver: Deliver,
 ) -> tuple[Words, frozenset[str]]:
     """Run one attempt over nodes in memory; returns the sum and the survivors."""
     server = Coordinator(call, identities)
@@ -232,7 +236,7 @@ def secure_sum(
     run, roster = run or secrets.token_hex(8), tuple(sorted(parties))
     length = len(next(iter(vectors.values())))
     for attempt in range(most_attempts):
-        call = Call(run, round_idx, attempt, roster, threshold, length)
+        call = Invitation(run, round_idx, attempt, roster, threshold, length)
         try:
             return run_attempt(call, parties, vectors, identities, deliver)
         except TooFew as error:

@@ -21,7 +21,7 @@ def derive(secret: bytes, context: bytes, use: str, *names: str) -> bytes:
 
     Args:
         secret: The key material.
-        context: Hash of the attempt that the key is for; see `lit_fed.secure.messages.Call.context`.
+        context: Hash of the attempt that the key is for; see `lit_fed.secure.messages.Invitation.context`.
         use: The key's use.
         names: The nodes that the key is for.
     """

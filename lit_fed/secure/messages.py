@@ -37,7 +37,7 @@ class TooFew(Refusal):
 
 
 @dataclass(frozen=True)
-class Call:
+class Invitation:
     """What an attempt is about; the server sends it first.
 
     Args:
@@ -79,7 +79,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Keys:
+class SignedKeys:
     """A node's keys of one attempt, signed with its certificate's key.
 
     Args:
@@ -94,7 +94,7 @@ class Keys:
     sealing: bytes
     signature: bytes
 
-    def signed(self, call: Call) -> bytes:
+    def signed(self, call: Invitation) -> bytes:
         """What the signature covers."""
         return digest("keys", call.context, self.name, self.masking, self.sealing)
 
@@ -103,7 +103,7 @@ class Keys:
 class AllKeys:
     """The keys of all nodes that answered the call."""
 
-    keys: tuple[Keys, ...]
+    keys: tuple[SignedKeys, ...]
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,8 @@ class Unmasking:
     keys: Mapping[str, int]
 
 
-ToNode = Call | AllKeys | Relayed | Survivors | Consents
-ToServer = Keys | Sealed | Masked | Consent | Unmasking
+ToNode = Invitation | AllKeys | Relayed | Survivors | Consents
+ToServer = SignedKeys | Sealed | Masked | Consent | Unmasking
 
 
 def digest(*parts: Any) -> bytes:

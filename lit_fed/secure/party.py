@@ -20,14 +20,14 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from lit_fed.secure.masks import KEY_BYTES, Words, agree, derive, stream
 from lit_fed.secure.messages import (
     AllKeys,
-    Call,
     Consent,
     Consents,
-    Keys,
+    Invitation,
     Masked,
     Refusal,
     Relayed,
     Sealed,
+    SignedKeys,
     Survivors,
     TooFew,
     ToServer,
@@ -54,10 +54,10 @@ def is_signed(identity: EllipticCurvePublicKey, signature: bytes, content: bytes
     return True
 
 
-def are_keys(keys: Any, call: Call, identities: Identities) -> bool:
+def are_keys(keys: Any, call: Invitation, identities: Identities) -> bool:
     """Whether a message holds a node's keys, signed for this attempt."""
     return (
-        type(keys) is Keys
+        type(keys) is SignedKeys
         and type(keys.name) is str
         and keys.name in call.roster
         and is_bytes(keys.masking, KEY_BYTES)
@@ -67,18 +67,20 @@ def are_keys(keys: Any, call: Call, identities: Identities) -> bool:
     )
 
 
-def commitment_of(call: Call, name: str, seed: bytes) -> bytes:
+def commitment_of(call: Invitation, name: str, seed: bytes) -> bytes:
     """The hash by which the server recognises a node's seed."""
     return digest("seed", call.context, name, seed)
 
 
-def consented(call: Call, keys: Mapping[str, Keys], sharing: frozenset[str], survivors: frozenset[str]) -> bytes:
+def consented(
+    call: Invitation, keys: Mapping[str, SignedKeys], sharing: frozenset[str], survivors: frozenset[str]
+) -> bytes:
     """What a consent signs: the attempt, all keys, the nodes that shared, and the survivors."""
     seen = [[name, keys[name].masking, keys[name].sealing] for name in sorted(keys)]
     return digest("survivors", call.context, seen, sorted(sharing), sorted(survivors))
 
 
-def need(names: frozenset[str] | Mapping[str, Any], call: Call, smallest: int, what: str) -> None:
+def need(names: frozenset[str] | Mapping[str, Any], call: Invitation, smallest: int, what: str) -> None:
     """Refuse fewer nodes than the threshold, or than a node allows."""
     if len(names) < (least := max(call.threshold, smallest)):
         raise TooFew(f"{len(names)} of {len(call.roster)} nodes are left for {what}, and {least} are needed")
@@ -88,13 +90,13 @@ def need(names: frozenset[str] | Mapping[str, Any], call: Call, smallest: int, w
 class _Attempt:
     """A node's secrets of one attempt."""
 
-    call: Call
+    call: Invitation
     words: Words
     next: type
     masking: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
     sealing: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
     seed: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES))
-    keys: dict[str, Keys] = field(default_factory=dict)
+    keys: dict[str, SignedKeys] = field(default_factory=dict)
     shares: dict[str, tuple[int, int]] = field(default_factory=dict)  # of its masking key and its seed, by node
     survivors: frozenset[str] = frozenset()
 
@@ -120,7 +122,7 @@ class Party:
         self._last: dict[str, tuple[int, int]] = {}
         self._unmasked: dict[str, int] = {}
 
-    def begin(self, call: Call, words: Words) -> Keys:
+    def begin(self, call: Invitation, words: Words) -> SignedKeys:
         """Answer a call with fresh, signed keys.
 
         Args:
@@ -128,7 +130,7 @@ class Party:
             words: This node's vector.
         """
         self._attempt = None
-        if type(call) is not Call:
+        if type(call) is not Invitation:
             raise Refusal("a secure sum begins with a call")
         call.check()
         roster = names_of(call.roster, "roster", self._identities)
@@ -141,11 +143,11 @@ class Party:
         self._enter(call)
         self._attempt = own = _Attempt(call, words, AllKeys)
         public = [one.public_key().public_bytes_raw() for one in (own.masking, own.sealing)]
-        keys = Keys(self.name, *public, b"")
-        own.keys[self.name] = keys = Keys(self.name, *public, self._sign(keys.signed(call)))
+        keys = SignedKeys(self.name, *public, b"")
+        own.keys[self.name] = keys = SignedKeys(self.name, *public, self._sign(keys.signed(call)))
         return keys
 
-    def _enter(self, call: Call) -> None:
+    def _enter(self, call: Invitation) -> None:
         """Refuse an attempt that is not later than the last, or of a round that was unmasked."""
         now = (call.round_idx, call.attempt)
         if self._last.get(call.run, (-1, -1)) >= now:
@@ -182,7 +184,7 @@ class Party:
     def _share(self, own: _Attempt, message: AllKeys) -> Sealed:
         """Seal shares of this node's secrets for every node whose keys are signed."""
         call = own.call
-        if type(message.keys) is not tuple or any(type(keys) is not Keys for keys in message.keys):
+        if type(message.keys) is not tuple or any(type(keys) is not SignedKeys for keys in message.keys):
             raise Refusal("the keys of the secure sum are malformed")
         names_of(tuple(keys.name for keys in message.keys), "list of keys", call.roster)
         if odd := [keys.name for keys in message.keys if not are_keys(keys, call, self._identities)]:
@@ -260,7 +262,7 @@ class Party:
         return self._key.sign(content, ECDSA(SHA256()))
 
 
-def pair_mask(call: Call, private: X25519PrivateKey, name: str, other: Keys) -> Words:
+def pair_mask(call: Invitation, private: X25519PrivateKey, name: str, other: SignedKeys) -> Words:
     """The mask that two nodes have in common: the one with the lower name adds it, the other subtracts it."""
     secret = _agree(private, other.masking, other.name)
     return stream(derive(secret, call.context, "mask", *sorted((name, other.name))), call.length)

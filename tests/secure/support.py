@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, EllipticCurv
 
 from lit_fed.secure.coordinator import Coordinator
 from lit_fed.secure.masks import Words
-from lit_fed.secure.messages import Call
+from lit_fed.secure.messages import Invitation
 from lit_fed.secure.party import Identities, Party
 
 KEYS: list[EllipticCurvePrivateKey] = [generate_private_key(SECP384R1()) for _ in range(10)]
@@ -36,9 +36,9 @@ def plain(given: dict[str, Words], among: object = None) -> Words:
     return np.sum(kept, axis=0, dtype=np.uint64)  # type: ignore[no-any-return]
 
 
-def call_of(count: int, threshold: int, **more: object) -> Call:
+def call_of(count: int, threshold: int, **more: object) -> Invitation:
     given: dict[str, object] = {"run": "r", "round_idx": 0, "attempt": 0, "roster": tuple(names(count)), "length": 5}
-    return Call(**{**given, "threshold": threshold, **more})  # type: ignore[arg-type]
+    return Invitation(**{**given, "threshold": threshold, **more})  # type: ignore[arg-type]
 
 
 class Attempt:

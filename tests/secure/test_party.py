@@ -12,11 +12,11 @@ import pytest
 
 from lit_fed.secure.messages import (
     AllKeys,
-    Call,
     Consents,
-    Keys,
+    Invitation,
     Refusal,
     Relayed,
+    SignedKeys,
     Survivors,
     TooFew,
     Unmasking,
@@ -36,7 +36,7 @@ def refused(step: Any, *given: Any) -> str:
 # ---------------------------------------------------------------------- calls
 
 
-def begin(call: Call, **more: Any) -> str:
+def begin(call: Invitation, **more: Any) -> str:
     return refused(Party("n0", KEYS[0], identities(4), **more).begin, call, vectors(4)["n0"])
 
 
@@ -86,7 +86,7 @@ def test_an_attempt_is_not_repeated_and_no_round_is_summed_twice() -> None:
 # ---------------------------------------------------------------------- keys and shares
 
 
-def keys_of(attempt: Attempt) -> dict[str, Keys]:
+def keys_of(attempt: Attempt) -> dict[str, SignedKeys]:
     message: Any = attempt.messages["n0"]
     return {keys.name: keys for keys in message.keys}
 
