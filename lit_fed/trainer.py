@@ -167,8 +167,8 @@ class FederatedTrainer:
                 "bounds one by one; leave one out"
             )
         if secure_sum is not None:
-            read = {"privacy": privacy, "aggregation": aggregation, "uplink_codec": uplink_codec}
-            read |= {"attack": attack if attack is not None and attack.knows_others else None}
+            read: dict[str, object] = {"privacy": privacy, "aggregation": aggregation, "uplink_codec": uplink_codec}
+            read["attack"] = attack if attack is not None and attack.knows_others else None
             if odd := next((key for key, one in read.items() if one is not None), None):
                 raise ConfigError(
                     f"trainer.{odd} needs single updates, which trainer.secure_sum hides in a sum; leave one out"

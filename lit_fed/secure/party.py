@@ -7,8 +7,8 @@ Privacy-Preserving Machine Learning", CCS 2017, Figure 4 with the steps against 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -80,7 +80,7 @@ def consented(
     return digest("survivors", call.context, seen, sorted(sharing), sorted(survivors))
 
 
-def need(names: frozenset[str] | Mapping[str, Any], call: Invitation, smallest: int, what: str) -> None:
+def need(names: Collection[str], call: Invitation, smallest: int, what: str) -> None:
     """Refuse fewer nodes than the threshold, or than a node allows."""
     if len(names) < (least := max(call.threshold, smallest)):
         raise TooFew(f"{len(names)} of {len(call.roster)} nodes are left for {what}, and {least} are needed")
@@ -142,9 +142,9 @@ class Party:
             raise Refusal(f"the call has vectors of {call.length} words, and this node has {len(words)}")
         self._enter(call)
         self._attempt = own = _Attempt(call, words, AllKeys)
-        public = [one.public_key().public_bytes_raw() for one in (own.masking, own.sealing)]
-        keys = SignedKeys(self.name, *public, b"")
-        own.keys[self.name] = keys = SignedKeys(self.name, *public, self._sign(keys.signed(call)))
+        masking, sealing = (one.public_key().public_bytes_raw() for one in (own.masking, own.sealing))
+        unsigned = SignedKeys(self.name, masking, sealing, b"")
+        own.keys[self.name] = keys = replace(unsigned, signature=self._sign(unsigned.signed(call)))
         return keys
 
     def _enter(self, call: Invitation) -> None:
