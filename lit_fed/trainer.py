@@ -41,6 +41,7 @@ from lit_fed.errors import ConfigError, LitFedError, ProcessLost, of_other_light
 from lit_fed.participation import FullParticipation, Participation
 from lit_fed.printing import unfailing
 from lit_fed.protocols import ClientTest, GlobalTest
+from lit_fed.secure.summed import SecureSum, SummedSecurely
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
@@ -106,6 +107,8 @@ class FederatedTrainer:
         aggregation: Rule in place of the method's mean, such as `lit_fed.robust.Median`; null for the mean. Not with
             `privacy`.
         attack: Attack on the training by some clients, such as `lit_fed.robust.SignFlip`; null for none.
+        secure_sum: Sum updates over nodes so that the server sees no term, see `lit_fed.secure`; null for the method's
+            own mean. In simulations only; not with `privacy`, `aggregation`, or ``uplink_codec``.
 
     Raises:
         ConfigError: For settings that contradict each other or cannot work.
@@ -152,6 +155,7 @@ class FederatedTrainer:
         privacy: Privacy | None = None,
         aggregation: Aggregation | None = None,
         attack: Attack | None = None,
+        secure_sum: SecureSum | None = None,
     ) -> None:
         if privacy is not None and aggregation is not None:
             raise ConfigError(
@@ -162,6 +166,14 @@ class FederatedTrainer:
                 f"trainer.attack {type(attack).__name__} forges updates from all honest ones, which trainer.privacy "
                 "bounds one by one; leave one out"
             )
+        if secure_sum is not None:
+            read: dict[str, object] = {"privacy": privacy, "aggregation": aggregation, "uplink_codec": uplink_codec}
+            read["attack"] = attack if attack is not None and attack.knows_others else None
+            if odd := next((key for key, one in read.items() if one is not None), None):
+                raise ConfigError(
+                    f"trainer.{odd} needs single updates, which trainer.secure_sum hides in a sum; leave one out"
+                )
+        around = [privacy, aggregation, attack, None if secure_sum is None else SummedSecurely(secure_sum)]
         given, watchers = lightning_watchers(callbacks or [])
         self.devices = Devices(accelerator, devices, num_nodes, strategy, precision, num_threads, deterministic)
         check_choice("trainer.compile", compile, [False, True, "reduce-overhead", "graph"])
@@ -177,7 +189,7 @@ class FederatedTrainer:
             watchers,
             executor_maker(executor, group_size),
             Guard(client_timeout),
-            Wrappers([wrapper for wrapper in (privacy, aggregation, attack) if wrapper is not None]),
+            Wrappers([wrapper for wrapper in around if wrapper is not None]),
         )
         self.settings = RunSettings(
             max_rounds,

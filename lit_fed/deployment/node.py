@@ -25,7 +25,7 @@ from typing_extensions import override
 from lit_fed.checks import check_range
 from lit_fed.data.population.naming import called
 from lit_fed.deployment.ends import Alert
-from lit_fed.deployment.roster import agreed, difference
+from lit_fed.deployment.roster import agreed, difference, refuse_secure_sum
 from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, TOLD, Message, check_payload, decode, encode, shown
 from lit_fed.engine.clients.executor import failure
 from lit_fed.engine.clients.local import TaskStage
@@ -501,6 +501,7 @@ def settle(
     stage: TaskStage,
 ) -> Run:
     """Assemble a run from its parts, with the data of some clients only."""
+    refuse_secure_sum(trainer)
     trainer.participation = FullParticipation()  # the server samples the cohort
     data.reserve(algorithm.public_size, algorithm.calibration_fraction)
     data.prepare_data()

@@ -24,6 +24,7 @@ from lit_fed.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from lit_fed.deployment.node_keys import Grant
+    from lit_fed.trainer import FederatedTrainer
 
 
 _TRAINER = (
@@ -54,6 +55,12 @@ def agreed(config: str) -> dict[str, str]:
         "algorithm": content.get("algorithm"),
     }
     return {".".join(path): json.dumps(value) for path, value in _leaves(parts, ())}
+
+
+def refuse_secure_sum(trainer: FederatedTrainer) -> None:
+    """Refuse ``trainer.secure_sum``: nodes would send their updates in clear."""
+    if trainer.local.wrappers.blind:
+        raise ConfigError("trainer.secure_sum works in simulations only; leave it out where clients are on nodes")
 
 
 def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:

@@ -15,7 +15,7 @@ from lit_fed.data.partitions.cut import named
 from lit_fed.deployment.ends import Alert, log_line
 from lit_fed.deployment.executor import GridExecutor, Patience, ServerEnd
 from lit_fed.deployment.heard import kept
-from lit_fed.deployment.roster import Gathering, Identity, Roster, agreed
+from lit_fed.deployment.roster import Gathering, Identity, Roster, agreed, refuse_secure_sum
 from lit_fed.deployment.serving import Grid
 from lit_fed.deployment.wire import MOST_BYTES, Message
 from lit_fed.engine.clients.session import Session
@@ -99,6 +99,7 @@ def federate(
             f"trainer.participation is {type(trainer.participation).__name__}, which simulates times of arrival; nodes "
             "have their own: choose another participation, or simulate with `lit-fed fit`"
         )
+    refuse_secure_sum(trainer)
     identity = Identity(secrets.token_hex(8))
     settings = agreed(trainer.settings.config)
     roster = Roster(grid, identity, settings, data.num_clients, log_line, limit, data.num_classes, node_clients)

@@ -48,12 +48,6 @@ class Released:
         return self.total + (noise / self.grid).round_() * self.grid
 
 
-def grid_of(norm: float, std: float) -> float:
-    """Distance of the multiples to which vectors of some norm are cut, and noise of some standard deviation."""
-    mantissa, exponent = math.frexp(max(norm, std))
-    return math.ldexp(1.0, exponent - (mantissa == 0.5) - _BITS)
-
-
 class Frame:
     """A round's updates as vectors, in the order of their names.
 
@@ -120,6 +114,20 @@ def _away(vectors: Sequence[Tensor], origin: Tensor) -> Tensor:
     return stacked(vectors).to(torch.float64, copy=True).sub_(origin)
 
 
+def grid_of(bound: float) -> float:
+    """The grid of vectors within a bound: their coordinates are at most 2^40 times it."""
+    mantissa, exponent = math.frexp(bound)
+    return math.ldexp(1.0, exponent - (mantissa == 0.5) - _BITS)
+
+
+def moved_on_grid(vectors: Sequence[Tensor], origin: Tensor, norm: float, grid: float) -> tuple[Tensor, Tensor]:
+    """Clipped differences of vectors to one, (k, d) in whole multiples of a grid, and their norms before, (k, 1)."""
+    moved = _away(vectors, origin)
+    norms = moved.norm(dim=1, keepdim=True)
+    scale = (norm / norms).clamp_(max=1.0)
+    return moved.mul_(scale / grid).trunc_(), norms
+
+
 class BoundedSum(Reducer[Released]):
     """Sums updates, each clipped and with weight 1; an empty round gives zeros.
 
@@ -135,7 +143,7 @@ class BoundedSum(Reducer[Released]):
         self.norm = norm
         self._origin = frame.origin(device)
         self._sum = torch.zeros_like(self._origin)
-        self._grid = grid_of(norm, std)
+        self._grid = grid_of(max(norm, std))
         self._waiting: list[Tensor] = []
         self._most = -(-_BLOCK_VALUES // max(len(self._origin), 1))
         self._counts = torch.zeros(2, dtype=torch.float64, device=device)
@@ -150,10 +158,7 @@ class BoundedSum(Reducer[Released]):
     def _sum_up(self) -> None:
         if not self._waiting:
             return
-        moved = _away(self._waiting, self._origin)
-        norms = moved.norm(dim=1, keepdim=True)
-        scale = (self.norm / norms).clamp_(max=1.0)
-        moved.mul_(scale / self._grid).trunc_()
+        moved, norms = moved_on_grid(self._waiting, self._origin, self.norm, self._grid)
         self._sum.add_(moved.sum(0))
         self._counts[0] += (norms > self.norm * (1 - _ROUNDING)).sum()
         self._counts[1] += len(self._waiting)

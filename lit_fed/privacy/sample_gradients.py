@@ -96,7 +96,7 @@ class SampleGradients:
         if client.stage != "train" or self._loop.state.public:
             return False
         std, self._expected = self._begin(client)
-        self._grid = grid_of(self._norm, std)
+        self._grid = grid_of(max(self._norm, std))
         self._client, self._objective = client, self._objective_of(client)
         return True
 

@@ -14,13 +14,17 @@ from tests.support import ROOT, saved_weights
 pytest.importorskip("dp_accounting")
 _COUNTS = "it reads class_counts of a client's data beside the gradient of its samples"
 _HELD_OUT = "it reads calibration_loader of a client's data beside the gradient of its samples"
+_TWICE = "algorithm.objective uses client.gradients, of a batch as a whole"
 _VIEWS = "the data come from a ViewLoader, which cannot draw every sample by itself; take data without views"
 REFUSED = {
-    **dict.fromkeys(["fedetf", "fedgen", "hfedckd"], _COUNTS),
+    **dict.fromkeys(["fedetf", "fedgen", "fedlc", "fedrod", "fedrs", "hfedckd"], _COUNTS),
+    **dict.fromkeys(["fedproto", "fedtgp"], "its 'prototypes' reads a client's data beside the steps of its training"),
+    **dict.fromkeys(["fedsam", "fedsmoo", "fedspeed", "mofedsam", "per_fedavg"], _TWICE),
+    "fedbn": "batch norm in 'network.conv1.1' mixes the samples of a batch; take group norm",
     **dict.fromkeys(["suwa", "uwa"], _HELD_OUT),
     **dict.fromkeys(["raf", "scaffold_with_raf"], _VIEWS),
     "local_only": "send nothing; leave it out",
-    "per_fedavg": "algorithm.objective uses client.gradients, and a group has no graph yet",
+    "pfedme": "algorithm.objective moves client.results['own.'] from step to step",
 }
 """Methods that cannot be wrapped, with the reason that is given."""
 

@@ -130,7 +130,8 @@ def _begin(run: Run, round_idx: int) -> Round:
     started = time.perf_counter()
     run.call("on_round_start", round_idx, plan)
     broadcast = federation.broadcast(round_idx)
-    ledger = RoundLedger(DriftMeter() if len(federation.kinds.names) == 1 else None)
+    measured = len(federation.kinds.names) == 1 and not federation.wrappers.blind
+    ledger = RoundLedger(DriftMeter() if measured else None)
     algorithm = federation.algorithm
     reducer = federation.wrappers.reducer(algorithm.reducer(federation.server), broadcast)
     return Round(round_idx, plan, broadcast, reducer, ledger, algorithm.all_needs, started)
@@ -223,7 +224,8 @@ def _end(run: Run, current: Round, metrics: dict[str, float]) -> None:
     metrics = evaluation.metrics | run.workers.gather(metrics)[0]  # the first process's clock
     run.next_round = done
     told = [ClientRow(client_id, "train", metric, value) for client_id, metric, value in federation.wrappers.told()]
-    record = RoundRecord(current.round_idx, metrics, current.ledger.rows + told + evaluation.rows, current.plan)
+    rows = [] if federation.wrappers.blind else current.ledger.rows + told + evaluation.rows
+    record = RoundRecord(current.round_idx, metrics, rows, current.plan)
     record = record.withheld(settings.evaluate_on) if run.withholds else record
     run.metrics = record.metrics
     run.call("on_round_end", record)

@@ -160,6 +160,9 @@ class Wrapper:
         """Why a round may not be run; None where it may."""
         return None
 
+    blind: bool = False
+    """Whether the server sees sums only: the loop then keeps no value of a single client."""
+
     withhold: bool = False
     """Whether values of single clients and sums over them are kept out of files: see `RoundRecord.withheld`."""
 
@@ -286,6 +289,11 @@ class Wrappers:
     def withhold(self) -> bool:
         """See `Wrapper.withhold`."""
         return any(wrapper.withhold for wrapper in self.stack)
+
+    @property
+    def blind(self) -> bool:
+        """See `Wrapper.blind`."""
+        return any(wrapper.blind for wrapper in self.stack)
 
     @property
     def private(self) -> bool:

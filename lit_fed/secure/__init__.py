@@ -1,0 +1,1 @@
+"""Sums of which the server sees no term: secure aggregation over nodes."""

@@ -1,0 +1,275 @@
+"""A node's half of the protocol: what it sends, and what it refuses.
+
+Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth: "Practical Secure Aggregation for
+Privacy-Preserving Machine Learning", CCS 2017, Figure 4 with the steps against an active server.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePrivateKey, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+
+from lit_fed.secure.masks import KEY_BYTES, Words, agree, derive, stream
+from lit_fed.secure.messages import (
+    AllKeys,
+    Consent,
+    Consents,
+    Invitation,
+    Masked,
+    Refusal,
+    Relayed,
+    Sealed,
+    SignedKeys,
+    Survivors,
+    TooFew,
+    ToServer,
+    Unmasking,
+    digest,
+    entries,
+    is_bytes,
+    names_of,
+)
+from lit_fed.secure.shamir import PRIME, SHARE_BYTES, split
+
+Identities = Mapping[str, EllipticCurvePublicKey]
+"""Public keys of the nodes' certificates by name: they must not come from the server of the sum."""
+
+_MOST_RUNS = 64
+
+
+def is_signed(identity: EllipticCurvePublicKey, signature: bytes, content: bytes) -> bool:
+    """Whether a node signed a content."""
+    try:
+        identity.verify(signature, content, ECDSA(SHA256()))
+    except InvalidSignature:
+        return False
+    return True
+
+
+def are_keys(keys: Any, call: Invitation, identities: Identities) -> bool:
+    """Whether a message holds a node's keys, signed for this attempt."""
+    return (
+        type(keys) is SignedKeys
+        and type(keys.name) is str
+        and keys.name in call.roster
+        and is_bytes(keys.masking, KEY_BYTES)
+        and is_bytes(keys.sealing, KEY_BYTES)
+        and is_bytes(keys.signature)
+        and is_signed(identities[keys.name], keys.signature, keys.signed(call))
+    )
+
+
+def commitment_of(call: Invitation, name: str, seed: bytes) -> bytes:
+    """The hash by which the server recognises a node's seed."""
+    return digest("seed", call.context, name, seed)
+
+
+def consented(
+    call: Invitation, keys: Mapping[str, SignedKeys], sharing: frozenset[str], survivors: frozenset[str]
+) -> bytes:
+    """What a consent signs: the attempt, all keys, the nodes that shared, and the survivors."""
+    seen = [[name, keys[name].masking, keys[name].sealing] for name in sorted(keys)]
+    return digest("survivors", call.context, seen, sorted(sharing), sorted(survivors))
+
+
+def need(names: Collection[str], call: Invitation, smallest: int, what: str) -> None:
+    """Refuse fewer nodes than the threshold, or than a node allows."""
+    if len(names) < (least := max(call.threshold, smallest)):
+        raise TooFew(f"{len(names)} of {len(call.roster)} nodes are left for {what}, and {least} are needed")
+
+
+@dataclass
+class _Attempt:
+    """A node's secrets of one attempt."""
+
+    call: Invitation
+    words: Words
+    next: type
+    masking: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
+    sealing: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
+    seed: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES))
+    keys: dict[str, SignedKeys] = field(default_factory=dict)
+    shares: dict[str, tuple[int, int]] = field(default_factory=dict)  # of its masking key and its seed, by node
+    survivors: frozenset[str] = frozenset()
+
+
+class Party:
+    """A node in secure sums; a refusal ends the attempt, and its keys are forgotten.
+
+    Args:
+        name: Its name.
+        key: Its certificate's private key.
+        identities: All nodes that it knows, itself included.
+        smallest: Least number of nodes in a sum.
+
+    Note:
+        A node that has given shares for a round takes part in no further attempt of that round or of rounds before:
+        two sums of one round over different survivors differ by single nodes' vectors.
+    """
+
+    def __init__(self, name: str, key: EllipticCurvePrivateKey, identities: Identities, smallest: int = 3) -> None:
+        self.name, self.smallest = name, smallest
+        self._key, self._identities = key, identities
+        self._attempt: _Attempt | None = None
+        self._last: dict[str, tuple[int, int]] = {}
+        self._unmasked: dict[str, int] = {}
+
+    def begin(self, call: Invitation, words: Words) -> SignedKeys:
+        """Answer a call with fresh, signed keys.
+
+        Args:
+            call: The server's; untrusted.
+            words: This node's vector.
+        """
+        self._attempt = None
+        if type(call) is not Invitation:
+            raise Refusal("a secure sum begins with a call")
+        call.check()
+        roster = names_of(call.roster, "roster", self._identities)
+        if self.name not in roster:
+            raise Refusal(f"the roster of the secure sum lacks node {self.name}, which it is sent to")
+        if len(roster) < self.smallest:
+            raise Refusal(f"the roster has {len(roster)} nodes, and this node's sums are over at least {self.smallest}")
+        if len(words) != call.length:
+            raise Refusal(f"the call has vectors of {call.length} words, and this node has {len(words)}")
+        self._enter(call)
+        self._attempt = own = _Attempt(call, words, AllKeys)
+        masking, sealing = (one.public_key().public_bytes_raw() for one in (own.masking, own.sealing))
+        unsigned = SignedKeys(self.name, masking, sealing, b"")
+        own.keys[self.name] = keys = replace(unsigned, signature=self._sign(unsigned.signed(call)))
+        return keys
+
+    def _enter(self, call: Invitation) -> None:
+        """Refuse an attempt that is not later than the last, or of a round that was unmasked."""
+        now = (call.round_idx, call.attempt)
+        if self._last.get(call.run, (-1, -1)) >= now:
+            raise Refusal(f"attempt {call.attempt} of round {call.round_idx} is not later than the last one")
+        if self._unmasked.get(call.run, -1) >= call.round_idx:
+            raise Refusal(f"round {call.round_idx} was unmasked before; a second sum would tell of single nodes")
+        if call.run not in self._last and len(self._last) >= _MOST_RUNS:
+            raise Refusal(f"this node took part in the secure sums of {_MOST_RUNS} runs; restart it for more")
+        self._last[call.run] = now
+
+    def answer(self, message: Any) -> ToServer:
+        """Answer the server's next message; any other ends the attempt.
+
+        Raises:
+            Refusal: If the server broke the protocol, or too few nodes are left.
+        """
+        own, self._attempt = self._attempt, None
+        if own is None:
+            raise Refusal("no attempt of a secure sum is under way on this node")
+        if type(message) is not own.next:
+            raise Refusal(f"{type(message).__name__} came out of turn; the next message is {own.next.__name__}")
+        steps: dict[type, tuple[Callable[[_Attempt, Any], ToServer], type | None]] = {
+            AllKeys: (self._share, Relayed),
+            Relayed: (self._mask, Survivors),
+            Survivors: (self._consent, Consents),
+            Consents: (self._unmask, None),
+        }
+        step, following = steps[own.next]
+        answer = step(own, message)
+        if following is not None:
+            own.next, self._attempt = following, own
+        return answer
+
+    def _share(self, own: _Attempt, message: AllKeys) -> Sealed:
+        """Seal shares of this node's secrets for every node whose keys are signed."""
+        call = own.call
+        if type(message.keys) is not tuple or any(type(keys) is not SignedKeys for keys in message.keys):
+            raise Refusal("the keys of the secure sum are malformed")
+        names_of(tuple(keys.name for keys in message.keys), "list of keys", call.roster)
+        if odd := [keys.name for keys in message.keys if not are_keys(keys, call, self._identities)]:
+            raise Refusal(f"the keys of node {odd[0]} are not signed by it for this attempt")
+        given = {keys.name: keys for keys in message.keys}
+        if given.get(self.name) != own.keys[self.name]:
+            raise Refusal(f"the keys of node {self.name} are not those that it sent")
+        public = [key for keys in message.keys for key in (keys.masking, keys.sealing)]
+        if len(set(public)) < len(public):
+            raise Refusal("two nodes have one key in this attempt")
+        need(given, call, self.smallest, "sharing")
+        own.keys = given
+        points = {name: call.roster.index(name) + 1 for name in given}
+        of_key = split(int.from_bytes(own.masking.private_bytes_raw()), call.threshold, points.values())
+        of_seed = split(int.from_bytes(own.seed), call.threshold, points.values())
+        own.shares[self.name] = (of_key[points[self.name]], of_seed[points[self.name]])
+        sealed = {
+            name: self._cipher(own, name, self.name, name).encrypt(
+                bytes(12), of_key[point].to_bytes(SHARE_BYTES) + of_seed[point].to_bytes(SHARE_BYTES), None
+            )
+            for name, point in points.items()
+            if name != self.name
+        }
+        return Sealed(sealed, commitment_of(call, self.name, own.seed))
+
+    def _cipher(self, own: _Attempt, other: str, sender: str, receiver: str) -> ChaCha20Poly1305:
+        """The cipher of one message between two nodes; its key is used once, with nonce 0."""
+        secret = _agree(own.sealing, own.keys[other].sealing, other)
+        return ChaCha20Poly1305(derive(secret, own.call.context, "seal", sender, receiver))
+
+    def _mask(self, own: _Attempt, message: Relayed) -> Masked:
+        """Open the shares of others, and send the vector under all masks."""
+        call = own.call
+        relayed = entries(message.shares, "shares", bytes, own.keys.keys() - {self.name})
+        need(relayed.keys() | {self.name}, call, self.smallest, "masking")
+        for name, content in relayed.items():
+            try:
+                plain = self._cipher(own, name, name, self.name).decrypt(bytes(12), content, None)
+            except InvalidTag:
+                raise Refusal(f"the shares of node {name} are not sealed by it for this attempt") from None
+            parts = [int.from_bytes(plain[:SHARE_BYTES]), int.from_bytes(plain[SHARE_BYTES:])]
+            if len(plain) != 2 * SHARE_BYTES or max(parts) >= PRIME:
+                raise Refusal(f"the shares of node {name} are malformed")
+            own.shares[name] = (parts[0], parts[1])
+        total = own.words + stream(derive(own.seed, call.context, "self", self.name), call.length)
+        for name in relayed:
+            mask = pair_mask(call, own.masking, self.name, own.keys[name])
+            total = total + mask if name > self.name else total - mask
+        return Masked(total)
+
+    def _consent(self, own: _Attempt, message: Survivors) -> Consent:
+        """Sign the list of survivors."""
+        survivors = names_of(message.names, "list of survivors", own.shares)
+        if self.name not in survivors:
+            raise Refusal(f"the list of survivors lacks node {self.name}, which sent its vector")
+        need(survivors, own.call, self.smallest, "the sum")
+        own.survivors = survivors
+        return Consent(self._sign(consented(own.call, own.keys, frozenset(own.shares), survivors)))
+
+    def _unmask(self, own: _Attempt, message: Consents) -> Unmasking:
+        """Give a share of each node: of its seed if it survived, else of its masking key."""
+        signatures = entries(message.signatures, "consents", bytes, own.survivors)
+        content = consented(own.call, own.keys, frozenset(own.shares), own.survivors)
+        for name, signature in signatures.items():
+            if not is_signed(self._identities[name], signature, content):
+                raise Refusal(f"node {name} did not sign this list of survivors")
+        need(signatures, own.call, self.smallest, "consent")
+        self._unmasked[own.call.run] = own.call.round_idx
+        return Unmasking(
+            seeds={name: seed for name, (_, seed) in own.shares.items() if name in own.survivors},
+            keys={name: key for name, (key, _) in own.shares.items() if name not in own.survivors},
+        )
+
+    def _sign(self, content: bytes) -> bytes:
+        return self._key.sign(content, ECDSA(SHA256()))
+
+
+def pair_mask(call: Invitation, private: X25519PrivateKey, name: str, other: SignedKeys) -> Words:
+    """The mask that two nodes have in common: the one with the lower name adds it, the other subtracts it."""
+    secret = _agree(private, other.masking, other.name)
+    return stream(derive(secret, call.context, "mask", *sorted((name, other.name))), call.length)
+
+
+def _agree(private: X25519PrivateKey, public: bytes, name: str) -> bytes:
+    try:
+        return agree(private, public)
+    except ValueError:
+        raise Refusal(f"the key of node {name} is a point of small order") from None

@@ -1,0 +1,277 @@
+"""`trainer.secure_sum`: a round of whose updates the server sees the sum alone."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_fed.checks import check_range
+from lit_fed.engine.evaluation.protocols import Protocol
+from lit_fed.engine.method.algorithm import Cohort
+from lit_fed.engine.method.client import Client
+from lit_fed.engine.method.reducers import Reducer
+from lit_fed.engine.method.wrapper import Surroundings, Wrapper
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout, Payload
+from lit_fed.engine.wire.workers import Workers
+from lit_fed.errors import ConfigError
+from lit_fed.privacy.bounded_sum import Frame, grid_of, moved_on_grid
+
+if TYPE_CHECKING:
+    from lit_fed.secure.masks import Words
+    from lit_fed.secure.party import Party
+
+_MOST_WEIGHT = 2**22
+"""Largest sum of weights: times 2^40, the largest coordinate on the grid, it stays below 2^63."""
+_DIGIT, _DIGITS = 32, 66
+"""Bits and number of a metric's digits: float64 reaches from 2^-1074 to 2^1024, and 66 · 32 = 2112 ≥ 1074 + 1024."""
+_UNIT = 1074
+
+
+@dataclass(frozen=True)
+class SecureSum:
+    """Settings of a secure sum.
+
+    Args:
+        threshold: t, the number of nodes without which nothing is unmasked; above two thirds of them.
+        clip: C, the largest norm of a client's update.
+        nodes: Number of nodes in memory, over which a simulation runs the protocol; client k is on node k modulo their
+            number. With null it sums the same integers without masks: the result is the same to the bit.
+    """
+
+    threshold: int
+    clip: float
+    nodes: int | None = None
+
+    def validate(self) -> None:
+        """Refuse settings out of range."""
+        check_range("trainer.secure_sum.clip", self.clip, above=0)
+        check_range("trainer.secure_sum.threshold", self.threshold, least=3)
+        check_range("trainer.secure_sum.nodes", self.nodes, least=3, most=1000, null="to sum without masks")
+        if self.nodes is not None and not 2 * self.nodes < 3 * self.threshold <= 3 * self.nodes:
+            raise ConfigError(
+                f"trainer.secure_sum.threshold is {self.threshold} of {self.nodes} nodes; it must be above two thirds "
+                "of them, and at most their number"
+            )
+
+
+def digits(total: Fraction) -> list[int]:
+    """An exact sum of float64 values as signed digits, which add up over nodes without carries."""
+    rest, found = int(total * 2**_UNIT), []
+    sign, rest = (-1, -rest) if rest < 0 else (1, rest)
+    for _ in range(_DIGITS - 1):
+        found.append(sign * (rest & (2**_DIGIT - 1)))
+        rest >>= _DIGIT
+    return [*found, sign * rest]
+
+
+def from_digits(found: Iterable[int]) -> float:
+    """The number of `digits`, rounded once; infinite beyond float64's range."""
+    total = Fraction(sum(digit << (_DIGIT * place) for place, digit in enumerate(found)), 2**_UNIT)
+    try:
+        return float(total)
+    except OverflowError:
+        return math.copysign(math.inf, total)
+
+
+@dataclass(frozen=True)
+class Summed:
+    """The sum of a round.
+
+    Args:
+        mean: The weighted mean of clipped updates, (d,) in float64; None where nothing arrived.
+        metrics: Weighted means of the clients' metrics.
+    """
+
+    mean: Tensor | None
+    metrics: Mapping[str, float]
+
+
+class NodeSums(Reducer[Summed]):
+    r"""Sums clipped, weighted differences on a grid, for each node, and then over the nodes.
+
+    .. math:: x + \frac{g}{\sum_k n_k} \sum_k n_k \left\lfloor \min(1, C / \lVert \Delta_k \rVert)\,
+        \Delta_k / g \right\rfloor
+
+    The brackets cut towards zero, and g is the grid of `lit_fed.privacy.bounded_sum`. A node's vector holds the sum of
+    its clients' integers, of their weights, and the exact sums of their metrics.
+
+    Args:
+        frame: Of the round.
+        settings: C and the number of nodes.
+        uniform: Weight 1 for every client.
+        device: Where to sum.
+        logged: Metrics and number of samples of this process's clients, by client, once they have trained.
+        masked: Sums the nodes' vectors, (nodes, words) in int64, as the server learns it.
+    """
+
+    def __init__(
+        self,
+        frame: Frame,
+        settings: SecureSum,
+        uniform: bool,
+        device: torch.device,
+        logged: Mapping[int, tuple[Mapping[str, float], int]],
+        masked: Callable[[Tensor], Tensor],
+    ) -> None:
+        self.frame, self.settings, self.uniform, self._logged, self._masked = frame, settings, uniform, logged, masked
+        self._origin = frame.origin(device)
+        self._grid = grid_of(settings.clip)
+        self._nodes = settings.nodes or 1
+        self._words = torch.zeros(self._nodes, len(self._origin) + 1, dtype=torch.int64, device=device)
+
+    def add(self, update: ClientUpdate) -> None:
+        """Add an update to its node's vector; raise `ValueError` for a weight that is not a whole number."""
+        weight = 1.0 if self.uniform else float(update.weight)
+        if weight < 0 or not weight.is_integer():
+            raise ValueError(f"client {update.client_id} has weight {weight}; a secure sum needs a whole number")
+        moved, _ = moved_on_grid([self.frame.vector(update)], self._origin, self.settings.clip, self._grid)
+        own = self._words[update.client_id % self._nodes]
+        own[:-1].add_(moved[0].to(torch.int64), alpha=int(weight))
+        own[-1] += int(weight)
+
+    def result(self, workers: Workers) -> Summed:
+        """The mean over all processes and nodes."""
+        names = sorted({name for part in workers.gather(self._names()) for name in part})
+        words = torch.cat([self._words, self._of_metrics(names).to(self._words.device)], 1)
+        if workers.world_size > 1:
+            words = workers.all_reduce(words)
+        total = self._masked(words)
+        size = len(self._origin)
+        weight = int(total[size])
+        if not 0 <= weight <= _MOST_WEIGHT:
+            raise ConfigError(f"the weights of the secure sum add up to {weight}; a node sent a wrong vector")
+        rows = total[size + 1 :].view(len(names), _DIGITS + 2).tolist()
+        means = {name: _mean(row) for name, row in zip(names, rows, strict=True)}
+        mean = self._origin + total[:size].double() * self._grid / weight if weight else None
+        return Summed(mean, means)
+
+    def _names(self) -> set[str]:
+        return {name for metrics, _ in self._logged.values() for name in metrics}
+
+    def _of_metrics(self, names: Sequence[str]) -> Tensor:
+        """Digits, weight and number of values that are not finite, of each metric, on each node."""
+        rows: list[list[int]] = []
+        for node in range(self._nodes):
+            own = [logged for client_id, logged in self._logged.items() if client_id % self._nodes == node]
+            row: list[int] = []
+            for name in names:
+                found = [(metrics[name] * count, count) for metrics, count in own if name in metrics]
+                total = sum((Fraction(value) for value, _ in found if math.isfinite(value)), Fraction())
+                odd = sum(not math.isfinite(value) for value, _ in found)
+                row += [*digits(total), sum(count for _, count in found), odd]
+            rows.append(row)
+        return torch.tensor(rows, dtype=torch.int64).view(self._nodes, -1)
+
+
+def _mean(row: list[int]) -> float:
+    """A metric's mean; NaN where a client's value was not finite."""
+    *found, weight, odd = row
+    return math.nan if odd else from_digits(found) / max(weight, 1e-300)
+
+
+class SummedSecurely(Wrapper):
+    """Replaces a method's mean by a secure sum; the loop learns no client's metrics, movement or update.
+
+    Args:
+        settings: Of the sum.
+
+    Note:
+        In a simulation one process holds all clients: the protocol runs, and protects nobody.
+    """
+
+    name = "secure_sum"
+    keeps_finite = True
+    blind = True
+
+    def __init__(self, settings: SecureSum) -> None:
+        settings.validate()
+        self.settings = settings
+        self._logged: dict[int, tuple[Mapping[str, float], int]] = {}
+        self._parties: dict[str, Party] = {}
+        self._layout: Callable[[Broadcast], Layout]
+        self._frame: Frame | None = None
+
+    def setup(self, around: Surroundings) -> dict[str, Any]:
+        """Refuse a method or a setting that reads single updates."""
+        key, method = "trainer.secure_sum", type(around.algorithm).__name__
+        if len(around.kinds) > 1:
+            raise ConfigError(f"{key} needs one kind of network; trainer.kinds has several")
+        parts = around.algorithm.reducer(around.server).parts()
+        if not parts:
+            raise ConfigError(f"{key} cannot go around {method}: its server reads single updates, or nothing is sent")
+        if len({part.uniform for part in parts}) > 1:
+            raise ConfigError(f"{key} has one weight a client, and {method} weighs its parts differently")
+        if not (layout := around.layout(around.broadcast)):
+            raise ConfigError(f"{key} has nothing to sum: clients of {method} send nothing; leave it out")
+        if odd := sorted(name for name, (dtype, _) in layout.items() if not dtype.is_floating_point):
+            raise ConfigError(f"{key} cannot sum {odd[0]!r}, which holds whole numbers; set trainer.buffers to local")
+        stragglers = around.participation.stragglers
+        if stragglers is not None and stragglers.late == "next_round":
+            raise ConfigError(f"{key} sums a round's own updates; set participation.stragglers.late to lost")
+        if sends := [type(one).__name__ for one in around.protocols if type(one).layout is not Protocol.layout]:
+            raise ConfigError(f"trainer.protocols has {sends[0]}, for which clients send tensors past {key}")
+        self._uniform = parts[0].uniform
+        self._samples, self._device = around.data.num_samples, around.device
+        seen = around.participation.seen_clients
+        heaviest = len(seen) if self._uniform else sum(map(self._samples, seen))
+        if heaviest > _MOST_WEIGHT:
+            raise ConfigError(
+                f"{key} sums weights up to {_MOST_WEIGHT:,}, and the clients have {heaviest:,} samples; set "
+                "algorithm.weighting to uniform"
+            )
+        self._layout = around.layout
+        return {}
+
+    def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
+        """Make the nodes, with keys of their own."""
+        from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
+
+        from lit_fed.secure.party import Party
+
+        self._run = secrets.token_hex(8)
+        keys = {f"node {node:03}": generate_private_key(SECP384R1()) for node in range(self.settings.nodes or 0)}
+        self._identities = {name: key.public_key() for name, key in keys.items()}
+        self._parties = {name: Party(name, key, self._identities) for name, key in keys.items()}
+
+    def on_client(self, update: ClientUpdate, client: Client) -> ClientUpdate:
+        """Keep the task's metrics on the node."""
+        told = {name: value for name, value in update.metrics.items() if "/" not in name}
+        own = {name: value for name, value in update.metrics.items() if "/" in name}
+        self._logged[update.client_id] = (own, self._samples(update.client_id))
+        update.metrics = told
+        return update
+
+    def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
+        """The nodes' sums in place of the method's mean."""
+        self._logged = {}
+        self._frame = Frame(self._layout(broadcast), next(iter(broadcast.payloads.values())))
+        self._round = broadcast.round_idx
+        return NodeSums(self._frame, self.settings, self._uniform, self._device, self._logged, self._masked)
+
+    def _masked(self, words: Tensor) -> Tensor:
+        if not self._parties:
+            return words.sum(0)
+        from lit_fed.secure.coordinator import secure_sum
+
+        rows = words.cpu().numpy().view(np.uint64)
+        vectors: dict[str, Words] = dict(zip(self._parties, rows, strict=True))
+        total, _ = secure_sum(self._parties, vectors, self._identities, self.settings.threshold, self._round, self._run)
+        return torch.from_numpy(total.view(np.int64)).to(words.device)
+
+    def release(
+        self, aggregate: Summed, cohort: Cohort, kept: dict[str, Any]
+    ) -> tuple[Payload | None, Cohort, dict[str, float]]:
+        """The mean in the method's names and types, and the means of the clients' metrics."""
+        assert self._frame is not None
+        if aggregate.mean is None:
+            return None, cohort, dict(aggregate.metrics)
+        payload, _ = self._frame.payload(aggregate.mean)
+        return dict(payload), cohort, dict(aggregate.metrics)
