@@ -219,7 +219,7 @@ class SummedSecurely(Wrapper):
         if sends := [type(one).__name__ for one in around.protocols if type(one).layout is not Protocol.layout]:
             raise ConfigError(f"trainer.protocols has {sends[0]}, for which clients send tensors past {key}")
         self._uniform = parts[0].uniform
-        self._samples, self._device = around.data.num_samples, around.device
+        self._samples, self._device = around.data.census.num_samples, around.device
         seen = around.participation.seen_clients
         heaviest = len(seen) if self._uniform else sum(map(self._samples, seen))
         if heaviest > _MOST_WEIGHT:
