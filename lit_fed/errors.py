@@ -19,7 +19,7 @@ _LONG_WORD, _LONG_LINE = 300, 1200  # characters
 
 def brief(text: str) -> str:
     """A message without the middles of its longest values."""
-    text = re.sub(rf"\S{{{_LONG_WORD},}}", lambda found: f"{found[0][:80]}…{found[0][-40:]}", text)
+    text = re.sub(rf"\S{{{_LONG_WORD},}}", lambda match: f"{match[0][:80]}…{match[0][-40:]}", text)
     return text if len(text) <= _LONG_LINE else f"{text[:600]} … {text[-400:]}"
 
 
@@ -132,8 +132,8 @@ class ClientFailure(LitFedError):
 
 def place_of(stack: StackSummary) -> str:
     """The innermost frame outside of installed packages, as ``file.py, line 7``."""
-    own = [entry for entry in stack if not entry.filename.startswith((sys.prefix, sys.base_prefix, "<"))]
-    entry = (own or list(stack))[-1]
+    own_frames = [entry for entry in stack if not entry.filename.startswith((sys.prefix, sys.base_prefix, "<"))]
+    entry = (own_frames or list(stack))[-1]
     path = Path(entry.filename)
     return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}, line {entry.lineno}"
 
@@ -144,8 +144,8 @@ def outline(error: BaseException) -> str:
     Our errors without data are told in full (`LitFedError.told`), others by type, place in lit_fed, and the operating
     system's reason, such as a full disk.
     """
-    if isinstance(error, LitFedError) and (told := error.told()):
-        return told
+    if isinstance(error, LitFedError) and (text := error.told()):
+        return text
     package, place = Path(__file__).parent, "code outside of lit_fed"
     for frame in traceback.extract_tb(error.__traceback__):
         if (path := Path(frame.filename)).is_relative_to(package):
@@ -191,10 +191,12 @@ def _layer(error: BaseException) -> str:
     """The layer that an error passed through last, and the shape of its input; else empty."""
     modules, shape, step = list[Any](), None, error.__traceback__
     while step is not None:
-        found = step.tb_frame.f_locals
-        if hasattr(found.get("self"), "named_modules"):
-            modules.append(found["self"])
-            shapes = (tuple(one.shape) for key, one in found.items() if key != "self" and hasattr(one, "shape"))
+        local_names = step.tb_frame.f_locals
+        if hasattr(local_names.get("self"), "named_modules"):
+            modules.append(local_names["self"])
+            shapes = (
+                tuple(value.shape) for key, value in local_names.items() if key != "self" and hasattr(value, "shape")
+            )
             shape = next(shapes, shape)
         step = step.tb_next
     if not modules or modules[-1] is modules[0]:
@@ -219,7 +221,7 @@ def own_traceback(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     if all(frame.filename.startswith(_OURS) for frame in frames):
         return ""
-    told = traceback.TracebackException.from_exception(error)
+    report = traceback.TracebackException.from_exception(error)
     first = next(place for place, frame in enumerate(frames) if not frame.filename.startswith(_OURS))
-    told.stack = StackSummary.from_list(told.stack[first:])
-    return "".join(told.format()).rstrip()
+    report.stack = StackSummary.from_list(report.stack[first:])
+    return "".join(report.format()).rstrip()

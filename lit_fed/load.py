@@ -188,8 +188,8 @@ def _build(config: dict[str, Any], path: Path, modules: Sequence[str]) -> tuple[
     parser.add_subclass_arguments(LightningModule, "model", required=True)
     parser.add_subclass_arguments(Algorithm, "algorithm", required=True)
     model = config["model"]
-    for own in list((config.get("trainer", {}).get("kinds") or {}).values())[:1]:
-        model["init_args"] |= {key: value for key, value in own.items() if key != "clients"}
+    for options in list((config.get("trainer", {}).get("kinds") or {}).values())[:1]:
+        model["init_args"] |= {key: value for key, value in options.items() if key != "clients"}
     named = (modules,) if isinstance(modules, str) else tuple(modules)
     parts = {
         key: _without_files(part, key, path, named)
@@ -224,22 +224,22 @@ def _without_files(value: Any, where: str, path: Path, trusted: tuple[str, ...])
             raise _names_a_file(value, where, path)
         return value
     if isinstance(value, list):
-        return [_without_files(one, f"{where}.{place}", path, trusted) for place, one in enumerate(value)]
+        return [_without_files(item, f"{where}.{place}", path, trusted) for place, item in enumerate(value)]
     if not isinstance(value, Mapping):
         return value
     if str(value.get("class_path")).startswith(tuple(f"{module}." for module in trusted)):
         return value
-    found = {}
+    content = {}
     for key, entry in value.items():
         last = str(key).rpartition(".")[2]
         if last == "pretrained" or (last == "weights" and isinstance(entry, str)):
             entry = False if last == "pretrained" else None
         elif last in ("pretrained_cfg", "pretrained_cfg_overlay") and isinstance(entry, Mapping):
-            entry = {name: one for name, one in entry.items() if not isinstance(one, str)}
+            entry = {name: item for name, item in entry.items() if not isinstance(item, str)}
         elif _LOADED.fullmatch(last) and last != "class_path" and isinstance(entry, str) and entry:
             raise _names_a_file(entry, f"{where}.{key}", path)
-        found[key] = _without_files(entry, f"{where}.{key}", path, trusted)
-    return found
+        content[key] = _without_files(entry, f"{where}.{key}", path, trusted)
+    return content
 
 
 def _names_a_file(value: str, where: str, path: Path) -> CheckpointError:
@@ -270,9 +270,9 @@ def _load(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None
     except RuntimeError as error:
         raise CheckpointError(f"{path} does not fit this network: {' '.join(str(error).split())[:160]}") from error
     # A checkpoint names a tensor once; a network with tied weights has several names for it.
-    own = module.state_dict(keep_vars=True)
-    loaded = {id(own[name]) for name in state if name in own}
-    absent = [name for name in missing if id(own[name]) not in loaded]
+    tensors = module.state_dict(keep_vars=True)
+    loaded = {id(tensors[name]) for name in state if name in tensors}
+    absent = [name for name in missing if id(tensors[name]) not in loaded]
     if absent or unexpected or not state:
         wrong = (
             f"it lacks {', '.join(absent[:3])}" if absent else f"it also has {', '.join(unexpected[:3]) or 'nothing'}"

@@ -40,15 +40,15 @@ def most_threads() -> int:
 
 def free_memory() -> int | None:
     """Free memory of the machine and of the container, in bytes; None if unknown."""
-    found = []
+    free = []
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
         sizes = dict(line.split(":") for line in meminfo.read_text(encoding="ascii").splitlines())
-        found.append(int(sizes["MemAvailable"].split()[0]) * 1024)
+        free.append(int(sizes["MemAvailable"].split()[0]) * 1024)
     for limit, used in _LIMITS:
         if limit.is_file() and (text := limit.read_text(encoding="ascii").strip()).isdecimal():
-            found.append(int(text) - int(used.read_text(encoding="ascii")))
-    return min(found, default=None)
+            free.append(int(text) - int(used.read_text(encoding="ascii")))
+    return min(free, default=None)
 
 
 def last_level_cache() -> int:
@@ -58,7 +58,7 @@ def last_level_cache() -> int:
         Linux describes each cache of a core in ``/sys/devices/system/cpu/cpu*/cache``; 32 MiB where it does not.
     """
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    found = []
+    sizes = []
     for core in cores:
         levels = []
         for cache in (_CPUS / f"cpu{core}" / "cache").glob("index*"):
@@ -69,8 +69,8 @@ def last_level_cache() -> int:
             except (OSError, ValueError):  # a virtual machine may leave some out
                 continue
         if levels:
-            found.append(max(levels)[1])
-    return min((size for size in found if size > 0), default=_CACHE)
+            sizes.append(max(levels)[1])
+    return min((size for size in sizes if size > 0), default=_CACHE)
 
 
 def keep_freed_memory() -> None:

@@ -62,9 +62,9 @@ def parsed(text: str) -> Text:
             is an error too: YAML's own readers keep the last.
         ValueError: See `lit_fed.yaml_text.read_nodes`.
     """
-    found = Text(text)
-    found.root, found.content = read_nodes(text, _Loader)
-    return found
+    text_read = Text(text)
+    text_read.root, text_read.content = read_nodes(text, _Loader)
+    return text_read
 
 
 def load(text: str) -> Any:

@@ -56,17 +56,17 @@ class GlobalTest(Protocol):
 
     @override
     def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
-        data, found = federation.data, Evaluation()
+        data, evaluation = federation.data, Evaluation()
         if subset == "val" and not data.has_shared_val:
-            found.absent[self.name] = "the server of a federation has no validation data"
-            return found
-        for name, loop in global_loops(self.name, federation, round_idx, found):
+            evaluation.absent[self.name] = "the server of a federation has no validation data"
+            return evaluation
+        for name, loop in global_loops(self.name, federation, round_idx, evaluation):
             for view in (None, *data.views()):  # processes share the batches
                 loader = data.test_loader(view=view) if subset == "test" else data.val_loader(view=view)
                 values = loop.evaluate(loader, subset, spread=True)
                 end = "" if view is None else f"_{view}"
-                found.metrics |= {f"{name}/{metric}{end}": value for metric, value in values.items()}
-        return found
+                evaluation.metrics |= {f"{name}/{metric}{end}": value for metric, value in values.items()}
+        return evaluation
 
 
 def global_loops(
@@ -131,8 +131,8 @@ class ClientTest(Protocol):
     def question(self, federation: Federation, subset: EvalSubset) -> Question:
         """The question with its data and fine-tuning, which groups of clients can answer together."""
         question = super().question(federation, subset)
-        own = (type(self).answer, type(self).test_client, type(self).enter)
-        if own != (ClientTest.answer, ClientTest.test_client, ClientTest.enter):
+        methods = (type(self).answer, type(self).test_client, type(self).enter)
+        if methods != (ClientTest.answer, ClientTest.test_client, ClientTest.enter):
             return question
 
         def loader(client_id: int | None) -> Iterable[object]:

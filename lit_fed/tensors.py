@@ -13,8 +13,8 @@ from torch import Tensor
 
 def on_device(values: Sequence[float], device: torch.device) -> Tensor:
     """Numbers as a tensor on a device, without waiting for it."""
-    found = torch.tensor(values)
-    return found if device.type == "cpu" else found.pin_memory().to(device, non_blocking=True)
+    tensor = torch.tensor(values)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def check_bytes(path: Path) -> None:

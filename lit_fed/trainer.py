@@ -371,7 +371,7 @@ class FederatedTrainer:
         """The run that evaluates or predicts; without a checkpoint, the parts must be the trained objects."""
         if ckpt is None and self._parts is not None and self.run.next_round:
             given = {"model": model, "datamodule": data, "algorithm": algorithm}
-            if odd := [key for (key, one), own in zip(given.items(), self._parts, strict=True) if one != own]:
+            if odd := [key for (key, part), known in zip(given.items(), self._parts, strict=True) if part != known]:
                 raise ConfigError(
                     f"{odd[0]} is not the object that this trainer trained with; pass the same one, or give ckpt_path"
                 )
@@ -419,8 +419,8 @@ class FederatedTrainer:
         federation = assemble(self.fabric, parts, self.local, self.settings, self.channel, store, stage)
         for loop in federation.loops.values():
             loop.trainer.loggers = [DummyLogger()] if self.settings.logger else []  # until the run opens its loggers
-        own = None if self._run is None else self._run.folder
-        self._run = Run(federation, self.settings, self.callbacks, folder=own)
+        folder = None if self._run is None else self._run.folder
+        self._run = Run(federation, self.settings, self.callbacks, folder=folder)
         for task in tasks.values():
             self._run.names.declare(task)
         self._parts = (model, data, algorithm)

@@ -63,13 +63,13 @@ def settings_of(config: str) -> Settings:
 
 def hparams_of(settings: Mapping[str, Setting]) -> Settings:
     """Settings by the names of HParams: the algorithm's class as `METHOD`, every class by its last name."""
-    found: Settings = {METHOD: ""} if "algorithm.class_path" in settings else {}
+    hparams: Settings = {METHOD: ""} if "algorithm.class_path" in settings else {}
     for name, value in settings.items():
         if name.endswith(".class_path"):
-            found[_class_key(name)] = str(value).rpartition(".")[2]
+            hparams[_class_key(name)] = str(value).rpartition(".")[2]
         else:
-            found[name] = value
-    return found
+            hparams[name] = value
+    return hparams
 
 
 class Column(NamedTuple):
@@ -108,7 +108,9 @@ def columns_of(own: Settings, told: Sequence[str], others: Sequence[Settings]) -
         return len(keys)
 
     asked = {name for name in own if rank(name) < len(keys)}
-    differing = {name for name, value in merged.items() if any(one.get(name, value) != value for one in (*others, own))}
+    differing = {
+        name for name, value in merged.items() if any(other.get(name, value) != value for other in (*others, own))
+    }
     chosen = sorted({METHOD} & own.keys() | differing | asked, key=list({**own, **merged}).index)
     chosen.sort(key=lambda name: (name != METHOD, name not in differing, rank(name)))
     leading = differing | set(chosen[:_FIRST])

@@ -98,8 +98,8 @@ class Dashboard(Callback):
 
     def _write(self, run: Run, record: RoundRecord) -> None:
         best = run.names.monitor
-        found = {view: record.metrics.get(f"{best}_{view}") for view in run.federation.data.views()}
-        self._of_views = {view: value for view, value in found.items() if value is not None} or self._of_views
+        by_view = {view: record.metrics.get(f"{best}_{view}") for view in run.federation.data.views()}
+        self._of_views = {view: value for view, value in by_view.items() if value is not None} or self._of_views
         for logger in run.loggers:
             logger.log_metrics(record.metrics, step=record.round_idx)
         for tag, values in _values_over_clients(record.rows).items() if run.loggers else ():

@@ -49,17 +49,17 @@ def lightning_watchers(
     Raises:
         ConfigError: For one of Lightning's own, a hook that local work lacks, or a callback that cannot be copied.
     """
-    own: list[Callback] = []
+    own_callbacks: list[Callback] = []
     watchers: list[LightningCallback] = []
     for callback in callbacks:
         if isinstance(callback, Callback):
-            own.append(callback)
+            own_callbacks.append(callback)
         elif isinstance(callback, LightningCallback):
             _check(callback)
             watchers.append(callback)
         else:
             raise ConfigError(f"trainer.callbacks holds {callback!r}; it must be a callback of lit_fed or of Lightning")
-    return own, watchers
+    return own_callbacks, watchers
 
 
 def _check(callback: LightningCallback) -> None:

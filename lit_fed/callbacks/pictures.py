@@ -256,7 +256,7 @@ def predictions_picture(
 
     low, high = float(images.min()), float(images.max())
     pixels = np.clip((images - low) / max(high - low, 1e-12), 0, 1).transpose(0, 2, 3, 1)
-    shown = [shortened(str(one) if names is None else names[one], _LONGEST_TITLE) for one in (*predicted, *true)]
+    shown = [shortened(str(label) if names is None else names[label], _LONGEST_TITLE) for label in (*predicted, *true)]
     guesses, truths = shown[: len(predicted)], shown[len(predicted) :]
     width = max([0.75, *(text_width(f"not {name}", _TITLE_SIZE, "bold") + 0.1 for name in set(shown))])
     num_columns = min(8, len(pixels), max(1, int(_WIDEST / width)))

@@ -62,8 +62,8 @@ def meaning_of(name: str, data: str) -> str:
     """
     protocol, prefix = protocol_of(name), name.partition("/")[0]
     assert protocol is not None, f"{name} has no protocol"
-    found = PROTOCOLS[protocol].format(data=data)
-    return found if prefix == protocol else f"{found}, for kind {prefix.removeprefix(_KIND)!r}"
+    text = PROTOCOLS[protocol].format(data=data)
+    return text if prefix == protocol else f"{text}, for kind {prefix.removeprefix(_KIND)!r}"
 
 
 def is_evaluated(name: str) -> bool:

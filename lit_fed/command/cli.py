@@ -117,8 +117,8 @@ class FederatedCLI(LightningCLI):
             wanted = self._has_options(name)
             if wanted and not line.room_of(self._words):
                 also = f" On a node: --state_dir DIR, whose options are in lit-fed {name} --state_dir DIR --help."
-                told = line.help + (also if line.at_home else "")
-                made = self._prepare_subcommand_parser(FederatedTrainer, name, description=told)
+                description = line.help + (also if line.at_home else "")
+                made = self._prepare_subcommand_parser(FederatedTrainer, name, description=description)
                 if name == "predict":
                     self._add_to_predict(made)
             else:

@@ -58,12 +58,12 @@ def _run(args: list[str] | None) -> None:
         return
     # A handler, because an interrupted import may take the exception for a missing package and go on.
     before = signal.signal(signal.SIGINT, _leave)
-    told = sys.stderr.isatty() and os.environ.get("LOCAL_RANK", "0") == "0"
-    if told:
+    says = sys.stderr.isatty() and os.environ.get("LOCAL_RANK", "0") == "0"
+    if says:
         print("lit-fed: loading PyTorch and Lightning …", end="", file=sys.stderr, flush=True)
     from lit_fed.command.cli import main as run
 
-    if told:
+    if says:
         print("\r\033[K", end="", file=sys.stderr, flush=True)  # clear the line
     signal.signal(signal.SIGINT, before)
     run(args)

@@ -80,9 +80,9 @@ class Keyring:
             done = "new key"
             _write_key(self._ca_key, pem_of(new_key()))
         if self._ca.exists():
-            found = read_certificate(self._ca)
-            if found.not_valid_after_utc >= self.now + END_LIFE:
-                return f"{done}, certificate kept until {found.not_valid_after_utc:%Y-%m-%d}"
+            certificate = read_certificate(self._ca)
+            if certificate.not_valid_after_utc >= self.now + END_LIFE:
+                return f"{done}, certificate kept until {certificate.not_valid_after_utc:%Y-%m-%d}"
         made = certify_authority(self._signing_key(), self.now)
         write(self._ca, certificate_bytes(made))
         return f"{done}, new certificate until {made.not_valid_after_utc:%Y-%m-%d}"
@@ -287,7 +287,7 @@ def certify(
     use = ExtendedKeyUsageOID.SERVER_AUTH if names else ExtendedKeyUsageOID.CLIENT_AUTH
     made = made.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
     if names:
-        alternatives = x509.SubjectAlternativeName([_alternative(one) for one in names])
+        alternatives = x509.SubjectAlternativeName([_alternative(name) for name in names])
         made = made.add_extension(alternatives, critical=False)
     return made.sign(authority_key, hashes.SHA384())
 
@@ -343,10 +343,10 @@ def unfit(
 def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
     """Return the host names and addresses for which a certificate is valid."""
     try:
-        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return ()
-    return tuple(str(one.value) for one in found)
+    return tuple(str(name.value) for name in names)
 
 
 def certificate_bytes(certificate: x509.Certificate) -> bytes:

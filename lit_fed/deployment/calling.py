@@ -62,11 +62,11 @@ class Line:
         self._refused: float | None = None
         # the environment's proxies are for the web; only an option selects one
         through: tuple[str, Any] = ("grpc.enable_http_proxy", 0) if proxy is None else ("grpc.http_proxy", proxy)
-        own = [through, ("grpc.use_local_subchannel_pool", 1)]
+        own_options = [through, ("grpc.use_local_subchannel_pool", 1)]
         if security.is_on:
-            self._channel = grpc.secure_channel(address, security.of_node(), [*options(), *own])
+            self._channel = grpc.secure_channel(address, security.of_node(), [*options(), *own_options])
         else:
-            self._channel = grpc.insecure_channel(address, [*options(), *own])
+            self._channel = grpc.insecure_channel(address, [*options(), *own_options])
         self._thread = threading.Thread(target=self._stay, daemon=True, name="grpc")
 
     def __enter__(self) -> Line:
@@ -95,12 +95,14 @@ class Line:
 
     def _forget(self) -> None:
         """Bound the memory of answers that a server does not acknowledge, the oldest first."""
-        kept = [(one, len(blob) + _MESSAGE_BYTES) for one, blob in self._answers.items() if blob is not None]
+        kept = [
+            (message_id, len(blob) + _MESSAGE_BYTES) for message_id, blob in self._answers.items() if blob is not None
+        ]
         total = sum(size for _, size in kept)
-        for one, size in kept[:-1]:
+        for answered, size in kept[:-1]:
             if total <= self.limit:
                 return
-            del self._answers[one]
+            del self._answers[answered]
             total -= size
 
     # ------------------------------------------------------------------ in the thread
@@ -135,8 +137,8 @@ class Line:
             if session:
                 self._begin(session)
             for frame in call:
-                if (found := joiner.take(frame)) is not None:
-                    self._take_in(session, *found)
+                if (message := joiner.take(frame)) is not None:
+                    self._take_in(session, *message)
         except WireError as error:
             call.cancel()
             self.say(Alert(f"the server at {self.address} sent an invalid message: {error}"))
@@ -156,9 +158,9 @@ class Line:
             self._session = session
             self._answers.clear()
             while not self.inbox.empty():
-                found = self.inbox.get_nowait()
-                if not isinstance(found, Exception):
-                    self._held -= len(found[2]) + _MESSAGE_BYTES
+                entry = self.inbox.get_nowait()
+                if not isinstance(entry, Exception):
+                    self._held -= len(entry[2]) + _MESSAGE_BYTES
 
     def _take_in(self, session: str, message_id: int, blob: bytes) -> None:
         """Queue a message, or answer it again; wait while too many bytes are queued."""
@@ -238,13 +240,13 @@ def attend(node: Node, line: Line) -> None:
     """Do the server's work; raise `ConfigError` if the server rejects this node."""
     while True:
         try:
-            found = line.inbox.get(timeout=1.0)
+            entry = line.inbox.get(timeout=1.0)
         except queue.Empty:
             node.idle()
             continue
-        if isinstance(found, Exception):
-            raise found
-        session, message_id, blob = found
+        if isinstance(entry, Exception):
+            raise entry
+        session, message_id, blob = entry
         line.answer(session, message_id, node.handle(blob), len(blob))
 
 

@@ -59,7 +59,7 @@ def connect(address: str, proxy: str | None, seconds: float) -> socket.socket:
         if way.username is not None:
             word = f"{unquote(way.username)}:{unquote(way.password or '')}"
             lines.append(f"Proxy-Authorization: Basic {b64encode(word.encode()).decode()}")
-        line.sendall("".join(f"{one}\r\n" for one in [*lines, ""]).encode())
+        line.sendall("".join(f"{header}\r\n" for header in [*lines, ""]).encode())
         answer = b""
         while b"\r\n\r\n" not in answer and len(answer) < _MOST_ANSWER and (more := line.recv(1)):
             answer += more
@@ -168,12 +168,12 @@ def ending_by_signal() -> Iterator[None]:
         yield
         return
     wanted = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(one, _interrupt) for one in wanted]
+    before = [signal.signal(number, _interrupt) for number in wanted]
     try:
         yield
     finally:
-        for one, handler in zip(wanted, before, strict=True):
-            signal.signal(one, handler)
+        for signal_number, handler in zip(wanted, before, strict=True):
+            signal.signal(signal_number, handler)
 
 
 def _interrupt(_signum: int, _frame: FrameType | None) -> None:

@@ -62,14 +62,14 @@ def implausible(answers: Sequence[ClientUpdate], ranges: Ranges) -> dict[str, li
     Where the task declares no range, that is a magnitude over a hundred times the median magnitude of three clients or
     more (and of 1, so that metrics near 0 may vary). `lit_fed.engine.evaluation.protocols.spread` leaves out NaN.
     """
-    found: dict[str, list[ClientUpdate]] = {}
+    suspects: dict[str, list[ClientUpdate]] = {}
     for name in dict.fromkeys(name for update in answers for name in update.metrics if name not in ranges):
         column = [(update, abs(update.metrics[name])) for update in answers if name in update.metrics]
         known = [value for _, value in column if not math.isnan(value)]
         most = _FAR * max(median(known), 1.0) if len(known) > 2 else math.inf
         if odd := [update for update, value in column if value > most]:
-            found[name] = odd
-    return found
+            suspects[name] = odd
+    return suspects
 
 
 class ServerEnd(Channel):
@@ -315,7 +315,7 @@ class GridExecutor(Executor):
     def _together(self, client_id: int, home: KnownNode, work: _Work) -> list[int]:
         """Return all clients of a client's node that get the same request; fixed with the first message to the node."""
         if client_id not in work.together.get(home.boot, ()):
-            others = [one for one in work.queue if self.roster.home(one) is home]
+            others = [client_id for client_id in work.queue if self.roster.home(client_id) is home]
             work.together[home.boot] = sorted([client_id, *others])
         return work.together[home.boot]
 
@@ -401,9 +401,9 @@ class GridExecutor(Executor):
                 self.roster.grid.drop([message_id])
                 work.busy[sent.boot] -= 1
                 yield self._failure(sent.client_id, work, "its node disconnected while it worked")
-        gone = [one for one, sent in self._unanswered.items() if not self.roster.is_connected(sent.node)]
+        gone = [message_id for message_id, sent in self._unanswered.items() if not self.roster.is_connected(sent.node)]
         self.roster.grid.drop(gone)
-        self._unanswered = {one: sent for one, sent in self._unanswered.items() if one not in gone}
+        self._unanswered = {message_id: sent for message_id, sent in self._unanswered.items() if message_id not in gone}
 
     def _give_up(self, work: _Work) -> Iterator[ClientFailure]:
         """Fail the clients that missed the deadline, and ask their nodes nothing more in this round."""

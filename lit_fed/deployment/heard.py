@@ -121,13 +121,13 @@ def held(message: Message, clients: Collection[int]) -> list[tuple[str, int]]:
         WireError: If they are malformed or too many.
     """
     _expect(message, "answer")
-    entries, own = message.get("held", list), {str(one) for one in clients}
+    entries, names = message.get("held", list), {str(client_id) for client_id in clients}
     if len(entries) > _HELD:
         raise WireError(f"it reports {len(entries):,} versions of its clients' states; at most {_HELD:,} are allowed")
     for entry in entries:
         if type(entry) is not list or [type(part) for part in entry] != [str, int] or not 0 <= entry[1] < 2**32:
             raise WireError("its list of states is malformed; run the same lit_fed on both ends")
-    return list(dict.fromkeys((name, at) for name, at in entries if name in own))
+    return list(dict.fromkeys((name, at) for name, at in entries if name in names))
 
 
 def kept(message: Message) -> bool:

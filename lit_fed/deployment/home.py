@@ -47,16 +47,16 @@ class Home:
     ) -> None:
         self.kept = read(folder)
         self.clients = sorted(self.kept.versions) if clients is None else sorted(set(clients))
-        if absent := [one for one in self.clients if one not in self.kept.versions]:
-            there = ", ".join(called(data, one) for one in sorted(self.kept.versions))
+        if absent := [client_id for client_id in self.clients if client_id not in self.kept.versions]:
+            there = ", ".join(called(data, client_id) for client_id in sorted(self.kept.versions))
             raise ConfigError(f"{folder} has no state of client {called(data, absent[0])}; its clients are {there}")
         self.run = settle(trainer, model, data, algorithm, self.clients, stage)
         self.federation = self.run.federation
         device, store = self.federation.fabric.device, self.federation.store
-        if odd := {self.federation.kinds[one] for one in self.clients} - self.kept.payloads.keys():
+        if odd := {self.federation.kinds[client_id] for client_id in self.clients} - self.kept.payloads.keys():
             raise ConfigError(f"{folder} has no model of the kind {min(odd)!r}; use the configuration of the run")
         store.open(folder / self.kept.run_id)
-        versions = {str(one): version for one, version in self.kept.versions.items() if version is not None}
+        versions = {str(client_id): version for client_id, version in self.kept.versions.items() if version is not None}
         store.load_state_dict(versions, self.kept.round_idx + 1)
         moved = [
             {kind: {name: tensor.to(device) for name, tensor in entry.items()} for kind, entry in group.items()}
@@ -78,14 +78,14 @@ class Home:
     def evaluate(self, subset: EvalSubset) -> dict[int, dict[str, float]]:
         """Evaluate every client on its data with all protocols that ask clients; return the metrics by client."""
         check_protocols([], self.federation, subset)
-        asking = [one for one in self.run.settings.protocols if type(one).answer is not Protocol.answer]
-        found: dict[int, dict[str, float]] = {}
+        asking = [protocol for protocol in self.run.settings.protocols if type(protocol).answer is not Protocol.answer]
+        metrics_by_client: dict[int, dict[str, float]] = {}
         with self.federation.session.at_work("validate" if subset == "val" else "test"):
             for protocol in asking:
                 asked: Callable[[Any], Any] = getattr(protocol, "clients", lambda _: self.clients)
-                for client_id in (one for one in asked(self.federation) if one in self.clients):
+                for client_id in (client_id for client_id in asked(self.federation) if client_id in self.clients):
                     answer = protocol.answer(self.federation, int(client_id), self.broadcast, subset)
                     metrics = {} if answer is None else answer.metrics
-                    row = found.setdefault(int(client_id), {})
+                    row = metrics_by_client.setdefault(int(client_id), {})
                     row |= {f"{protocol.name}/{name}": value for name, value in metrics.items()}
-        return found
+        return metrics_by_client

@@ -62,7 +62,9 @@ class NodeLog:
         A failed write is ignored, because the outline of the error has already been printed.
         """
         lines = text.splitlines()[:_MOST_LINES]
-        plain = "\n  ".join("".join(one if one.isprintable() else ascii(one)[1:-1] for one in line) for line in lines)
+        plain = "\n  ".join(
+            "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line) for line in lines
+        )
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self.path.exists() and self.path.stat().st_size > _MOST_BYTES:
@@ -100,7 +102,7 @@ class Kept:
         content = {
             "run": self.run_id,
             "round": self.round_idx,
-            "versions": {str(one): version for one, version in self.versions.items()},
+            "versions": {str(client_id): version for client_id, version in self.versions.items()},
             "payloads": {kind: dict(payload) for kind, payload in self.payloads.items()},
             "frozen": {kind: dict(payload) for kind, payload in self.frozen.items()},
         }
@@ -115,7 +117,7 @@ def read(folder: Path) -> Kept:
     try:
         content = torch.load(path, weights_only=True, map_location="cpu")
         check_bytes(path)
-        versions = {int(one): _version(one, version) for one, version in content["versions"].items()}
+        versions = {int(name): _version(name, version) for name, version in content["versions"].items()}
         groups = [{kind: _tensors(entry) for kind, entry in content[key].items()} for key in ("payloads", "frozen")]
         if not RUN_ID.fullmatch(content["run"]) or type(content["round"]) is not int:
             raise ValueError("the run's id is malformed")
@@ -186,30 +188,33 @@ class Withheld:
             outcome.metrics = {name: value for name, value in outcome.metrics.items() if name in TOLD}
         if self._done.keys() < set(together):
             return {}
-        counts = Counter(name for found in self._done.values() for name in found)
+        counts = Counter(name for metrics in self._done.values() for name in metrics)
         totals = totals_of(self._weighted(message)).items()
         sums = {name: [list(total.parts), total.weight] for name, total in totals if counts[name] >= self.least}
         return sums if sums and self._is_disjoint(work, together) else {}
 
     def _is_disjoint(self, work: tuple[Any, ...], together: Collection[int]) -> bool:
         """Record a group that shares no client with another reported group of the same request, or is that group."""
-        reported, own = self._reported.setdefault(work, set()), sum(1 << client_id for client_id in set(together))
-        if any(own & other for other in reported - {own}):
+        reported, clients_bits = (
+            self._reported.setdefault(work, set()),
+            sum(1 << client_id for client_id in set(together)),
+        )
+        if any(clients_bits & other for other in reported - {clients_bits}):
             return False
-        reported.add(own)
+        reported.add(clients_bits)
         return True
 
     def _weighted(self, message: Message) -> Iterator[tuple[dict[str, float], int]]:
         """Yield the metrics to average and their weight, as in `lit_fed.engine.loop.ledger`, without a test's NaN."""
-        for client_id, found in self._done.items():
+        for client_id, metrics in self._done.items():
             if message.word == "train":
-                yield {name: value for name, value in found.items() if "/" in name}, self.samples[client_id]
+                yield {name: value for name, value in metrics.items() if "/" in name}, self.samples[client_id]
             else:
-                yield {name: value for name, value in found.items() if not math.isnan(value)}, 1
+                yield {name: value for name, value in metrics.items() if not math.isnan(value)}, 1
 
 
 def _are_among(clients: Collection[Any], own: Mapping[int, int]) -> bool:
-    return len(clients) <= len(own) and all(type(one) is int and one in own for one in clients)
+    return len(clients) <= len(own) and all(type(client_id) is int and client_id in own for client_id in clients)
 
 
 _OFTEN = 16  # maximum number of equal requests per round; a restarted server repeats them
@@ -337,14 +342,14 @@ class Node:
 
     def _told(self, failed: ClientFailure) -> str:
         """Return the outline of a failure for the server; print and log all of it, under a number."""
-        told = shown(failed.outline)
-        if told == shown(failed.cause):
+        outline = shown(failed.outline)
+        if outline == shown(failed.cause):
             self.say(Alert(failed))
-            return told
-        number = self._errors.setdefault(told, len(self._errors) + 1)
+            return outline
+        number = self._errors.setdefault(outline, len(self._errors) + 1)
         self.say(Alert(f"error {number}: {failed}" + (f"; see {self.log.path}" if failed.details else "")))
         self.log.write(f"error {number}: {failed}\n{failed.details}".rstrip())
-        return f"{told} (error {number} in the log of its node)"
+        return f"{outline} (error {number} in the log of its node)"
 
     # ------------------------------------------------------------------ who lives here
 
@@ -357,7 +362,7 @@ class Node:
         elif (odd := difference(self.settings, message.get("settings", dict))) is not None:
             cause = f"{odd}; use the same configuration on both ends"
         else:
-            clients = {str(one): asdict(report) for one, report in self.reports.items()}
+            clients = {str(client_id): asdict(report) for client_id, report in self.reports.items()}
             self._say_where("registered with the server")
             return Message("answer", {"boot": self.boot, "clients": clients, "sums": self.withheld is not None})
         self.say(Alert(f"refused the server: {cause}"))
@@ -367,23 +372,25 @@ class Node:
         """List the versions of the clients' states of a run."""
         self._open(message)
         files: VersionedFiles = self.federation.store.files
-        own = {str(one) for one in self.clients}
-        return Message("answer", {"held": [[name, at] for name, at in files.rounds() if name in own]})
+        names = {str(client_id) for client_id in self.clients}
+        return Message("answer", {"held": [[name, at] for name, at in files.rounds() if name in names]})
 
     def _keep(self, message: Message) -> Message:
         """Save the end of a run, for later prediction and evaluation."""
         round_idx, versions = message.get("round", int), message.get("versions", dict)
-        if not 0 <= round_idx < self.run.max_rounds or versions.keys() != {str(one) for one in self.clients}:
+        if not 0 <= round_idx < self.run.max_rounds or versions.keys() != {
+            str(client_id) for client_id in self.clients
+        }:
             raise WireError("the end of the run is for other clients; run the same lit_fed on both ends")
         self._open(message)
         self._count("keep")
         payloads, frozen = dict[str, Payload](), dict[str, Payload]()
-        for kind in {self.federation.kinds[one] for one in self.clients}:
+        for kind in {self.federation.kinds[client_id] for client_id in self.clients}:
             payloads[kind] = self.federation.channel.downlink.arrive(message.tensors.get(f"payload/{kind}", {})).payload
             frozen[kind] = message.tensors.get(f"frozen/{kind}", {})
             self._check(payloads[kind], round_idx, kind, "predict")
-        found = {int(one): read_version(version) for one, version in versions.items()}
-        Kept(self._run_id, round_idx, found, payloads, frozen).write(self.folder)
+        versions_told = {int(name): read_version(version) for name, version in versions.items()}
+        Kept(self._run_id, round_idx, versions_told, payloads, frozen).write(self.folder)
         self._say_where(f"the run ended after round {round_idx + 1}; its model is saved in {self.folder}")
         return Message("answer", {})
 
@@ -410,19 +417,21 @@ class Node:
         self._open(message)
         version = read_version(message.fields.get("version"))
         dropped = message.get("drop", list)
-        if len(dropped) > _MOST_DROPPED or not all(type(one) is int and 0 <= one < 2**32 for one in dropped):
+        if len(dropped) > _MOST_DROPPED or not all(
+            type(at_round) is int and 0 <= at_round < 2**32 for at_round in dropped
+        ):
             raise WireError(f"the list of states to drop is malformed or has more than {_MOST_DROPPED:,} entries")
         if version is not None and version[0] in dropped:
             raise WireError(f"the server drops the state with which client {client_id} is to continue")
         asked = [message.fields.get(key) for key in ("protocol", "subset")] if message.word == "ask" else []
-        self._count(message.word, *(one if isinstance(one, str) else "" for one in asked), client_id, round_idx)
+        self._count(message.word, *(part if isinstance(part, str) else "" for part in asked), client_id, round_idx)
         self._say_where(f"round {round_idx + 1} of {self.run.max_rounds}")
         if version is not None:
             self._continued[self._run_id, client_id] = version[0]
         newest = max((at for name, at in store.files.rounds() if name == str(client_id)), default=-1) if dropped else -1
-        for one in dropped:
-            if one not in (newest, self._continued.get((self._run_id, client_id))):
-                store.files.forget([(str(client_id), one)], delete=True)
+        for drop_round in dropped:
+            if drop_round not in (newest, self._continued.get((self._run_id, client_id))):
+                store.files.forget([(str(client_id), drop_round)], delete=True)
         store.load_state_dict({} if version is None else {str(client_id): version}, round_idx)
         kind, device = federation.kinds[client_id], federation.fabric.device
         received: dict[str, dict[str, Any]] = {
@@ -463,7 +472,7 @@ class Node:
             raise WireError(f"the request {message.word!r} is unknown; run the same lit_fed on both ends")
         name, subset = message.get("protocol", str), message.get("subset", str)
         settings = self.run.settings
-        protocol = next((one for one in settings.protocols if one.name == name), None)
+        protocol = next((asked for asked in settings.protocols if asked.name == name), None)
         if protocol is None or type(protocol).answer is Protocol.answer:
             raise WireError(
                 f"trainer.protocols on the node has no {shown(name, 40)!r} that asks clients; use the same on both ends"

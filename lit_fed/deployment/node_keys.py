@@ -63,14 +63,14 @@ class NodeKeys(Mapping[str, Grant]):
             self.say(f"read {self.path} again: {len(self._clients)} keys are accepted")
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
-        found: list[tuple[int, int, int] | None] = []
+        stamps: list[tuple[int, int, int] | None] = []
         for path in self._files:
             try:
                 stat = path.stat()
-                found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+                stamps.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
             except OSError:
-                found.append(None)
-        return found
+                stamps.append(None)
+        return stamps
 
     def _read(self) -> dict[str, Grant]:
         clients, files = read_node_keys(self.path)
@@ -92,7 +92,7 @@ class NodeKeys(Mapping[str, Grant]):
 def read_node_keys(path: Path) -> tuple[dict[str, Grant], list[Path]]:
     """Read the clients by the hash of a public key, and the files of the certificates; raise `ConfigError`."""
     where = f"--node_keys {path}"
-    found: dict[str, Grant] = {}
+    grants: dict[str, Grant] = {}
     names: dict[str, str] = {}
     owners: dict[int, str] = {}
     for name, clients, line in _read(path, where):
@@ -106,20 +106,20 @@ def read_node_keys(path: Path) -> tuple[dict[str, Grant], list[Path]]:
                 )
             clients = clients["clients"]
         key = _key(path.parent / name, f"{where} names {name}, and")
-        if key in found:
+        if key in grants:
             raise ConfigError(f"{where} has the same key as {names[key]} and {name}; keep one, with all its clients")
         ids: list[int] = clients if isinstance(clients, list) else [clients]  # type: ignore[list-item]  # looked at next
-        if not ids or any(type(one) is not int or one < 0 for one in ids):
+        if not ids or any(type(client_id) is not int or client_id < 0 for client_id in ids):
             raise ConfigError(
                 f"{where}, line {line}, has {str(clients)[:40]!r} for {name}; clients are ids from 0, as [0, 1, 2]"
             )
-        if (twice := next((one for one in ids if ids.count(one) > 1), None)) is not None:
+        if (twice := next((client_id for client_id in ids if ids.count(client_id) > 1), None)) is not None:
             raise ConfigError(f"{where} has client {twice} twice for {name}; name it once")
-        if (taken := next((one for one in ids if one in owners), None)) is not None:
+        if (taken := next((client_id for client_id in ids if client_id in owners), None)) is not None:
             raise ConfigError(f"{where} gives client {taken} to {owners[taken]} and {name}; give it to one of them")
         owners |= dict.fromkeys(ids, name)
-        found[key], names[key] = Grant(frozenset(ids), most), name
-    return found, [path.parent / name for name in names.values()]
+        grants[key], names[key] = Grant(frozenset(ids), most), name
+    return grants, [path.parent / name for name in names.values()]
 
 
 def _key(path: Path, where: str) -> str:
@@ -152,11 +152,11 @@ def _read(path: Path, where: str) -> list[tuple[str, object, int]]:
         loader = yaml.SafeLoader("")
         pairs = [
             (
-                loader.construct_object(one, deep=True),
+                loader.construct_object(entry, deep=True),
                 loader.construct_object(other, deep=True),
-                one.start_mark.line + 1,
+                entry.start_mark.line + 1,
             )
-            for one, other in node.value
+            for entry, other in node.value
         ]
     except OSError as error:
         raise ConfigError(f"{where} cannot be read: {(error.strerror or str(error)).lower()}; {_EXAMPLE}") from error

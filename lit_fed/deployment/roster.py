@@ -43,14 +43,14 @@ def agreed(config: str) -> dict[str, str]:
     """Return the settings of a resolved YAML configuration on which the bits of a run depend, each as JSON."""
     content = read_yaml(config) or {}
     trainer, data = content.get("trainer") or {}, content.get("data") or {}
-    own = {key: value for key, value in (data.get("init_args") or {}).items() if key not in OWN_DATA}
+    settings = {key: value for key, value in (data.get("init_args") or {}).items() if key not in OWN_DATA}
     agreed_on = {key: trainer[key] for key in _TRAINER if key in trainer}
     if isinstance(private := agreed_on.get("privacy"), Mapping):  # the key is the server's alone
         alike = {key: value for key, value in (private.get("init_args") or {}).items() if key not in OWN_PRIVACY}
         agreed_on["privacy"] = {**private, "init_args": alike}
     parts = {
         "trainer": agreed_on,
-        "data": {**data, "init_args": own},
+        "data": {**data, "init_args": settings},
         "model": content.get("model"),
         "algorithm": content.get("algorithm"),
     }
@@ -66,9 +66,9 @@ def refuse_secure_sum(trainer: FederatedTrainer) -> None:
 def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
     """Describe the first setting that differs; None if all match. The values of ``there`` are untrusted."""
     for key in sorted(here.keys() | there.keys()):
-        one, other = here.get(key), there.get(key)
-        if one != other:
-            return f"{key[:100]} is {_shown(one)} on the node and {_shown(other)} on the server"
+        mine, other = here.get(key), there.get(key)
+        if mine != other:
+            return f"{key[:100]} is {_shown(mine)} on the node and {_shown(other)} on the server"
     return None
 
 
@@ -146,13 +146,16 @@ class Identity(Callback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"run_id": self.run_id, "known": {str(one): asdict(report) for one, report in self.known.items()}}
+        return {
+            "run_id": self.run_id,
+            "known": {str(client_id): asdict(report) for client_id, report in self.known.items()},
+        }
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore; raise `ConfigError` if a connected client is not the one that the checkpoint knows."""
         self.run_id = str(state["run_id"])
-        self.known = {int(one): _known(**report) for one, report in state["known"].items()}
+        self.known = {int(name): _known(**report) for name, report in state["known"].items()}
         for client_id, report in sorted(self.present().items()):
             if (why := self.check(client_id, report)) is not None:
                 raise ConfigError(why)
@@ -231,8 +234,10 @@ class Roster:
             time.sleep(_PAUSE_S)
             self.refresh()
         if missing:
-            why = "".join(f"; refused: {cause}" for cause in dict.fromkeys(one.why for one in self._refused.values()))
-            unknown = [one for one in missing if one not in self.identity.known]
+            why = "".join(
+                f"; refused: {cause}" for cause in dict.fromkeys(refusal.why for refusal in self._refused.values())
+            )
+            unknown = [client_id for client_id in missing if client_id not in self.identity.known]
             who = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
             if gathering.least is None or len(self._owner) < gathering.least or unknown:
                 raise ConfigError(
@@ -241,13 +246,15 @@ class Roster:
             here = f"{len(self._owner)} of {self.num_clients} clients"
             self.say(Alert(f"the run goes on without client {who}, {here}{why}"))
             return
-        samples = {one: report.samples for home in self.homes.values() for one, report in home.clients.items()}
-        most = max(samples, key=lambda one: (samples[one], -one))
+        samples = {
+            client_id: report.samples for home in self.homes.values() for client_id, report in home.clients.items()
+        }
+        most = max(samples, key=lambda client_id: (samples[client_id], -client_id))
         self.say(
             f"all {self.num_clients} clients are connected, on {len(self.homes)} nodes, with {sum(samples.values()):,} "
             f"training samples; client {most} has the most, {samples[most]:,}"
         )
-        if together := [one for home in self.homes.values() if home.sums for one in home.clients]:
+        if together := [client_id for home in self.homes.values() if home.sums for client_id in home.clients]:
             self.say(
                 f"the nodes of {named(together)} report metrics in sums only: clients.csv lacks these clients, and "
                 "metrics over clients have a mean but no _std, _p10 and _min"
@@ -285,23 +292,23 @@ class Roster:
             read: Converts a node and its answer; a `WireError` skips the node.
         """
         waiting = {self.grid.push(node, encode(message), LONGEST_GREETING): node for node, message in messages.items()}
-        found, end = dict[int, T](), time.monotonic() + seconds
+        answers, end = dict[int, T](), time.monotonic() + seconds
         while waiting and time.monotonic() < end:
             replies = list(self.grid.pull(list(waiting)))
             for reply in replies:
                 if (node := waiting.pop(reply.message_id, None)) is None or reply.error:
                     continue
                 try:
-                    found[node] = hear(reply.blob, self.limit, LONGEST_GREETING, partial(read, node))
+                    answers[node] = hear(reply.blob, self.limit, LONGEST_GREETING, partial(read, node))
                 except WireError as error:
                     self.say(Alert(f"the answer of node {node} is dropped: {error}"))
             if not replies:
                 time.sleep(_PAUSE_S)
         self.grid.drop(waiting)
-        return found
+        return answers
 
     def _missing(self, clients: Iterable[int]) -> list[int]:
-        return [one for one in clients if one not in self._owner]
+        return [client_id for client_id in clients if client_id not in self._owner]
 
     def _hello(self) -> Message:
         from lit_fed import __version__
@@ -327,7 +334,7 @@ class Roster:
         if (why := self._objection(node, key, said.clients)) is not None:
             self._put_off(node, why)
             return
-        for other in {self._owner[one] for one in said.clients if one in self._owner}:  # the same key
+        for other in {self._owner[client_id] for client_id in said.clients if client_id in self._owner}:  # the same key
             self.forget(other)
             if other != node:  # the node restarted before its old session timed out
                 self._put_off(other, f"node {node} replaces it, with the same key", aloud=False)
@@ -343,19 +350,19 @@ class Roster:
     def _objection(self, node: int, key: str, clients: Mapping[int, ClientReport]) -> str | None:
         """Return why a node cannot have some clients; None if there is no objection."""
         if self.node_clients is not None:
-            own = self.node_clients.get(key) if key else None
-            if own is None:
+            grant = self.node_clients.get(key) if key else None
+            if grant is None:
                 return f"the key of node {node} is unknown; enter it in the file of --node_keys"
-            if others := clients.keys() - own.clients:
+            if others := clients.keys() - grant.clients:
                 return (
-                    f"node {node} claims {named(others)}, and its key is for {named(own.clients)}; correct its "
+                    f"node {node} claims {named(others)}, and its key is for {named(grant.clients)}; correct its "
                     "--client, or the file of --node_keys"
                 )
             for client_id, report in clients.items():
-                if own.most_samples is not None and report.samples > own.most_samples:
+                if grant.most_samples is not None and report.samples > grant.most_samples:
                     return (
                         f"client {client_id} reports {report.samples:,} training samples, and its key may report "
-                        f"{own.most_samples:,}; correct its data, or most_samples in the file of --node_keys"
+                        f"{grant.most_samples:,}; correct its data, or most_samples in the file of --node_keys"
                     )
         for client_id, report in clients.items():
             other = self._owner.get(client_id)
@@ -376,4 +383,4 @@ class Roster:
         self._refused[node] = _Refusal(why, time.monotonic() + pause, pause, said)
 
     def _present(self) -> dict[int, ClientReport]:
-        return {one: report for home in self.homes.values() for one, report in home.clients.items()}
+        return {client_id: report for home in self.homes.values() for client_id, report in home.clients.items()}

@@ -64,21 +64,21 @@ class Security:
 
     def context(self, server: bool) -> ssl.SSLContext:
         """Return an end's TLS context; raise `ConfigError` if its files do not belong together."""
-        found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
-        found.minimum_version = ssl.TLSVersion.TLSv1_3
-        found.verify_mode = ssl.CERT_REQUIRED
-        found.set_alpn_protocols(["h2"])
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.set_alpn_protocols(["h2"])
         try:
-            found.load_verify_locations(self.ca)
+            context.load_verify_locations(self.ca)
         except (ssl.SSLError, OSError) as error:
             raise ConfigError(f"--ca {self.ca} is not a certificate ({_reason(error)}); correct the path") from error
         try:
             # An empty password prevents a prompt on the terminal.
-            found.load_cert_chain(str(self.certificate), self.key, password="")
+            context.load_cert_chain(str(self.certificate), self.key, password="")
         except (ssl.SSLError, OSError) as error:
             words = f"--certificate {self.certificate} and --key {self.key} do not match"
             raise ConfigError(f"{words} ({_reason(error)}); correct one of them") from error
-        return found
+        return context
 
     def try_out(self, address: str | None = None) -> None:
         """Test in memory that an end that trusts ``ca`` will accept this end's certificate.

@@ -50,13 +50,13 @@ class Parting(Callback):
         messages = {}
         for node, home in self.roster.homes.items():
             tensors: dict[str, Payload] = {}
-            for kind in sorted({federation.kinds[one] for one in home.clients}):
+            for kind in sorted({federation.kinds[client_id] for client_id in home.clients}):
                 tensors |= {f"payload/{kind}": broadcast.wire[kind], f"frozen/{kind}": broadcast.frozen.get(kind, {})}
-            versions = {str(one): federation.store.version(one) for one in home.clients}
+            versions = {str(client_id): federation.store.version(client_id) for client_id in home.clients}
             fields = {"run": self.roster.identity.run_id, "round": round_idx, "versions": versions}
             messages[node] = Message("keep", fields, tensors)
         reached = self.roster.ask(messages, _PARTING_S, lambda _, answer: kept(answer))
-        there = {one for node in reached for one in self.roster.homes[node].clients}
+        there = {client_id for node in reached for client_id in self.roster.homes[node].clients}
         if absent := set(range(federation.data.num_clients)) - there:
             self.roster.say(
                 Alert(

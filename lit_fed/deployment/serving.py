@@ -198,7 +198,7 @@ class RpcGrid:
         self._check()
         with self._lock:
             self._count += 1
-            peer = next((one for one in self._peers.values() if one.number == node), None)
+            peer = next((candidate for candidate in self._peers.values() if candidate.number == node), None)
             if peer is None:
                 self._fail(self._count, "it disconnected")
             else:
@@ -212,9 +212,9 @@ class RpcGrid:
         self._check()
         with self._lock:
             self._sweep()
-            found = [self._replies.pop(one) for one in message_ids if one in self._replies]
-        self.num_bytes += sum(len(reply.blob) for reply in found)
-        yield from found
+            replies = [self._replies.pop(message_id) for message_id in message_ids if message_id in self._replies]
+        self.num_bytes += sum(len(reply.blob) for reply in replies)
+        yield from replies
 
     def drop(self, message_ids: Collection[str]) -> None:
         """Give up messages, whose answers are not read any more; their nodes forget them, too."""
@@ -299,9 +299,9 @@ class RpcGrid:
         try:
             await asyncio.wait((sending, receiving, end), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for one in (sending, receiving):
-                one.add_done_callback(lambda task: task.cancelled() or task.exception())  # asyncio prints an unseen one
-                one.cancel()
+            for job in (sending, receiving):
+                job.add_done_callback(lambda task: task.cancelled() or task.exception())  # asyncio prints an unseen one
+                job.cancel()
             with self._lock:
                 if peer.end is end:
                     peer.end, peer.left = None, time.monotonic()
@@ -334,7 +334,7 @@ class RpcGrid:
                 peer = self._peers[key or boot] = Peer(key, boot)
             self._end(peer, "the node opened another stream")
             peer.end = asyncio.get_running_loop().create_future()
-            peer.outbox = deque((message_id, one.blob) for message_id, one in peer.pending.items())
+            peer.outbox = deque((message_id, message.blob) for message_id, message in peer.pending.items())
             return peer, peer.end, peer.outbox
 
     async def _send(self, peer: Peer, outbox: deque[tuple[int, bytes]], context: Any) -> None:
@@ -362,7 +362,7 @@ class RpcGrid:
         joiner, discarded = Joiner(most), 0
         while (frame := await context.read()) is not grpc.aio.EOF:
             try:
-                found = joiner.take(frame)
+                message = joiner.take(frame)
             except WireError as error:
                 with self._lock:
                     if peer.pending.pop(joiner.message_id, None) is not None:
@@ -374,10 +374,10 @@ class RpcGrid:
                     self._drop(peer, "its node disconnected")
                 elif joiner.discarded > discarded and not self._allows(peer.key):
                     raise WireError(_OFTEN)
-                elif found is not None and peer.pending.pop(found[0], None) is not None:
+                elif message is not None and peer.pending.pop(message[0], None) is not None:
                     peer.answered = time.time()
-                    self._replies[str(found[0])] = Reply(str(found[0]), found[1])
-                    self._send_soon(peer, found[0], b"")
+                    self._replies[str(message[0])] = Reply(str(message[0]), message[1])
+                    self._send_soon(peer, message[0], b"")
             discarded = joiner.discarded
 
 
@@ -403,8 +403,8 @@ def rpc_grid(
         keys: The nodes' keys; None accepts any node, on loopback only.
     """
     check_public(address)
-    for one in dict.fromkeys((address, bind or address)):
-        security.check(one)
+    for host in dict.fromkeys((address, bind or address)):
+        security.check(host)
     if security.is_on != (keys is not None):
         absent = "--node_keys" if security.is_on else "--ca"
         raise ConfigError(f"{absent} is missing; give TLS and keys together, or neither on loopback")

@@ -88,7 +88,7 @@ class Message:
 def shown(text: object, most: int = 300) -> str:
     """Convert untrusted text to one line of at most ``most`` printable ASCII characters, for output and logs."""
     line = " ".join(str(text)[: 4 * most].split())
-    plain = (one if " " <= one <= "~" else one.encode("unicode_escape").decode("ascii") for one in line)
+    plain = (letter if " " <= letter <= "~" else letter.encode("unicode_escape").decode("ascii") for letter in line)
     return "".join(plain)[:most]
 
 
@@ -148,7 +148,7 @@ def _too_much(text: bytes) -> str:
         return f"has more than {_MOST_HEADER:,} bytes"
     if text.count(b",") + text.count(b"[") + text.count(b"{") > _MOST_ELEMENTS:
         return f"has more than {_MOST_ELEMENTS:,} elements"
-    if any(one.end() - one.start() > _MOST_TEXT + 2 for one in _STRING.finditer(text)):
+    if any(match.end() - match.start() > _MOST_TEXT + 2 for match in _STRING.finditer(text)):
         return f"has a string of more than {_MOST_TEXT:,} bytes"
     rest = _STRING.sub(b"", text)
     if _DIGITS.search(rest):
@@ -261,7 +261,7 @@ def check_sums(
         WireError: For too many metrics, or an inadmissible name, value or weight.
     """
     _check_names(sums, who, trained)
-    found = {}
+    totals = {}
     for name, total in sums.items():
         parts, weight = total if type(total) is list and len(total) == 2 else (None, None)
         if (
@@ -278,8 +278,8 @@ def check_sums(
             raise WireError(f"{who} sent {value:.3g} as the sum of {name}; it must be finite and within float32")
         if not trained:
             _check_range(name, value / max(weight, 1), who, ranges or {})
-        found[name] = Total(tuple(parts), weight)
-    return found
+        totals[name] = Total(tuple(parts), weight)
+    return totals
 
 
 def _check_range(name: str, value: float, who: str, ranges: Ranges) -> None:

@@ -121,29 +121,29 @@ def _settings(config: str, path: Path) -> Mapping[str, Any]:
         CheckpointError: If the text is not a configuration.
     """
     try:
-        found = read_yaml(config) or {}
+        content = read_yaml(config) or {}
     except (yaml.YAMLError, ValueError) as error:
         raise CheckpointError(f"{path} holds no configuration: {' '.join(str(error).split())[:200]}") from error
     parts = (
-        [found, *(found.get(key) or {} for key in ("trainer", "data", "model", "algorithm"))]
-        if isinstance(found, Mapping)
-        else [found]
+        [content, *(content.get(key) or {} for key in ("trainer", "data", "model", "algorithm"))]
+        if isinstance(content, Mapping)
+        else [content]
     )
     if not all(isinstance(part, Mapping) for part in parts) or not all(
         isinstance(part.get("init_args") or {}, Mapping) for part in parts
     ):
-        raise CheckpointError(f"{path} holds no configuration, but {str(found)[:80]!r}")
-    return found
+        raise CheckpointError(f"{path} holds no configuration, but {str(content)[:80]!r}")
+    return content
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in _PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _clients(run: Path | None) -> dict[str, Any]:
@@ -254,10 +254,10 @@ def _table(entries: Mapping[str, Any]) -> Iterator[str]:
     yield "|---|---|"
     for key, value in entries.items():
         if value is not None:
-            told = (
+            cell = (
                 _escaped(value) if isinstance(value, str) else _code(json.dumps(value, ensure_ascii=False, default=str))
             )
-            yield f"| {_escaped(key)} | {told} |"
+            yield f"| {_escaped(key)} | {cell} |"
 
 
 _MARKS = re.compile(r"[\\`*\[\]|~$!]|^[#+\-=]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
@@ -266,8 +266,8 @@ _HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;", "://": "&#58;//",
 
 def _escaped(text: str) -> str:
     """A text without meaning to Markdown or HTML, in one line."""
-    marked = _MARKS.sub(lambda found: f"\\{found[0]}", _line(text))
-    return re.sub("|".join(map(re.escape, _HTML)), lambda found: _HTML[found[0].lower()], marked, flags=re.I)
+    marked = _MARKS.sub(lambda match: f"\\{match[0]}", _line(text))
+    return re.sub("|".join(map(re.escape, _HTML)), lambda match: _HTML[match[0].lower()], marked, flags=re.I)
 
 
 def _code(text: str) -> str:
@@ -279,4 +279,4 @@ def _code(text: str) -> str:
 
 def _line(text: str) -> str:
     """A text in one line, without invisible characters."""
-    return " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

@@ -123,12 +123,12 @@ def export_network(
     facts = facts_of(content, path)
     sizes = [None, *(None if axis in free else size for axis, size in enumerate(shape, 1))]
     more: dict[str, Any] = getattr(deployed.outputs, "facts", {})
-    told = json.dumps(
+    facts_text = json.dumps(
         asdict(facts) | more | {"input": {"shape": sizes, "dtype": dtype}}, ensure_ascii=False, default=str
     )
     with files_in_place(folder, _FILES) as temporary:
-        (temporary / "model.safetensors").write_bytes(_weights(deployed, told))
-        (temporary / FACTS).write_text(told + "\n", encoding="utf-8")
+        (temporary / "model.safetensors").write_bytes(_weights(deployed, facts_text))
+        (temporary / FACTS).write_text(facts_text + "\n", encoding="utf-8")
         writers = {"model.pt2": _write_pt2, "model.onnx": _write_onnx}
         if onnx is False or (onnx is None and absent):
             del writers["model.onnx"]
@@ -138,7 +138,7 @@ def export_network(
         for name, write in writers.items():
             if program is None:
                 break
-            if _attempt(partial(write, program, deployed, batches, temporary / name, told), name, lacking):
+            if _attempt(partial(write, program, deployed, batches, temporary / name, facts_text), name, lacking):
                 written.append(name)
             else:
                 (temporary / name).unlink(missing_ok=True)
@@ -220,12 +220,12 @@ def _free_axes(program: ExportedProgram) -> dict[int, tuple[int, int | None]]:
     """By axis of the inputs, beside the batch, the least and the largest size; None for no largest."""
     (name,) = program.graph_signature.user_inputs
     (inputs,) = [node for node in program.graph.nodes if node.op == "placeholder" and node.name == name]
-    found = {}
+    axes = {}
     for axis, size in enumerate(inputs.meta["val"].shape):
         allowed = program.range_constraints.get(size.node.expr) if isinstance(size, torch.SymInt) else None
         if axis and allowed is not None:
-            found[axis] = int(allowed.lower), int(allowed.upper) if allowed.upper.is_Integer else None
-    return found
+            axes[axis] = int(allowed.lower), int(allowed.upper) if allowed.upper.is_Integer else None
+    return axes
 
 
 def _other_sizes(example: Tensor, free: Mapping[int, tuple[int, int | None]]) -> list[Tensor]:
@@ -283,7 +283,9 @@ def _write_onnx(
 
         session = onnxruntime.InferenceSession(path)
         for batch in batches:
-            found = list(map(torch.from_numpy, session.run(None, {"inputs": batch.numpy()})))
+            outputs = list(map(torch.from_numpy, session.run(None, {"inputs": batch.numpy()})))
             with torch.no_grad():
-                _check_equal(dict(zip(names, found, strict=True)) if names else found[0], deployed(batch), 1e-3, 1e-4)
+                _check_equal(
+                    dict(zip(names, outputs, strict=True)) if names else outputs[0], deployed(batch), 1e-3, 1e-4
+                )
     return True

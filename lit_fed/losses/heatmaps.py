@@ -117,9 +117,9 @@ def dark(heatmaps: Tensor, pixels: Tensor, kernel: int = 11) -> Tensor:
     determinant = bend_x * bend_y - bend_xy**2
     concave = (determinant > 1e-6) & (bend_x < 0)
     step = torch.stack([bend_xy * slope_y - bend_y * slope_x, bend_xy * slope_x - bend_x * slope_y], dim=-1)
-    found = middle + step / torch.where(concave, determinant, 1.0).unsqueeze(-1)
-    found = torch.minimum(torch.maximum(found, pixels - 1.0), pixels + 1.0)
-    return torch.where(concave.unsqueeze(-1), found, pixels.float())
+    refined = middle + step / torch.where(concave, determinant, 1.0).unsqueeze(-1)
+    refined = torch.minimum(torch.maximum(refined, pixels - 1.0), pixels + 1.0)
+    return torch.where(concave.unsqueeze(-1), refined, pixels.float())
 
 
 class HeatmapCodec(ABC):
@@ -216,12 +216,12 @@ class HeatmapCodec(ABC):
         pixels, scores = peaks(heatmaps)
         match self.decoding:
             case "dark":
-                found = dark(heatmaps, pixels, self.kernel)
+                places = dark(heatmaps, pixels, self.kernel)
             case "quarter":
-                found = quarter_offset(heatmaps, pixels)
+                places = quarter_offset(heatmaps, pixels)
             case "argmax":
-                found = pixels.float()
-        return _scaled(found, self._steps(input_size, heatmaps.shape[-2:])), scores
+                places = pixels.float()
+        return _scaled(places, self._steps(input_size, heatmaps.shape[-2:])), scores
 
     def unflip(self, heatmaps: Tensor, flip_pairs: Sequence[Sequence[int]]) -> Tensor:
         """Mirror the heatmaps of a mirrored image back, for the mean in the flip test.

@@ -95,8 +95,8 @@ def dot_regression(cosines: Tensor, labels: Tensor) -> Tensor:
     Returns:
         A 0-d tensor between 0 and 2.
     """
-    own = cosines.gather(1, labels.unsqueeze(1)).squeeze(1)
-    return 0.5 * (own - 1).square().mean()
+    of_label = cosines.gather(1, labels.unsqueeze(1)).squeeze(1)
+    return 0.5 * (of_label - 1).square().mean()
 
 
 def feature_distillation(student: Tensor, teacher: Tensor) -> Tensor:

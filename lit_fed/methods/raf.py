@@ -88,9 +88,12 @@ class RAF(Regularizer):
         if self.truth == "every" and levels:
             share = 1.0 / (1 + len(levels))
             with client.muted():  # the task logs the client's own resolution only
-                found = [terms, *(below(client, level) for level in levels)]
-            if not any(map(_skipped, found)):
-                terms = {name: share * torch.stack([one[name] for one in found]).sum() for name in terms}
+                terms_by_level = [terms, *(below(client, level) for level in levels)]
+            if not any(map(_skipped, terms_by_level)):
+                terms = {
+                    name: share * torch.stack([terms_there[name] for terms_there in terms_by_level]).sum()
+                    for name in terms
+                }
         if _skipped(terms):
             return terms
         if self.objective_weight != 1.0:
@@ -98,9 +101,9 @@ class RAF(Regularizer):
         if self.weight and levels:
             terms[self.name] = self.weight * share * self.term(client, batch)
         if self.gamma:
-            own = (parameter for parameter in client.parameters.values() if parameter.requires_grad)
+            trained = (parameter for parameter in client.parameters.values() if parameter.requires_grad)
             numbers = logits(client, batch)[0].numel()  # K·h·w at the client's own resolution
-            total = torch.stack([parameter.square().sum() for parameter in own]).sum()
+            total = torch.stack([parameter.square().sum() for parameter in trained]).sum()
             terms["l2"] = 0.5 * self.gamma / numbers * total
         return terms
 
@@ -192,17 +195,17 @@ class ClusterTest(Protocol):
 
     def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
         """Measure, identically on every process."""
-        data, found = federation.data, Evaluation()
-        for name, loop in global_loops(self.name, federation, round_idx, found):
+        data, evaluation = federation.data, Evaluation()
+        for name, loop in global_loops(self.name, federation, round_idx, evaluation):
             for group, ways in _groups(federation).items():
                 loaders = {way: data.test_loader(view=way) if subset == "test" else data.val_loader(view=way)
                            for way in ways}  # fmt: skip
                 features = {way: _features(loop, loader) for way, loader in loaders.items()}
-                found.metrics[f"{name}/{group}"] = silhouette(*features.values())
-                for one, following in pairwise(ways):
-                    value = silhouette(features[one], features[following])
-                    found.metrics[f"{name}/{one}_{following}"] = value
-        return found
+                evaluation.metrics[f"{name}/{group}"] = silhouette(*features.values())
+                for first, following in pairwise(ways):
+                    value = silhouette(features[first], features[following])
+                    evaluation.metrics[f"{name}/{first}_{following}"] = value
+        return evaluation
 
 
 def silhouette(*clusters: Tensor) -> float:

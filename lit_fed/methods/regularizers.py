@@ -99,27 +99,27 @@ class FD(Regularizer):
 
 def logits(client: Client, batch: Any) -> Tensor:
     """The client's logits (B, C)."""
-    found = client.run(batch).logits
-    assert found is not None, "declared in `needs`, so they are there"
-    return found
+    outputs = client.run(batch).logits
+    assert outputs is not None, "declared in `needs`, so they are there"
+    return outputs
 
 
 def features(client: Client, batch: Any) -> Tensor:
     """The client's features (B, d)."""
-    found = client.run(batch).features
-    assert found is not None, "declared in `needs`, so they are there"
-    return found
+    outputs = client.run(batch).features
+    assert outputs is not None, "declared in `needs`, so they are there"
+    return outputs
 
 
 def taught_logits(client: Client, batch: Any) -> Tensor:
     """The downloaded model's logits (B, C)."""
-    found = client.teach(batch).logits
-    assert found is not None, "declared in `needs`, so they are there"
-    return found
+    outputs = client.teach(batch).logits
+    assert outputs is not None, "declared in `needs`, so they are there"
+    return outputs
 
 
 def taught_features(client: Client, batch: Any, tensors: Any = None) -> Tensor:
     """Features (B, d) of the downloaded model, or of a model with other tensors."""
-    found = client.teach(batch, tensors).features
-    assert found is not None, "declared in `needs`, so they are there"
-    return found
+    outputs = client.teach(batch, tensors).features
+    assert outputs is not None, "declared in `needs`, so they are there"
+    return outputs

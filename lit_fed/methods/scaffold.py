@@ -145,28 +145,35 @@ class Scaffold(FedAvg):
 
     def start(self, client: Client) -> Tensors:
         """The global model. Compute the correction c − c_i once; it is empty in tests, which receive no c."""
-        own, received = split_prefix(CONTROL, client.state)[0], client.received
+        control, received = split_prefix(CONTROL, client.state)[0], client.received
         client.results["correction"] = {
-            name: received[CONTROL + name] - c_i for name, c_i in own.items() if CONTROL + name in received
+            name: received[CONTROL + name] - c_i for name, c_i in control.items() if CONTROL + name in received
         }
         return super().start(client)
 
     def correct(self, client: Client, gradients: Tensors) -> Tensors:
         """G + c − c_i."""
         correction = client.results["correction"]
-        own = self._without_head(gradients)
-        return {**own, **{name: g + correction[name] for name, g in own.items() if name in correction}}
+        gradients_kept = self._without_head(gradients)
+        return {
+            **gradients_kept,
+            **{name: g + correction[name] for name, g in gradients_kept.items() if name in correction},
+        }
 
     def finish(self, client: Client) -> Update:
         """Send the model and c_i⁺ − c_i; keep c_i⁺."""
-        w_g, correction, (own, _) = client.received, client.results["correction"], split_prefix(CONTROL, client.state)
-        new = dict(own)
+        w_g, correction, (control, _) = (
+            client.received,
+            client.results["correction"],
+            split_prefix(CONTROL, client.state),
+        )
+        new = dict(control)
         if self._reads:
             gradients = self._without_head(client.results["control"])
-            new |= {name: gradients.get(name, torch.zeros_like(own[name])) for name in correction}
+            new |= {name: gradients.get(name, torch.zeros_like(control[name])) for name in correction}
         elif distance := client.steps.distance:
             new |= {n: (w_g[n] - client.model.tensor(n)) / distance - correction[n] for n in correction}
-        change = add_prefix(CHANGE, {n: new[n] - own[n] for n in correction})
+        change = add_prefix(CHANGE, {n: new[n] - control[n] for n in correction})
         return Update({**super().finish(client).payload, **change}, add_prefix(CONTROL, new))
 
     def _without_head(self, gradients: Tensors) -> Tensors:

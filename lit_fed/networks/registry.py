@@ -92,17 +92,17 @@ def features(network: nn.Module, x: Tensor) -> Tensor:
             f"network {type(network).__name__} has no forward_features; add forward_features(x) -> (B, d), or choose "
             "a network of lit_fed or timm"
         )
-    found: Tensor = forward_features(x)
+    pooled: Tensor = forward_features(x)
     # In timm, forward_features yields a map or tokens; pooling them is the first half of forward_head.
     forward_head = getattr(network, "forward_head", None)
     if forward_head is not None:
-        found = forward_head(found, pre_logits=True)
-    if found.ndim != 2:
+        pooled = forward_head(pooled, pre_logits=True)
+    if pooled.ndim != 2:
         raise ConfigError(
-            f"network {type(network).__name__} yields features of shape {tuple(found.shape)}; forward_features must "
+            f"network {type(network).__name__} yields features of shape {tuple(pooled.shape)}; forward_features must "
             "yield (batch, features)"
         )
-    return found
+    return pooled
 
 
 def classifier(network: nn.Module) -> nn.Module:
@@ -115,13 +115,13 @@ def classifier(network: nn.Module) -> nn.Module:
         ConfigError: If there is no single such layer.
     """
     get_classifier = getattr(network, "get_classifier", None)
-    found = get_classifier() if get_classifier is not None else getattr(network, "head", None)
-    if not isinstance(found, nn.Module):  # timm's distilled models have a pair of heads
+    layer = get_classifier() if get_classifier is not None else getattr(network, "head", None)
+    if not isinstance(layer, nn.Module):  # timm's distilled models have a pair of heads
         raise ConfigError(
             f"network {type(network).__name__} has no single classifier; give it a layer named head, or choose "
             "another network"
         )
-    return found
+    return layer
 
 
 def _build_own(
@@ -153,7 +153,7 @@ def _build_own(
         if not kwargs:
             raise ConfigError(f"network {name!r} cannot be built: {reason(error)}") from error
         given = ", ".join(f"{key}: {value!r}" for key, value in kwargs.items())
-        takes = [f"{key}: {one.annotation}" for key, one in signature.parameters.items() if key in kwargs]
+        takes = [f"{key}: {parameter.annotation}" for key, parameter in signature.parameters.items() if key in kwargs]
         raise ConfigError(
             f"network {name!r} cannot be built with network_args {{{given}}}: {reason(error)}; it takes "
             f"{', '.join(takes)}"
@@ -254,5 +254,5 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint == str | None:
         return value is None or isinstance(value, str)
     if hint == Sequence[int]:
-        return isinstance(value, list | tuple) and all(_fits(one, int) for one in value)
+        return isinstance(value, list | tuple) and all(_fits(item, int) for item in value)
     return True

@@ -45,8 +45,8 @@ class EmbeddingBag(ClassificationNetwork):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Mean word vectors of a batch: (B, length) integers to (B, d); 0 for a text of padding."""
-        found: Tensor = self.words(x)
-        return found
+        embedded: Tensor = self.words(x)
+        return embedded
 
 
 class BertTiny(ClassificationNetwork):
@@ -92,8 +92,8 @@ def _build_bert(vocab_size: int, weights: str | None) -> Any:
     try:
         from transformers import BertConfig, BertModel
     except ImportError as error:
-        told = "network bert_tiny needs transformers; install it with pip install 'lit-fed[text]'"
-        raise ConfigError(told) from error
+        advice = "network bert_tiny needs transformers; install it with pip install 'lit-fed[text]'"
+        raise ConfigError(advice) from error
     if weights is None:
         return BertModel(
             BertConfig(
@@ -106,16 +106,16 @@ def _build_bert(vocab_size: int, weights: str | None) -> Any:
             )
         )
     try:
-        found = BertModel.from_pretrained(weights, local_files_only=True)
+        bert = BertModel.from_pretrained(weights, local_files_only=True)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:120]
         raise ConfigError(f"network bert_tiny cannot read weights from {weights}: {reason}") from error
-    if found.config.hidden_size != 128 or found.config.vocab_size > vocab_size:
+    if bert.config.hidden_size != 128 or bert.config.vocab_size > vocab_size:
         raise ConfigError(
-            f"network bert_tiny: {weights} has width {found.config.hidden_size} and {found.config.vocab_size} tokens; "
+            f"network bert_tiny: {weights} has width {bert.config.hidden_size} and {bert.config.vocab_size} tokens; "
             f"it must have width 128 and at most vocab_size = {vocab_size} tokens"
         )
-    return found.to(torch.float32)
+    return bert.to(torch.float32)
 
 
 def _check_tokens(network: str, input_shape: Sequence[int]) -> None:

@@ -308,7 +308,7 @@ class Participation(ABC):
         """The clients whose late update of the previous round arrives in this one; after the last round none does."""
         if round_idx < 1 or self.stragglers is None or self.stragglers.late == "lost":
             return []
-        return [one.client_id for one in self.plan(round_idx - 1) if one.fate is Fate.LATE]
+        return [participant.client_id for participant in self.plan(round_idx - 1) if participant.fate is Fate.LATE]
 
     def _require_setup(self) -> int:
         if self._num_clients is None:

@@ -227,22 +227,22 @@ class AvailabilityParticipation(SampledParticipation):
             return None
         if self._places is None:
             self._places = self._place_probabilities()
-        own = self._probabilities
-        return float(own[position % len(own)] * self._places[position % len(self._places)])
+        probabilities = self._probabilities
+        return float(probabilities[position % len(probabilities)] * self._places[position % len(self._places)])
 
     def _place_probabilities(self) -> NDArray[np.float64]:
         """An available client's probability of a place, (num_seen,), or (1,) if all are equal."""
-        count, own = self.nominal_cohort_size, self._probabilities
+        count, probabilities = self.nominal_cohort_size, self._probabilities
         if count == self.num_seen:
             return np.ones(1)
-        if np.ptp(own) == 0:
+        if np.ptp(probabilities) == 0:
             # The clients' places sum to the mean number of places given.
-            given = _mean_of_smaller(count, self.num_seen, float(own[0]))
-            return np.array([given / (self.num_seen * own[0]) if own[0] else 1.0])
+            given = _mean_of_smaller(count, self.num_seen, float(probabilities[0]))
+            return np.array([given / (self.num_seen * probabilities[0]) if probabilities[0] else 1.0])
         # With A of the others available, an available client gets a place with probability min(1, n / (A + 1)).
         generator, total = numpy_generator(self._seed, "probability"), np.zeros(self.num_seen)
         for _ in range(PROBABILITY_DRAWS):
-            available = generator.random(self.num_seen) < own
+            available = generator.random(self.num_seen) < probabilities
             number = int(np.count_nonzero(available))
             total += np.where(available, min(1.0, count / max(number, 1)), min(1.0, count / (number + 1)))
         return total / PROBABILITY_DRAWS

@@ -96,7 +96,7 @@ class Mechanism:
             interval: Width of the grid of privacy losses; a wider grid is quicker, and its ε larger.
         """
         parts = [self._losses(repeats, interval).self_compose(rounds) for repeats, rounds in releases.items()]
-        return float(reduce(lambda one, other: one.compose(other), parts).get_epsilon_for_delta(delta))
+        return float(reduce(lambda total, other: total.compose(other), parts).get_epsilon_for_delta(delta))
 
     def _losses(self, repeats: int, interval: float) -> Any:
         """The distribution of privacy losses of one round."""
@@ -154,10 +154,10 @@ def calibrate(sampling: Sampling, num_clients: int, cohort: float, rounds: int, 
         low, high = low - math.log(1.5), low
         if low < math.log(1e-2):
             return math.exp(high)
-    found = float(brentq(over, low, high, xtol=_TOLERANCE / 4))
-    while over(found) > 0:  # the root may lie on either side
-        found += _TOLERANCE / 4
-    return math.exp(found)
+    root = float(brentq(over, low, high, xtol=_TOLERANCE / 4))
+    while over(root) > 0:  # the root may lie on either side
+        root += _TOLERANCE / 4
+    return math.exp(root)
 
 
 def check_budget(

@@ -107,8 +107,8 @@ class RunKey:
             raise ConfigError(
                 f"{_where(self.path)} cannot be written: {error.strerror}; nothing of round {round_idx} was released"
             ) from error
-        _, _, found = _read(self.path)
-        if found != before | {release: round_idx}:
+        _, _, releases = _read(self.path)
+        if releases != before | {release: round_idx}:
             raise ConfigError(f"{_where(self.path)} is written by another run too; give each run another file")
 
     def _digest(self, *words: int | str) -> bytes:
@@ -140,10 +140,10 @@ def _make(path: Path) -> None:
 def _read(path: Path) -> tuple[bytes, Path, dict[str, int]]:
     where = _where(path)
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"{where} is not a file; name a file, or one to be made")
-        if found.st_mode & 0o077:
+        if status.st_mode & 0o077:
             raise ConfigError(f"{where} can be read by others; chmod 600 it, or name a new file")
         text = path.read_text("ascii")
     except OSError as error:

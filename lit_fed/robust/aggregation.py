@@ -127,8 +127,8 @@ class RobustRule(Aggregation, ABC):
     @property
     @override
     def bears(self) -> int | None:
-        found = (getattr(one, "attackers", None) for one in (self, self.before))  # a rule's own number comes first
-        return next((number for number in found if number is not None), None)
+        numbers = (getattr(part, "attackers", None) for part in (self, self.before))  # a rule's own number comes first
+        return next((number for number in numbers if number is not None), None)
 
     def weights(self, gram: Tensor, unit: float) -> Tensor:
         """Weights of the vectors, (n,), from their inner products; lengths in settings are multiplied by the unit."""

@@ -51,8 +51,8 @@ class Attacker(Attack):
     ) -> None:
         check_range("trainer.attack.fraction", fraction, above=0, below=1, null=f"with {_KEYS.name}")
         if (fraction is None) == (clients is None and positions is None):
-            found = "no choice" if fraction is None else "two choices"
-            raise ConfigError(f"trainer.attack has {found} of attackers; give either {_CHOICES}")
+            choices = "no choice" if fraction is None else "two choices"
+            raise ConfigError(f"trainer.attack has {choices} of attackers; give either {_CHOICES}")
         self.fraction, self.clients, self.positions = fraction, clients, positions
         self.attackers: frozenset[int] = frozenset()
         self._delivered: list[int] = []

@@ -32,9 +32,9 @@ class BackdoorTest(Protocol):
 
     @override
     def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
-        data, found, attack = federation.data, Evaluation(), _backdoor(federation)
+        data, evaluation, attack = federation.data, Evaluation(), _backdoor(federation)
         assert attack is not None, "`check` refuses a run without"
-        for name, loop in global_loops(self.name, federation, round_idx, found):
+        for name, loop in global_loops(self.name, federation, round_idx, evaluation):
             loader = data.test_loader() if subset == "test" else data.val_loader()
             fooled = total = 0
             for _, output in loop.predict(_Triggered(loader, attack)):
@@ -42,8 +42,8 @@ class BackdoorTest(Protocol):
                 fooled += int((classes == attack.target).sum())
                 total += len(classes)
             if total:
-                found.metrics[f"{name}/backdoor_success"] = fooled / total
-        return found
+                evaluation.metrics[f"{name}/backdoor_success"] = fooled / total
+        return evaluation
 
 
 class _Triggered:
@@ -63,7 +63,7 @@ class _Triggered:
 
 
 def _backdoor(federation: Federation) -> Backdoor | None:
-    return next((one for one in federation.wrappers.stack if isinstance(one, Backdoor)), None)
+    return next((wrapper for wrapper in federation.wrappers.stack if isinstance(wrapper, Backdoor)), None)
 
 
 def _classes(output: Any) -> Tensor:

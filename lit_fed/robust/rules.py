@@ -48,9 +48,9 @@ def trimmed_mean(vectors: Tensor, attackers: int) -> Tensor:
 def squared_distances(gram: Tensor) -> Tensor:
     r"""Squared distances, (n, n), from inner products: :math:`g_{ii} + g_{jj} - 2 g_{ij}`; infinite on overflow."""
     norms = gram.diagonal()
-    found = (norms[:, None] + norms[None, :] - 2 * gram).clamp_min(0)
-    found = torch.where(found.isfinite(), found, math.inf)
-    return found.fill_diagonal_(0)
+    squares = (norms[:, None] + norms[None, :] - 2 * gram).clamp_min(0)
+    squares = torch.where(squares.isfinite(), squares, math.inf)
+    return squares.fill_diagonal_(0)
 
 
 def krum_scores(gram: Tensor, attackers: int, definition: Definition = "blanchard") -> Tensor:

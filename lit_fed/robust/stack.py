@@ -83,13 +83,13 @@ class Stack:
         Raises:
             ValueError: If clients of different processes send different tensors.
         """
-        found = workers.gather((self._keys, self.layout))
-        layouts = [layout for _, layout in found if layout]
+        gathered = workers.gather((self._keys, self.layout))
+        layouts = [layout for _, layout in gathered if layout]
         if any(layout != layouts[0] for layout in layouts):
             raise ValueError("clients of different processes send different tensors")
-        order = sorted((*key, rank, place) for rank, (keys, _) in enumerate(found) for place, key in enumerate(keys))
-        own = {place: row for row, (_, _, rank, place) in enumerate(order) if rank == workers.rank}
-        self._places = [own[place] for place in range(len(self._rows))]
+        order = sorted((*key, rank, place) for rank, (keys, _) in enumerate(gathered) for place, key in enumerate(keys))
+        row_of = {place: row for row, (_, _, rank, place) in enumerate(order) if rank == workers.rank}
+        self._places = [row_of[place] for place in range(len(self._rows))]
         self.clients = [client_id for client_id, *_ in order]
         self.layout = layouts[0] if layouts else {}
         return len(order)
@@ -129,12 +129,12 @@ class Stack:
         Values beyond a type's range become its largest ones: nobody can send infinity.
         """
         values = self.vector(self._received, moved.device) + moved
-        found = {}
+        tensors_moved = {}
         for name, tensor in Flat(self.names, values).split(values).items():
             dtype = self.layout[name][0]
             limit = torch.finfo(dtype).max
-            found[name] = tensor.clamp(-limit, limit).to(dtype)
-        return found
+            tensors_moved[name] = tensor.clamp(-limit, limit).to(dtype)
+        return tensors_moved
 
     def extra_tensors(self, values: Tensor) -> dict[str, Tensor]:
         """The buffers and integer tensors in the updates' types, from a vector (e,); integers are rounded."""
@@ -175,12 +175,12 @@ def warn_of_memory(key: str, around: Surroundings) -> None:
         key: The setting that needs single updates.
         around: The run.
     """
-    one = sum(shape.numel() * dtype.itemsize for dtype, shape in around.layout(around.broadcast).values())
+    size = sum(shape.numel() * dtype.itemsize for dtype, shape in around.layout(around.broadcast).values())
     cohort = around.participation.nominal_cohort_size
     free = torch.cuda.mem_get_info(around.device)[0] if around.device.type == "cuda" else free_memory()
-    if free is not None and one * cohort > free:
+    if free is not None and size * cohort > free:
         around.say(
-            f"warning: {key} keeps {cohort} updates of {one / 1e6:.3g} MB a round, {one * cohort / 1e9:.3g} GB over "
+            f"warning: {key} keeps {cohort} updates of {size / 1e6:.3g} MB a round, {size * cohort / 1e9:.3g} GB over "
             f"all processes, and {free / 1e9:.3g} GB are free here; select fewer clients or add machines"
         )
 

@@ -34,7 +34,7 @@ def run(call: Call) -> int:
     """Run the command, and return the exit status 0."""
     options = call.settings
     paths, register = [Path(path) for path in options.config], Register(Path(options.output))
-    several = [one for path in paths for one in _finished(path, options)]
+    several = [finished_one for path in paths for finished_one in _finished(path, options)]
     for finished in several:
         register.enter(finished)
     explained = sum(
@@ -48,8 +48,8 @@ def run(call: Call) -> int:
             "name their folders with --studies and --simulations"
         )
     register.write()
-    told = f"{len(several)} entered; {explained} changed causes; {register.tally}"
-    print(f"{told}: {Path(options.output) / 'README.md'}")
+    summary = f"{len(several)} entered; {explained} changed causes; {register.tally}"
+    print(f"{summary}: {Path(options.output) / 'README.md'}")
     return 0
 
 

@@ -217,8 +217,8 @@ def _run_grid(
             "cpu_seconds": before.get("cpu_seconds", 0.0) + job.process.cpu_seconds,
         }
         status = "failed" if reason else "done"
-        told = {"run": str(cell.run), "made_with": made_with, "data": cell.data_of_run()}
-        cell.write_record(status=status, error=reason, **taken, **told)
+        record = {"run": str(cell.run), "made_with": made_with, "data": cell.data_of_run()}
+        cell.write_record(status=status, error=reason, **taken, **record)
         if not reason and (lacking := _lacking(grid, cell)):
             reason = f"it ended without reporting {' and '.join(lacking)}"
             cell.write_record(status="failed", error=reason)
@@ -241,13 +241,13 @@ def _lacking(grid: CellGrid, cell: Cell) -> list[str]:
 
 def _told(grid: CellGrid, cell: Cell) -> str:
     """Return the numbers that a cell contributes to the table."""
-    found = []
+    values_told = []
     for (place, seed), owner in grid.at.items():
         value = grid.value(place, seed) if owner is cell else None
         if value is not None:
             measure = grid.measure_of(place)
-            found.append(f"{measure.metric} {value:.{measure.decimals}f}")
-    return ", ".join(dict.fromkeys(found))
+            values_told.append(f"{measure.metric} {value:.{measure.decimals}f}")
+    return ", ".join(dict.fromkeys(values_told))
 
 
 def _write_all(results: Results) -> None:

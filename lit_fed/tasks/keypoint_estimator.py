@@ -136,20 +136,20 @@ class KeypointEstimator(OnNetwork):
         self.of_joints = nn.ModuleDict(self._joint_metrics(threshold) if per_joint else {})
         statistics = STATISTICS if coco_ap else ()
         self.coco = nn.ModuleDict({name: KeypointAP(num_joints, oks_sigmas, name) for name in statistics})
-        found = ["pck", "pck_strict", *self.coco, *self.of_joints]
-        self.metrics = {**dict.fromkeys(found, "max"), "loss": "min"}
-        self.ranges = dict.fromkeys(found, (0.0, 100.0))
+        percentages = ["pck", "pck_strict", *self.coco, *self.of_joints]
+        self.metrics = {**dict.fromkeys(percentages, "max"), "loss": "min"}
+        self.ranges = dict.fromkeys(percentages, (0.0, 100.0))
 
     def _joint_metrics(self, threshold: float) -> dict[str, PCK]:
         """PCK within 0.1, and of each kind of joint."""
         excluded = set(self.pck.excluded)
-        found = {"pck_fine": PCK(_FINE, sorted(excluded))}
+        metrics = {"pck_fine": PCK(_FINE, sorted(excluded))}
         for start, limit in (("pck", threshold), ("pck_fine", _FINE)):
             for kind, joints in joint_kinds(self.joint_names or ()).items():
                 others = set(range(self.num_joints)) - set(joints) | excluded
                 if len(others) < self.num_joints:
-                    found[f"{start}_{kind}"] = PCK(limit, sorted(others))
-        return found
+                    metrics[f"{start}_{kind}"] = PCK(limit, sorted(others))
+        return metrics
 
     def _checked(self, setting: str, pairs: Sequence[Sequence[int]] | None) -> list[tuple[int, int]]:
         for pair in pairs or ():
@@ -254,10 +254,10 @@ class KeypointEstimator(OnNetwork):
         figures = {"poses": poses_figure(shown, self.skeleton_edges, self.flip_pairs)}
         kinds = joint_kinds(self.joint_names or ())
         limits = self.pck.threshold, _FINE
-        if (drawn := joints_figure({one.name: one.distances for one in shown}, kinds, limits)) is not None:
+        if (drawn := joints_figure({person.name: person.distances for person in shown}, kinds, limits)) is not None:
             figures["joints"] = drawn
         means = {name: self._features(batch["image"]) for name, batch in batches.items()}
-        known = {name: _numbers(found) for name, found in means.items() if found is not None}
+        known = {name: _numbers(features) for name, features in means.items() if features is not None}
         if (drawn := features_figure(known)) is not None:
             figures["features"] = drawn
         return figures
@@ -268,34 +268,34 @@ class KeypointEstimator(OnNetwork):
         Raises:
             ConfigError: The network has no ``forward_features`` with a feature map.
         """
-        if (found := self._features(batch["image"])) is None:
+        if (features := self._features(batch["image"])) is None:
             raise ConfigError(f"network {type(self.network).__name__} needs a forward_features that returns a map")
-        return found
+        return features
 
     def _features(self, images: Tensor) -> Tensor | None:
         make: Any = getattr(self.network, "forward_features", None)
-        found: Tensor | None = None if make is None else make(images)
-        return None if found is None or found.ndim != 4 else found.mean(dim=(2, 3))
+        feature_map: Tensor | None = None if make is None else make(images)
+        return None if feature_map is None or feature_map.ndim != 4 else feature_map.mean(dim=(2, 3))
 
     def _shown(self, name: str, batch: Batch) -> Shown:
         size = batch["image"].shape[2:]
         heatmaps = self.heatmaps(batch["image"])
-        found, _ = self.codec.decode(heatmaps, size)
+        decoded, _ = self.codec.decode(heatmaps, size)
         # Only the first process draws, so the metric must not synchronise.
         pck = PCK(self.pck.threshold, self.pck.excluded, sync_on_compute=False).to(heatmaps.device)
-        pck.update(found, batch["keypoints"], batch["visible"], batch["head_size"])
-        distances = pck.distances(found, batch["keypoints"], batch["visible"], batch["head_size"])
+        pck.update(decoded, batch["keypoints"], batch["visible"], batch["head_size"])
+        distances = pck.distances(decoded, batch["keypoints"], batch["visible"], batch["head_size"])
         first = slice(_PEOPLE_DRAWN)
         return Shown(
             name=name,
             images=_numbers(batch["image"][first]),
             keypoints=_numbers(batch["keypoints"][first]),
             visible=_numbers(batch["visible"][first]),
-            found=_numbers(found[first]),
+            found=_numbers(decoded[first]),
             heatmaps=_numbers(heatmaps[first]),
             distances=_numbers(distances),
             score=float(pck.compute()) if pck.total > 0 else math.nan,
-            looked_at=len(found),
+            looked_at=len(decoded),
         )
 
     def heatmaps(self, images: Tensor) -> Tensor:
@@ -322,12 +322,12 @@ class KeypointEstimator(OnNetwork):
     def _evaluate(self, batch: Batch, stage: str) -> None:
         heatmaps = self.heatmaps(batch["image"])
         self.log(f"{stage}/loss", self._loss(heatmaps, batch), batch_size=len(heatmaps))
-        found, scores = self.codec.decode(heatmaps, batch["image"].shape[2:])
+        decoded, scores = self.codec.decode(heatmaps, batch["image"].shape[2:])
         for metric in self._pcks().values():
-            metric.update(found, batch["keypoints"], batch["visible"], batch["head_size"])
+            metric.update(decoded, batch["keypoints"], batch["visible"], batch["head_size"])
         if self.coco:
             area = batch["area"] * batch["scale"] ** 2
-            inside, truth = (_in_image(points, batch) for points in (found, batch["keypoints"]))
+            inside, truth = (_in_image(points, batch) for points in (decoded, batch["keypoints"]))
             for precision in self._precisions().values():
                 precision.update(inside, scores, truth, batch["visible"], area, batch["image_id"])
 
@@ -337,8 +337,8 @@ class KeypointEstimator(OnNetwork):
 
     def _pcks(self) -> dict[str, PCK]:
         """The metrics of joints, by name."""
-        found: Any = {"pck": self.pck, "pck_strict": self.pck_strict, **self.of_joints}
-        return cast("dict[str, PCK]", found)
+        metrics: Any = {"pck": self.pck, "pck_strict": self.pck_strict, **self.of_joints}
+        return cast("dict[str, PCK]", metrics)
 
     def _precisions(self) -> dict[str, KeypointAP]:
         """COCO's metrics, by name."""
@@ -361,5 +361,5 @@ def _in_image(points: Tensor, batch: Batch) -> Tensor:
     """Points (B, K, 2) of the pictures in pixels of their images."""
     height, width = batch["image"].shape[2:]
     middle = points.new_tensor([(width - 1) / 2, (height - 1) / 2])
-    found: Tensor = batch["center"][:, None] + batch["scale"][:, None, None] * (points - middle)
-    return found
+    points_there: Tensor = batch["center"][:, None] + batch["scale"][:, None, None] * (points - middle)
+    return points_there

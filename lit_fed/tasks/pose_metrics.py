@@ -144,11 +144,11 @@ class PCKh(PCK):
 
 def joint_kinds(names: Sequence[str]) -> dict[str, list[int]]:
     """The joints of each kind: names without left, right, l or r, in lower case, in the order of the joints."""
-    found: dict[str, list[int]] = {}
+    joints_by_kind: dict[str, list[int]] = {}
     for joint, name in enumerate(names):
         words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word not in ("left", "right", "l", "r", "")]
-        found.setdefault("_".join(words) or name.lower(), []).append(joint)
-    return found
+        joints_by_kind.setdefault("_".join(words) or name.lower(), []).append(joint)
+    return joints_by_kind
 
 
 COCO_SIGMAS = (
@@ -237,15 +237,15 @@ class KeypointAP(Metric):
     @override
     def compute(self) -> Tensor:
         """The statistic in percent, 0-d; NaN if no person has a visible joint."""
-        found = {name: dim_zero_cat(getattr(self, name)).cpu().double().numpy() for name in _STATES}
-        if not (found["visible"] > 0).any():
+        arrays = {name: dim_zero_cat(getattr(self, name)).cpu().double().numpy() for name in _STATES}
+        if not (arrays["visible"] > 0).any():
             return torch.tensor(torch.nan)
         thresholds = _OF.get(self.statistic, _THRESHOLDS)
         matched = [
-            _matches(_similarity(found, rows, np.asarray(self.sigmas)), found["visible"][rows], scores, thresholds)
-            for rows, scores in _by_image(found["image_id"], found["scores"].mean(axis=1))
+            _matches(_similarity(arrays, rows, np.asarray(self.sigmas)), arrays["visible"][rows], scores, thresholds)
+            for rows, scores in _by_image(arrays["image_id"], arrays["scores"].mean(axis=1))
         ]
-        precision, recall = _curves(matched, int((found["visible"] > 0).any(axis=1).sum()))
+        precision, recall = _curves(matched, int((arrays["visible"] > 0).any(axis=1).sum()))
         return torch.tensor(100 * float((recall if self.statistic == "ar" else precision).mean()))
 
 
@@ -300,11 +300,11 @@ def _matches(
         free = np.ones(len(bare), dtype=np.bool_)
         for rank, person in enumerate(surest):
             best, partner = min(float(threshold), 1 - 1e-10), -1
-            for one in true:
-                if partner >= 0 and not bare[partner] and bare[one]:
+            for candidate in true:
+                if partner >= 0 and not bare[partner] and bare[candidate]:
                     break
-                if free[one] and similarity[person, one] >= best:
-                    best, partner = similarity[person, one], one
+                if free[candidate] and similarity[person, candidate] >= best:
+                    best, partner = similarity[person, candidate], candidate
             if partner >= 0:
                 free[partner], right[place, rank], counts[place, rank] = False, True, not bare[partner]
     return _Matched(right, counts, scores[surest])
@@ -312,9 +312,9 @@ def _matches(
 
 def _curves(matched: Sequence[_Matched], total: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Precision at each of 101 recalls, shape (thresholds, 101), and the recall, (thresholds,), of all images."""
-    order = np.argsort(-np.concatenate([one.scores for one in matched]), kind="stable")
+    order = np.argsort(-np.concatenate([image.scores for image in matched]), kind="stable")
     right, counts = (
-        np.concatenate(parts, axis=1)[:, order] for parts in zip(*(one[:2] for one in matched), strict=True)
+        np.concatenate(parts, axis=1)[:, order] for parts in zip(*(image[:2] for image in matched), strict=True)
     )
     precision, recall = np.zeros((len(right), len(_RECALLS))), np.zeros(len(right))
     for place, (good, does) in enumerate(zip(right, counts, strict=True)):

@@ -124,19 +124,19 @@ def joints_figure(
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    known = {name: found for name, found in distances.items() if not np.isnan(found).all()}
+    known = {name: column for name, column in distances.items() if not np.isnan(column).all()}
     if not known:
         return None
     shown = {kind: list(joints) for kind, joints in kinds.items()
-             if not all(np.isnan(found[:, list(joints)]).all() for found in known.values())}  # fmt: skip
+             if not all(np.isnan(column[:, list(joints)]).all() for column in known.values())}  # fmt: skip
     figure = Figure(figsize=(10.5 if shown else 5, 3.8), dpi=150, layout="constrained")
     panels = figure.subplots(1, 2, squeeze=False, width_ratios=(1, 1.4))[0] if shown else [figure.subplots()]
     colors = colormaps["viridis"](np.linspace(0, 0.88, len(known)))
     allowed = np.linspace(0, 1, 101)
-    for place, (name, found) in enumerate(known.items()):
-        panels[0].plot(allowed, [_share(found, limit) for limit in allowed], color=colors[place], label=readable(name))
+    for place, (name, apart) in enumerate(known.items()):
+        panels[0].plot(allowed, [_share(apart, limit) for limit in allowed], color=colors[place], label=readable(name))
         for alpha, limit in zip((0.4, 1.0), limits, strict=True) if shown else ():
-            values = [_share(found[:, joints], limit) for joints in shown.values()]
+            values = [_share(apart[:, joints], limit) for joints in shown.values()]
             middles = np.arange(len(shown)) + (place + 0.5) / len(known) * 0.8 - 0.4
             panels[1].bar(middles, values, 0.8 / len(known), color=colors[place], alpha=alpha)
     panels[0].set(xlabel="allowed distance in lengths of PCK", ylabel="joints found in %", xlim=(0, 1), ylim=(0, 100))

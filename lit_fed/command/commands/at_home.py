@@ -46,14 +46,14 @@ def run(call: Call) -> int:
     if name == "predict":
         output = Path(settings.output)
         if len(home.clients) > 1:
-            there = ", ".join(called(parts.data, one) for one in home.clients)
+            there = ", ".join(called(parts.data, client_id) for client_id in home.clients)
             raise ConfigError(
                 f"--output {output} holds the predictions of one client; name one of {there} with --client"
             )
         home.predict(home.clients[0], output, None if settings.inputs is None else Path(settings.inputs))
     else:
         subset: EvalSubset = "val" if name == "validate" else "test"
-        _print({called(parts.data, one): row for one, row in sorted(home.evaluate(subset).items())}, subset)
+        _print({called(parts.data, client_id): row for client_id, row in sorted(home.evaluate(subset).items())}, subset)
     print(f"model      {origin}")
     return 0
 

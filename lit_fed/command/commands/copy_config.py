@@ -26,8 +26,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(call: Call) -> int:
     """Copy the file."""
     name, output = name_of(call.settings.name), call.settings.output
-    if found := examples(name):
-        return _copy_all({(output or Path()) / one: path for one, path in found.items()})
+    if files := examples(name):
+        return _copy_all({(output or Path()) / file: path for file, path in files.items()})
     if name not in shipped():
         meant = close_name(name)
         raise ConfigError(

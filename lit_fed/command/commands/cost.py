@@ -90,7 +90,7 @@ class RunCost:
     @property
     def total(self) -> int:
         """Bytes up and down."""
-        return sum(one.downlink + one.uplink for kinds in self.rounds for one in kinds.values())
+        return sum(traffic.downlink + traffic.uplink for kinds in self.rounds for traffic in kinds.values())
 
     @property
     def ratio(self) -> float:
@@ -199,8 +199,8 @@ def _fedavg(model: Model, channel: Channel, held: Collection[nn.Parameter]) -> t
 
     Parameters that the task itself froze do not travel. Parameters that the method froze count: FedAvg would send them.
     """
-    own = set(map(id, held))
-    still = [name for name in model.fixed if id(model.parameters[name]) not in own]
+    frozen_ids = set(map(id, held))
+    still = [name for name in model.fixed if id(model.parameters[name]) not in frozen_ids]
     before = model.split
     model.divide(Split(tuple(model.parameters)))
     down = channel.downlink.cross(model.tensors([*model.shared_names("down"), *still])).num_bytes
@@ -255,9 +255,11 @@ def report(cost: RunCost) -> str:
     for kinds, group in itertools.groupby(cost.rounds):
         last = first + len(list(group)) - 1
         span = str(first) if first == last else f"{first}–{last}"
-        for kind, one in kinds.items():
-            numbers = " ".join(f"{number:15,}" for number in (one.down, one.up, one.downlink, one.uplink))
-            lines.append(f"{span:12} {kind if several else '':{width}}{one.downloads:7} {numbers}")
+        for kind, traffic in kinds.items():
+            numbers = " ".join(
+                f"{number:15,}" for number in (traffic.down, traffic.up, traffic.downlink, traffic.uplink)
+            )
+            lines.append(f"{span:12} {kind if several else '':{width}}{traffic.downloads:7} {numbers}")
         first = last + 1
     lines.append(f"bytes in all {cost.total:,}; FedAvg {cost.fedavg:,}; cost ratio {cost.ratio:.4f}")
     if cost.frozen:

@@ -68,7 +68,7 @@ def run(call: Call) -> int:
     security.check(settings.server)
     with suppress(KeyboardInterrupt), sole_user(Path(settings.state_dir), "--state_dir"):
         node = make_node(call)
-        who = ", ".join(called(node.federation.data, one) for one in node.clients)
+        who = ", ".join(called(node.federation.data, client_id) for client_id in node.clients)
         log_line(f"client{'s' if len(node.clients) > 1 else ''} {who} of {settings.server}; Ctrl-C ends it")
         serve(node, settings.server, security, proxy)
     return 0

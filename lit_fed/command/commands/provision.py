@@ -194,10 +194,10 @@ def _configurations(file: FederationFile) -> dict[str, str]:
         raise ConfigError(f"data.num_clients is not set in {', '.join(file.configs)}; set the number of clients")
     check_everybody(file, num_clients)
     texts = {}
-    for name, own in {SERVER: file.server_data, **{site.name: site.data for site in file.sites}}.items():
-        for key in own.keys() - init_args.keys():
+    for name, own_settings in {SERVER: file.server_data, **{site.name: site.data for site in file.sites}}.items():
+        for key in own_settings.keys() - init_args.keys():
             raise ConfigError(f"federation file {file.path}: data.{key} of {name} is not a setting of {cls}; remove it")
-        here = {"class_path": cls, "init_args": {**init_args, **own}}
+        here = {"class_path": cls, "init_args": {**init_args, **own_settings}}
         texts[name] = yaml.safe_dump({**content, "data": here}, sort_keys=False, allow_unicode=True)
     return texts
 
@@ -241,5 +241,5 @@ def _texts(readme: str, name: str, command: str, **facts: Any) -> dict[str, str]
     service = f"lit_fed-{name}"
     unit = f"{service}.service"
     facts |= {"name": name, "command": command, "unit": unit, "version": __version__}
-    told = _SERVICE.format(name=name, unit=unit, service=service)
-    return {"README.md": readme.format(service=told, **facts), unit: _UNIT.format(**facts)}
+    installation = _SERVICE.format(name=name, unit=unit, service=service)
+    return {"README.md": readme.format(service=installation, **facts), unit: _UNIT.format(**facts)}

@@ -94,5 +94,5 @@ def _write_texts(output: Path, content: dict[str, Any], data: FederatedDataModul
     public, last = ", with `public` beside it" if data.has_public else "", data.num_clients - 1
     words = {"holds": form.holds, "name": form.client.format(0), "public": public, "last": last}
     (output / "README.md").write_text(_README.format(num_clients=data.num_clients, **words), encoding="utf-8")
-    for name in ("server", *(f"client_{one}" for one in range(data.num_clients))):
+    for name in ("server", *(f"client_{client_id}" for client_id in range(data.num_clients))):
         (output / name / "config.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")

@@ -58,9 +58,9 @@ class ConfigFiles:
         keys, origins = tuple(option.removeprefix("--").split(".")), dict[Place, str]()
         if keys[:2] == ("trainer", "kinds") and len(keys) > 3:  # the rest of the kind would be dropped
             raise ConfigError(f"{option} sets a part of a kind; set all of it, as --trainer.kinds.{keys[2]} '{{…}}'")
-        found = self._filled(place_of(keys), value, Path(), origins, 0)
+        filled = self._filled(place_of(keys), value, Path(), origins, 0)
         if origins:
-            return keys, found, origins
+            return keys, filled, origins
         try:
             parsed(value)
         except yaml.constructor.ConstructorError as error:

@@ -93,7 +93,9 @@ def read_federation(path: Path) -> FederationFile:
         _listen(server.get("listen"), names[0], f"{where}: server.listen"),
         _configs(content["config"], path.parent, f"{where}: config"),
         _data(server, f"{where}: server"),
-        _apart([_site(*one, f"{where}: site") for one in _mapping(content["sites"], f"{where}: sites").items()], where),
+        _apart(
+            [_site(*item, f"{where}: site") for item in _mapping(content["sites"], f"{where}: sites").items()], where
+        ),
     )
 
 
@@ -106,9 +108,9 @@ def check_everybody(file: FederationFile, num_clients: int) -> None:
     """
     where, last = f"federation file {file.path}", num_clients - 1
     for site in file.sites:
-        if odd := [one for one in site.clients if one > last]:
+        if odd := [client_id for client_id in site.clients if client_id > last]:
             raise ConfigError(f"{where}: site {site.name} has client {odd[0]}; data.num_clients is {num_clients}")
-    homeless = sorted(set(range(num_clients)) - {one for site in file.sites for one in site.clients})
+    homeless = sorted(set(range(num_clients)) - {client_id for site in file.sites for client_id in site.clients})
     if homeless:
         more = f" and {len(homeless) - 1} others have" if len(homeless) > 1 else " has"
         raise ConfigError(f"{where}: client {homeless[0]}{more} no site; data.num_clients is {num_clients}")
@@ -174,25 +176,26 @@ def _listen(value: Any, name: str, where: str) -> str | None:
     """Address to listen at: by default all, because another machine may forward the name; for loopback, itself."""
     if value is None:
         address = _address(name)
-        own = name == "localhost" if address is None else address.is_loopback
-        return None if own else "::" if ":" in name else "0.0.0.0"
-    if (found := _address(value)) is None:
+        on_loopback = name == "localhost" if address is None else address.is_loopback
+        return None if on_loopback else "::" if ":" in name else "0.0.0.0"
+    if (address_given := _address(value)) is None:
         raise ConfigError(f"{where} is {value!r:.80}; it must be an address of the server's machine")
-    return str(found)
+    return str(address_given)
 
 
 def _configs(value: Any, folder: Path, where: str) -> tuple[str, ...]:
     files = [value] if isinstance(value, str) else value
-    if not isinstance(files, list) or not files or not all(isinstance(one, str) and one for one in files):
+    if not isinstance(files, list) or not files or not all(isinstance(file, str) and file for file in files):
         raise ConfigError(f"{where} is {value!r:.80}; it must be a file, or a list of files")
     return tuple(
-        str(folder / one if (folder / one).exists() else shipped().get(name_of(one), folder / one)) for one in files
+        str(folder / file if (folder / file).exists() else shipped().get(name_of(file), folder / file))
+        for file in files
     )
 
 
 def _data(content: Mapping[str, Any], where: str) -> dict[str, Any]:
-    own = _mapping(content["data"], f"{where}.data") if content.get("data") is not None else {}
-    for key, value in own.items():
+    settings = _mapping(content["data"], f"{where}.data") if content.get("data") is not None else {}
+    for key, value in settings.items():
         if key not in OWN_DATA:
             raise ConfigError(
                 f"{where}: data.{key} must be the same everywhere; write it in the run's configuration, "
@@ -200,7 +203,7 @@ def _data(content: Mapping[str, Any], where: str) -> dict[str, Any]:
             )
         if type(value) is not OWN_DATA[key]:
             raise ConfigError(f"{where}: data.{key} is {value!r:.80}; it must be {_KINDS[OWN_DATA[key]]}")
-    return own
+    return settings
 
 
 def _site(name: Any, value: Any, where: str) -> Site:
@@ -211,18 +214,20 @@ def _site(name: Any, value: Any, where: str) -> Site:
         )
     if name.lower() == SERVER:
         raise ConfigError(f"{where} {name} has the server's name; choose another name")
-    own = _known(value, f"{where} {name}", ("clients", "data", "most_samples"), ("clients",))
-    clients = own["clients"]
-    whole = isinstance(clients, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in clients)
+    content = _known(value, f"{where} {name}", ("clients", "data", "most_samples"), ("clients",))
+    clients = content["clients"]
+    whole = isinstance(clients, list) and all(
+        isinstance(client_id, int) and not isinstance(client_id, bool) for client_id in clients
+    )
     if not whole or not clients or min(clients) < 0:
         raise ConfigError(f"{where} {name}: clients is {clients!r:.80}; it must be a list of client ids, from 0")
     if len(set(clients)) < len(clients):
-        twice = next(one for one in clients if clients.count(one) > 1)
+        twice = next(client_id for client_id in clients if clients.count(client_id) > 1)
         raise ConfigError(f"{where} {name} has client {twice} twice; remove one")
-    most = own.get("most_samples")
+    most = content.get("most_samples")
     if most is not None and (type(most) is not int or most < 1):
         raise ConfigError(f"{where} {name}: most_samples is {most!r:.80}; it must be a whole number from 1")
-    return Site(name, tuple(sorted(clients)), _data(own, f"{where} {name}"), most)
+    return Site(name, tuple(sorted(clients)), _data(content, f"{where} {name}"), most)
 
 
 def _apart(sites: list[Site], where: str) -> tuple[Site, ...]:

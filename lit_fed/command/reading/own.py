@@ -21,17 +21,17 @@ def names(value: Any) -> Any:
     Raises:
         ArgumentTypeError: For other values.
     """
-    found = value
+    named = value
     try:
         if isinstance(value, str):
-            found = yaml.load(value, yaml.BaseLoader) if value[:1] == "[" and value[-1:] == "]" else [value]
+            named = yaml.load(value, yaml.BaseLoader) if value[:1] == "[" and value[-1:] == "]" else [value]
         elif type(value) is int:
-            found = [value]
+            named = [value]
     except yaml.YAMLError:
-        found = None
-    if not isinstance(found, list) or not all(isinstance(one, str) or type(one) is int for one in found):
+        named = None
+    if not isinstance(named, list) or not all(isinstance(name, str) or type(name) is int for name in named):
         raise ArgumentTypeError(f"expected a name, or a list of names in brackets, not {value}")
-    return found
+    return named
 
 
 def add_clients(parser: ArgumentParser, what: str) -> None:
@@ -55,10 +55,10 @@ def add_clients(parser: ArgumentParser, what: str) -> None:
 def chosen(data: FederatedDataModule, settings: Any) -> list[int] | None:
     """Positions of the clients that the options choose; None without these options."""
     given = settings.client_position
-    found = clients_of(data, KEYS, settings.client, [given] if isinstance(given, int) else given)
-    if found == []:
+    positions = clients_of(data, KEYS, settings.client, [given] if isinstance(given, int) else given)
+    if positions == []:
         raise ConfigError(f"{KEYS.name} is an empty list; name at least one client, or leave it out")
-    return found
+    return positions
 
 
 def add_overwrite(parser: ArgumentParser, what: str) -> None:

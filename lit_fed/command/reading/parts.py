@@ -55,7 +55,9 @@ def build_parts(parser: ArgumentParser, settings: Namespace) -> tuple[Parts, Nam
     kinds = settings.trainer.kinds
     if kinds == {}:
         raise ConfigError("trainer.kinds is empty; name at least one kind of network, or set it to null")
-    models = kinds and {name: _model_of_kind(settings.model, name, own, max_rounds) for name, own in kinds.items()}
+    models = kinds and {
+        name: _model_of_kind(settings.model, name, model_settings, max_rounds) for name, model_settings in kinds.items()
+    }
     left = ("data",) if models is None else ("data", "model")
     left_over = Namespace({key: value for key, value in settings.items() if key not in left})
     rest = instantiate(parser, left_over, max_rounds)
@@ -103,11 +105,11 @@ def fill_from_data(model: Namespace, data: Any) -> None:
         known = getattr(data, key, None) if key != "num_outputs" or shape is None else prod(shape)
         if key not in init_args or known is None:
             continue
-        told = init_args[key]
-        if told is None:
+        setting = init_args[key]
+        if setting is None:
             init_args[key] = known
-        elif (key == "num_classes" and told < known) or (key == "num_joints" and told != known):
-            raise ConfigError(f"model.{key} is {told}, but the data have {known} {key.removeprefix('num_')}")
+        elif (key == "num_classes" and setting < known) or (key == "num_joints" and setting != known):
+            raise ConfigError(f"model.{key} is {setting}, but the data have {known} {key.removeprefix('num_')}")
     check_tokens(init_args, getattr(data, "vocab_size", None))
 
 
@@ -168,10 +170,10 @@ def _make(failures: list[LitFedError], class_type: type, *args: Any, **kwargs: A
         failures.append(error)
         raise
     except Exception as error:  # whatever a class's constructor raises
-        told = ConfigError(f"{class_type.__name__} cannot be made: {reason(error)}")
-        told.details = own_traceback(error)
-        failures.append(told)
-        raise told from error
+        refusal = ConfigError(f"{class_type.__name__} cannot be made: {reason(error)}")
+        refusal.details = own_traceback(error)
+        failures.append(refusal)
+        raise refusal from error
 
 
 def _make_schedule(max_rounds: int, failures: list[LitFedError], class_type: type, *args: Any, **kwargs: Any) -> Any:

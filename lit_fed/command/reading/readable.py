@@ -33,9 +33,9 @@ def read_text(path: str | Path, kind: str = "config file") -> Text:
     """Open and parse a YAML file."""
     where = f"{kind} {brief(path)}"
     try:
-        found = Path(path).stat()
-        regular = stat.S_ISREG(found.st_mode)  # others, such as pipes, may block, and can be read only once
-        text = Path(path).read_text(encoding="utf-8-sig") if regular and found.st_size <= _MOST_BYTES else ""
+        status = Path(path).stat()
+        regular = stat.S_ISREG(status.st_mode)  # others, such as pipes, may block, and can be read only once
+        text = Path(path).read_text(encoding="utf-8-sig") if regular and status.st_size <= _MOST_BYTES else ""
     except FileNotFoundError as error:
         meant = close_name(path)
         raise ConfigError(f"{where} does not exist" + (f"; did you mean {meant}?" if meant else "")) from error
@@ -48,9 +48,9 @@ def read_text(path: str | Path, kind: str = "config file") -> Text:
     except ValueError as error:  # a path with NUL
         raise ConfigError(f"{where} cannot be read: {error}") from error
     if not regular:
-        raise ConfigError(f"{where} is {'a folder' if stat.S_ISDIR(found.st_mode) else 'not a regular file'}")
-    if found.st_size > _MOST_BYTES:
-        raise ConfigError(f"{where} has {found.st_size:,} bytes; a configuration has at most {_MOST_BYTES:,}")
+        raise ConfigError(f"{where} is {'a folder' if stat.S_ISDIR(status.st_mode) else 'not a regular file'}")
+    if status.st_size > _MOST_BYTES:
+        raise ConfigError(f"{where} has {status.st_size:,} bytes; a configuration has at most {_MOST_BYTES:,}")
     return parse_text(text, where)
 
 

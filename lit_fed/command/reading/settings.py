@@ -66,11 +66,11 @@ class Settings:
         place, content = place_of(keys), content_of(value)
         structured = len(place) > 2 and isinstance(content, dict | list)  # below the parser's own options
         self.content = self._over(self.content, _inside(keys, content if structured else value), ())
-        found = dict(origins or {place: ""})
+        origins_of = dict(origins or {place: ""})
         for leaf in leaves(content, place):
-            found.setdefault(leaf, found.get(place, ""))
-            found.setdefault((*leaf, "class_path"), found[leaf])  # a lone text is a class
-        self.origins.update({tuple(key.removesuffix("+") for key in keys): where for keys, where in found.items()})
+            origins_of.setdefault(leaf, origins_of.get(place, ""))
+            origins_of.setdefault((*leaf, "class_path"), origins_of[leaf])  # a lone text is a class
+        self.origins.update({tuple(key.removesuffix("+") for key in keys): where for keys, where in origins_of.items()})
 
     def origin(self, keys: Sequence[str]) -> str | None:
         """Origin of a setting, or of what holds it; None for a default."""
@@ -80,10 +80,10 @@ class Settings:
 
     def class_at(self, *place: str) -> dict[str, Any]:
         """The class at a place, with its settings; empty if there is none."""
-        found: dict[str, Any] = {"init_args": self.content}
+        section: dict[str, Any] = {"init_args": self.content}
         for key in place:
-            found = _class(found.get("init_args", {}).get(key), True) or {}
-        return found
+            section = _class(section.get("init_args", {}).get(key), True) or {}
+        return section
 
     def finish(self) -> dict[str, Any]:
         """The content, with an optimizer's own settings in place of the default optimizer's."""
@@ -92,8 +92,8 @@ class Settings:
             given = self.class_at(*place)
             named, default = named_class(given.get("class_path"), bases), _default(made, place[-1])
             if None not in (named, default) and named is not default:
-                own = self._begun(named, default, given["init_args"], place)
-                self.content = self._over(self.content, _inside(place, {**given, "init_args": own}), ())
+                inside = self._begun(named, default, given["init_args"], place)
+                self.content = self._over(self.content, _inside(place, {**given, "init_args": inside}), ())
         return self.content
 
     def _over(self, old: Any, new: Any, place: Place) -> Any:
@@ -104,9 +104,9 @@ class Settings:
         if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
             return [self._over(*pair, place) for pair in zip(old, new, strict=True)]
         if place in _GROUPS:
-            if not isinstance(found := content_of(new), dict):
-                raise ConfigError(f"{'.'.join(place)} is {found}; it must hold settings, such as max_rounds")
-            return self._merged(old, found, place)
+            if not isinstance(section := content_of(new), dict):
+                raise ConfigError(f"{'.'.join(place)} is {section}; it must hold settings, such as max_rounds")
+            return self._merged(old, section, place)
         known = place in CLASSES or inside or (isinstance(new, dict) and "init_args" in new and "class_path" not in new)
         below = _class(old, known) or ({"init_args": {}} if inside else None)
         by_text = below is not None and isinstance(content_of(new), str) and named_class(new, [object]) is not None
@@ -126,19 +126,19 @@ class Settings:
 
     def _merged(self, old: Any, new: dict[str, Any], place: Place) -> dict[str, Any]:
         """New settings over old ones; a key with a plus adds to a list, to the default where there is none."""
-        found = dict(old) if isinstance(old, dict) else {}
+        merged = dict(old) if isinstance(old, dict) else {}
         for key, value in new.items():
             name = key.removesuffix("+")
             if key == name and not isinstance(value, _Inside):
-                found.pop(f"{name}+", None)
-            slot = f"{name}+" if name not in found and (f"{name}+" in found or key != name) else name
+                merged.pop(f"{name}+", None)
+            slot = f"{name}+" if name not in merged and (f"{name}+" in merged or key != name) else name
             if key == name:
-                found[slot] = self._over(found.get(slot), value, (*place, name))
+                merged[slot] = self._over(merged.get(slot), value, (*place, name))
             else:
-                before, added = content_of(found.get(slot)), content_of(value)
+                before, added = content_of(merged.get(slot)), content_of(value)
                 before = before if isinstance(before, list) else [before] * isinstance(before, dict | str)
-                found[slot] = [*before, *(added if isinstance(added, list) else [added])]
-        return found
+                merged[slot] = [*before, *(added if isinstance(added, list) else [added])]
+        return merged
 
     def _kept(self, inside: dict[str, Any], replaced: type | None, named: type | None, place: Place) -> dict[str, Any]:
         """Settings of a class that another one keeps; unknown ones stay, for the parser to refuse."""
@@ -154,9 +154,9 @@ class Settings:
     def _begun(self, named: type | None, replaced: type | None, inside: dict[str, Any], place: Place) -> dict[str, Any]:
         """Settings with the class's own defaults where the parser would take the replaced class's."""
         known = _defaults(replaced)
-        own = {key: value for key, value in _defaults(named).items() if key in known and key not in inside}
-        self.origins.update(dict.fromkeys(((*place, key) for key in own), None))
-        return own | inside
+        defaults = {key: value for key, value in _defaults(named).items() if key in known and key not in inside}
+        self.origins.update(dict.fromkeys(((*place, key) for key in defaults), None))
+        return defaults | inside
 
 
 def leaves(value: Any, above: Place) -> Iterator[Place]:
@@ -197,11 +197,11 @@ def _class(value: Any, known: bool) -> dict[str, Any] | None:
         return {"class_path": value, "init_args": {}} if known else None
     if not isinstance(value, dict) or (_OF_CLASS.isdisjoint(value) and not known):
         return None
-    found = {"init_args": value} if _OF_CLASS.isdisjoint(value) else value
-    settings = content_of(found.get("init_args"))
+    section = {"init_args": value} if _OF_CLASS.isdisjoint(value) else value
+    settings = content_of(section.get("init_args"))
     if not isinstance(settings, dict | None):
         raise ConfigError(f"init_args is {settings}; it must hold settings of a class")
-    return {**found, "init_args": settings or {}}
+    return {**section, "init_args": settings or {}}
 
 
 @cache
@@ -221,7 +221,7 @@ def _default(model: type | None, key: str) -> type | None:
 
 def _defaults(made: type | None) -> dict[str, Any]:
     """Defaults of a class that YAML can represent, by setting."""
-    return {name: one.default for name, one in parameters_of(made).items() if _is_plain(one.default)}
+    return {name: parameter.default for name, parameter in parameters_of(made).items() if _is_plain(parameter.default)}
 
 
 def _is_plain(value: Any) -> bool:

@@ -29,9 +29,9 @@ def examples(name: str) -> dict[str, Path]:
     files = {path.relative_to(folder.parent): path for path in sorted(folder.rglob("*.[py][ya]*")) if path.is_file()}
     wanted = Path(name)
     return {
-        own.as_posix(): path
-        for own, path in files.items()
-        if wanted in own.parents[:-1] or own.with_suffix("") == wanted.with_suffix("")
+        relative.as_posix(): path
+        for relative, path in files.items()
+        if wanted in relative.parents[:-1] or relative.with_suffix("") == wanted.with_suffix("")
     }
 
 

@@ -71,13 +71,13 @@ class CommandLine:
             skip: Words to leave out: 1 for the command's own parser.
         """
         try:
-            found = parser.parse_args(self.words[skip:])
+            settings = parser.parse_args(self.words[skip:])
         except ArgumentError as error:
             if any(isinstance(cause, LitFedError) for cause in causes(error)):
                 raise
             raise ConfigError(explain(error, self._given, self.settings.origin)) from error
-        check_values(found, origin=self.settings.origin)
-        return found
+        check_values(settings, origin=self.settings.origin)
+        return settings
 
     @property
     def own_rate(self) -> str | None:
@@ -156,8 +156,8 @@ def check_values(
     settings = vars(settings) if isinstance(settings, Namespace) else settings
     if not isinstance(settings, Mapping):
         if wrong := _wrong(settings):
-            told = f"{key.replace('.init_args.', '.')} is {wrong}"
-            raise ConfigError(f"{where}: {told}" if (where := origin(key.split("."))) else told)
+            refusal = f"{key.replace('.init_args.', '.')} is {wrong}"
+            raise ConfigError(f"{where}: {refusal}" if (where := origin(key.split("."))) else refusal)
         return
     for name, value in settings.items():
         if defaults and name in defaults and repr(defaults[name].default) == repr(value):

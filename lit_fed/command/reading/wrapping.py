@@ -32,9 +32,9 @@ def wrapped(data: Any) -> Any:
     if module is None or not isinstance(settings, dict):
         return data
     population = parameters_of(Wrapped).keys() - parameters_of(module).keys()
-    own = {key: value for key, value in settings.items() if key not in population}
+    inside = {key: value for key, value in settings.items() if key not in population}
     rest = {key: value for key, value in settings.items() if key in population}
-    inner = {"class_path": section["class_path"], **({"init_args": own} if own else {})}
+    inner = {"class_path": section["class_path"], **({"init_args": inside} if inside else {})}
     others = {key: value for key, value in section.items() if key not in ("class_path", "init_args")}
     return {"class_path": _CLASS, "init_args": {"module": {**inner, **others}, **rest}}
 

@@ -60,8 +60,8 @@ def explain(
     where = origin(f"{key}.{inner.get(facts.kind, '')}".strip(".").split("."))
     if facts.kind == "unknown" and where == "" and not key:
         return suggest.option([f"--{facts.what}"], *_asked_for(args))
-    told = _tell(facts, key, args)
-    return f"{where}: {told}" if where else told
+    line = _tell(facts, key, args)
+    return f"{where}: {line}" if where else line
 
 
 def _read(error: BaseException) -> SimpleNamespace:

@@ -136,10 +136,12 @@ def _hint(name: str, command: str | None, known: Sequence[str], dashes: str = ""
     last = name.rpartition(".")[2]
     if last in LIGHTNING and last not in homes:
         return f"here it is {LIGHTNING[last]}"
-    found = homes.get(last) or begun or get_close_matches(name, [*full, *sections], n=1)
-    found = [home for home in found if home != name]
+    homes_found = homes.get(last) or begun or get_close_matches(name, [*full, *sections], n=1)
+    homes_found = [home for home in homes_found if home != name]
     return (
-        f"did you mean {join_or([dashes + home for home in found[:3]])}?" if found else f"see lit-fed {command} --help"
+        f"did you mean {join_or([dashes + home for home in homes_found[:3]])}?"
+        if homes_found
+        else f"see lit-fed {command} --help"
     )
 
 
@@ -171,13 +173,13 @@ def classes_in(text: str) -> list[type]:
     """Classes whose import paths a type mentions; of a callable, the classes that it returns."""
     text = re.sub(r"Callable\[\[[^\]]*\], ", "", text)
     paths = [path for path in re.findall(r"(?:\w+\.)+\w+", text) if not path.startswith(("typing.", "collections."))]
-    return [found for path in paths if (found := _import(path)) is not None]
+    return [cls for path in paths if (cls := _import(path)) is not None]
 
 
 def subclasses(bases: Sequence[type]) -> list[type]:
     """Public, concrete classes that derive from the bases; the bases themselves if there are none."""
-    found = [cls for cls in _every_class(bases) if not (cls.__name__.startswith("_") or inspect.isabstract(cls))]
-    return [cls for cls in found if cls not in bases] or list(bases)
+    classes = [cls for cls in _every_class(bases) if not (cls.__name__.startswith("_") or inspect.isabstract(cls))]
+    return [cls for cls in classes if cls not in bases] or list(bases)
 
 
 def named_class(path: Any, bases: Sequence[type]) -> type | None:
@@ -195,11 +197,11 @@ def named_class(path: Any, bases: Sequence[type]) -> type | None:
 def no_class(path: str, bases: Sequence[type]) -> str:
     """Message about a path that is not one of the possible classes."""
     kind = bases[0].__name__ if bases else "class"
-    found, module = _import(path), path.rpartition(".")[0]
-    what = f"{path} does not derive from {kind}" if found else f"there is no {kind} named {path!r}"
-    if found is not None and (told := of_other_lightning(found)):
-        return told
-    if not found and module and not _is_module(module):
+    cls, module = _import(path), path.rpartition(".")[0]
+    what = f"{path} does not derive from {kind}" if cls else f"there is no {kind} named {path!r}"
+    if cls is not None and (advice := of_other_lightning(cls)):
+        return advice
+    if not cls and module and not _is_module(module):
         meant = close_class(path, bases)
         what = f"there is no module {module!r}, neither in this folder nor installed"
         return f"{what}; did you mean {meant}?" if meant else what
@@ -246,20 +248,20 @@ def imported(path: str) -> Any:
 
 
 def _import(path: str) -> type | None:
-    found = imported(path)
-    return found if isinstance(found, type) else None
+    thing = imported(path)
+    return thing if isinstance(thing, type) else None
 
 
 def _every_class(bases: Iterable[type]) -> Iterator[type]:
     """The bases and all classes that derive from them, except internal ones."""
     todo, seen = list(bases), set()
     while todo:
-        found = todo.pop(0)
-        if found not in seen:
-            seen.add(found)
-            todo += type.__subclasses__(found)
-            if found in bases or not str(found.__module__).startswith(_INNER):
-                yield found
+        cls = todo.pop(0)
+        if cls not in seen:
+            seen.add(cls)
+            todo += type.__subclasses__(cls)
+            if cls in bases or not str(cls.__module__).startswith(_INNER):
+                yield cls
 
 
 def parameters_of(owner: Any) -> dict[str, inspect.Parameter]:
@@ -268,17 +270,21 @@ def parameters_of(owner: Any) -> dict[str, inspect.Parameter]:
     Args:
         owner: Any object; one that cannot be called has none.
     """
-    found: dict[str, inspect.Parameter] = {}
+    parameters_found: dict[str, inspect.Parameter] = {}
     for made in _constructors(owner):
         try:
             parameters = list(inspect.signature(made).parameters.values())[isinstance(owner, type) :]
         except (TypeError, ValueError):
             continue
-        named = {one.name: one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
-        found = named | found
-        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        named = {
+            parameter.name: parameter
+            for parameter in parameters
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        }
+        parameters_found = named | parameters_found
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             break  # no keywords are passed on to the bases
-    return found
+    return parameters_found
 
 
 def _constructors(owner: Any) -> list[Any]:

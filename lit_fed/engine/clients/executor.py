@@ -206,20 +206,20 @@ def failure(client_id: int, round_idx: int, error: BaseException) -> ClientFailu
     Raises:
         ProcessLost: If another process ended, with which this one trains the client.
     """
-    told = outline(error)
+    trace = outline(error)
     if isinstance(error, LitFedError):
-        return ClientFailure(client_id, round_idx, str(error), outline=told)
+        return ClientFailure(client_id, round_idx, str(error), outline=trace)
     if isinstance(error, SystemExit):  # a client's code may end its own work, not the run
         place = place_of(traceback.extract_tb(error.__traceback__))
         return ClientFailure(
             client_id,
             round_idx,
             f"it called sys.exit({'' if error.code is None else error.code}) in {place}",
-            outline=told,
+            outline=trace,
         )
     raise_if_lost(error)
     details = own_traceback(error) or "".join(traceback.format_exception(error))
-    return ClientFailure(client_id, round_idx, reason(error), details, told)
+    return ClientFailure(client_id, round_idx, reason(error), details, trace)
 
 
 def untrained_answer(client: Client, algorithm: Algorithm[Any]) -> Payload:
@@ -232,30 +232,30 @@ def untrained_answer(client: Client, algorithm: Algorithm[Any]) -> Payload:
     client.own = client.model.copy(client.model.personal_names)
     client.state = algorithm.initial_state(client)
     client.begun = algorithm.start(client)
-    for one in algorithm.phases(client):
-        if isinstance(one, Pass):
-            client.results[one.name] = dict(one.example)
+    for phase in algorithm.phases(client):
+        if isinstance(phase, Pass):
+            client.results[phase.name] = dict(phase.example)
             continue
-        if one.begin is not None:
+        if phase.begin is not None:
             client.left = client.model.copy()
-        if not one.moves:
-            client.results[one.name] = zeros_like(client.model.parameters)
+        if not phase.moves:
+            client.results[phase.name] = zeros_like(client.model.parameters)
     return algorithm.finish(client).payload
 
 
 def layouts_of(session: Session, client_ids: Iterable[int], broadcast: Broadcast) -> dict[str, Layout]:
     """Layout of an update by kind of network, read from an untrained client's."""
-    found: dict[str, Layout] = {}
+    layouts: dict[str, Layout] = {}
     for client_id in client_ids:
         kind = session.kinds[client_id]
-        if kind not in found:
+        if kind not in layouts:
             data = cast("Any", _Elsewhere(session.data))
             client = Client(
                 client_id, broadcast.round_idx, "train", session.seed, session.loops[kind].model, data, session.work,
                 received=broadcast.payloads[kind],
             )  # fmt: skip
-            found[kind] = layout_of(untrained_answer(client, session.algorithm))
-    return found
+            layouts[kind] = layout_of(untrained_answer(client, session.algorithm))
+    return layouts
 
 
 class _Elsewhere:

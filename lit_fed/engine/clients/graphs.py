@@ -252,7 +252,7 @@ class Graph:
         self._returned = map_tensors(loop.state.task_run.returned, Tensor.detach)
         loop.state.client.forget()
         loop.state.task_run.forget()
-        if any(one is not other for one, other in zip(buffers, loop.model.all_buffers(), strict=True)):
+        if any(buffer is not other for buffer, other in zip(buffers, loop.model.all_buffers(), strict=True)):
             raise ConfigError(f"{_KEY}, and training_step replaces a buffer; write it in place, by copy_")
         if any(metric.update_called for metric in loop.metrics):
             raise ConfigError(f"{_KEY}, and training_step updates a torchmetrics object; update it in validation_step")
@@ -394,8 +394,8 @@ def _undone(loop: LocalLoop) -> Iterator[None]:
 def _notes(parameter: Tensor) -> dict[str, Any]:
     """Notes on the node by which autograd accumulates a parameter's gradient; they live as long as a graph with it."""
     node: Any = get_gradient_edge(parameter).node  # whose metadata are typed as a method
-    found: dict[str, Any] = node.metadata
-    return found
+    metadata: dict[str, Any] = node.metadata
+    return metadata
 
 
 def _check_held(loop: LocalLoop) -> None:
@@ -439,7 +439,9 @@ def _devices(loop: LocalLoop) -> list[torch.device]:
 def _kind(loop: LocalLoop, client: Client) -> Any:
     """Key of the clients and phases that share graphs."""
     held = (*(getattr(client, name) for name in _HELD), *client.results.values())
-    shapes = tuple([tuple([(name, tensor.shape, tensor.dtype) for name, tensor in one.items()]) for one in held])
+    shapes = tuple(
+        [tuple([(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()]) for tensors in held]
+    )
     return (
         client.phase, loop.state.public, client.stage, client.fine_tuning, client.is_new, tuple(client.results), shapes
     )  # fmt: skip

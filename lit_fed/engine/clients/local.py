@@ -194,23 +194,23 @@ class LocalLoop:
 
     def call(self, hook: str, *args: Any) -> None:
         """Call one of Lightning's hooks on the task and on Lightning's callbacks, where they override it."""
-        found = self._hooks.get(hook)
-        for function in self.listeners(hook) if found is None else found:
+        listeners = self._hooks.get(hook)
+        for function in self.listeners(hook) if listeners is None else listeners:
             function(*args)
 
     def listeners(self, hook: str) -> list[Callable[..., Any]]:
         """The overrides of a hook; looked up once, because a hook may run for every batch."""
-        found = self._hooks.get(hook)
-        if found is None:
-            found = []
+        listeners = self._hooks.get(hook)
+        if listeners is None:
+            listeners = []
             for callback in self.trainer.callbacks:
                 if getattr(type(callback), hook, None) is not getattr(Callback, hook, None):
-                    own = getattr(callback, hook)
-                    found.append(lambda *args, own=own: own(self.trainer, self.objective, *args))
+                    listener = getattr(callback, hook)
+                    listeners.append(lambda *args, own=listener: own(self.trainer, self.objective, *args))
             if overrides(self.model.task, hook):
-                found.append(getattr(self.objective, hook))
-            self._hooks[hook] = found
-        return found
+                listeners.append(getattr(self.objective, hook))
+            self._hooks[hook] = listeners
+        return listeners
 
     def reset_scaler(self) -> None:
         """Reset the scale of 16-bit gradients, which must not carry over from one client to the next."""
@@ -233,12 +233,12 @@ class LocalLoop:
         self.begin_metrics(sync=self.workers.data_parallel)
         try:
             self.call("on_train_start")
-            for one in phases:
-                client.phase = one.name
-                if isinstance(one, Pass):
-                    self.read(one, client)
+            for phase in phases:
+                client.phase = phase.name
+                if isinstance(phase, Pass):
+                    self.read(phase, client)
                 else:
-                    self._run_phase(one, client, meter)
+                    self._run_phase(phase, client, meter)
             self.call("on_train_end")
             model.check_fixed()
         finally:
@@ -316,11 +316,11 @@ class LocalLoop:
         with self.model.evaluating(), client.muted():
             for batch in one.loader:
                 client.forget()
-                found = one.read(client, self.to_dtype(batch, dtype))
+                tensors = one.read(client, self.to_dtype(batch, dtype))
                 if one.gather == "sum" and parts:
                     before = parts.pop()
-                    found = {name: before[name] + tensor for name, tensor in found.items()}
-                parts.append(found)
+                    tensors = {name: before[name] + tensor for name, tensor in tensors.items()}
+                parts.append(tensors)
         if not parts:
             parts = [{name: torch.zeros_like(like[:0], device=client.device) for name, like in one.example.items()}]
         client.results[one.name] = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -370,7 +370,7 @@ class LocalLoop:
                 self.call(f"on_{stage}_end")
             finally:
                 self.state.meter = None
-        self.directions |= {plain_name(name): found for name, found in meter.directions.items()}
+        self.directions |= {plain_name(name): direction for name, direction in meter.directions.items()}
         values = meter.merged(self.workers, self.metrics) if spread else meter.compute()
         return {plain_name(name): value for name, value in values.items()}
 
@@ -431,12 +431,12 @@ class LocalLoop:
         except LitFedError:
             raise
         except Exception as error:  # whatever a task's own code raises
-            told = ConfigError(
+            refusal = ConfigError(
                 f"forward of model {name} cannot take the inputs of a batch ({reason(error)}); add a "
                 "predict_step(batch, batch_idx)"
             )
-            told.details = own_traceback(error)
-            raise told from error
+            refusal.details = own_traceback(error)
+            raise refusal from error
 
     @torch.no_grad()
     def figures(self, loaders: Mapping[str, Iterable[Any]]) -> dict[str, Figure]:
@@ -448,8 +448,8 @@ class LocalLoop:
         if not batches:
             return {}
         with self.mode("predict"), self.autocast():
-            found: dict[str, Figure] = draw(batches)
-        return found
+            figures: dict[str, Figure] = draw(batches)
+        return figures
 
     # ------------------------------------------------------------------ batches
 
@@ -512,8 +512,8 @@ class _Way(ABC):
             if len(loop.trainer.optimizers) > 1:  # the other optimizers' gradients may be corrected in their own steps
                 steps = {id(p) for group in optimizer.param_groups for p in group["params"]}
                 parameters = {name: p for name, p in parameters.items() if id(p) in steps}
-            found = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-            for name, gradient in loop.algorithm.correct(self.client, found).items():
+            gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+            for name, gradient in loop.algorithm.correct(self.client, gradients).items():
                 parameters[name].grad = gradient
         loop.call("on_before_optimizer_step", optimizer)
 
@@ -525,7 +525,7 @@ class _Manual(_Way):
         super().__init__(loop, client)
         for optimizer in optimizers:
             if loop.corrects or loop.counts_steps or loop.listeners("on_before_optimizer_step"):
-                optimizer.register_step_pre_hook(lambda one, _args, _kwargs: self.before_step(one))
+                optimizer.register_step_pre_hook(lambda stepped, _args, _kwargs: self.before_step(stepped))
             optimizer.register_step_post_hook(self._count_step)
         wrapped = loop.fabric.setup_optimizers(*optimizers)
         loop.objective._fabric_optimizers = list(wrapped) if isinstance(wrapped, tuple) else [wrapped]
@@ -556,8 +556,8 @@ class _ByGradient(_Way):
     def outputs(self, returned: Any) -> dict[str, Any]:
         if returned is None:
             return {}
-        own = self.loop.state.task_run.returned
-        return {**(own if isinstance(own, Mapping) else {}), "loss": returned.detach()}
+        outputs = self.loop.state.task_run.returned
+        return {**(outputs if isinstance(outputs, Mapping) else {}), "loss": returned.detach()}
 
     def take_gradients(self, batch: Any, batch_idx: int, accumulate: int) -> Tensor | None:
         """Loss of a batch, whose gradients are added to those present; None where the task skips the batch."""

@@ -80,8 +80,8 @@ class ServerLoop:
             objective.train()
             made = _own_optimizer(objective) if optimizer is None else optimizer(_trainable(objective))
             passes = (loop.batches(loader) for _ in range(epochs))
-            found = self._optimise(loop, made, passes, lambda batch: {"loss": loss(objective, batch)}, seed)
-            return model.copy(begin), found.get("loss", 0.0)
+            losses = self._optimise(loop, made, passes, lambda batch: {"loss": loss(objective, batch)}, seed)
+            return model.copy(begin), losses.get("loss", 0.0)
 
     def learn(
         self,
@@ -110,8 +110,8 @@ class ServerLoop:
         network.train()
         loop = next(iter(self.loops.values()))
         once = [map(self.fabric.to_device, loader)]
-        found = self._optimise(loop, optimizer(network.parameters()), once, terms, seed)
-        return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}, found
+        losses = self._optimise(loop, optimizer(network.parameters()), once, terms, seed)
+        return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}, losses
 
     def forward(self, kind: str, tensors: Payload, x: Any) -> Tensor:
         """Output of a kind's network, in evaluation mode, differentiable in the inputs and in its tensors.
@@ -123,8 +123,8 @@ class ServerLoop:
         """
         loop = self.loops[kind]
         with loop.model.evaluating(), loop.state.task_run.muted():
-            found: Tensor = functional_call(loop.objective, dict(tensors), (x,))
-        return found
+            outputs: Tensor = functional_call(loop.objective, dict(tensors), (x,))
+        return outputs
 
     def _optimise(
         self,
@@ -144,11 +144,11 @@ class ServerLoop:
             sums = WeightedSums()
             for batch in batches:
                 with loop.autocast():
-                    found = terms(batch)
+                    losses = terms(batch)
                 made.zero_grad()
-                self.fabric.backward(_sum(found.values()))
+                self.fabric.backward(_sum(losses.values()))
                 self.fabric.strategy.optimizer_step(made)
-                for name, term in found.items():
+                for name, term in losses.items():
                     sums.add(name, term.detach(), batch_size_of(batch))
         return means(sums.numbers())
 

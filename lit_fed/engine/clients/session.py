@@ -201,11 +201,11 @@ class Session:
             client.state = self.algorithm.initial_state(client)
         else:
             device = loop.fabric.device
-            kept, own = split_prefix(_STATE, stored)
+            kept, kept_own = split_prefix(_STATE, stored)
             client.state = _to(kept, device)
-            if odd := sorted(own.keys() ^ set(names)):
+            if odd := sorted(kept_own.keys() ^ set(names)):
                 raise _foreign(client_id, odd[0])
-            client.own = _to(own, device)
+            client.own = _to(kept_own, device)
             if self.store.restored:
                 _check_alike(client_id, client.own, {name: model.tensor(name) for name in names})
                 if self._fits.get(kind) != (layout := layout_of(kept)):
@@ -286,8 +286,8 @@ class Session:
             return []
         begun = {n: t for n, t in client.model.initial.items() if n in odd}
         begun |= add_prefix(_STATE, self.algorithm.initial_state(client))
-        found = [name for name in odd if name not in not_finite(begun)]
-        return [f"its kept {found[0].removeprefix(_STATE)}"] if found else []
+        spoiled = [name for name in odd if name not in not_finite(begun)]
+        return [f"its kept {spoiled[0].removeprefix(_STATE)}"] if spoiled else []
 
     def kept(self, client: Client, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors that a client keeps until it next takes part: personal ones and the method's state."""
@@ -310,8 +310,8 @@ def _check_alike(client_id: int, kept: Payload, like: Payload) -> None:
 def _foreign(client_id: int, name: str, there: Tensor | None = None, here: Tensor | None = None) -> CheckpointError:
     how = ""
     if there is not None and here is not None:
-        told = [f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for one in (there, here)]
-        how = f": {told[0]} there, {told[1]} here"
+        forms = [f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for tensor in (there, here)]
+        how = f": {forms[0]} there, {forms[1]} here"
     return CheckpointError(
         f"the state of client {client_id} belongs to another model or method; it differs in {name!r}{how}"
     )

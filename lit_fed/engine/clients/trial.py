@@ -210,7 +210,7 @@ def _run_schedules(loop: LocalLoop, max_rounds: int) -> None:
         (by_step, steps, steps, "step"),
     ):
         for step in range(1, min(max(count, 1), _MOST_ROUNDS) + 1 if entries else 1):
-            for entry in (one for one in entries if step % one.frequency == 0):
+            for entry in (candidate for candidate in entries if step % candidate.frequency == 0):
                 _advance(loop, entry, step - 1, f"in {what} {step}")
             for rate, begun in zip(_rates(optimizers), first, strict=True):
                 if step < used and (not math.isfinite(rate) or rate < -1e-6 * abs(begun)):
@@ -232,6 +232,6 @@ def _rates(optimizers: Sequence[Optimizer]) -> list[float]:
 
 
 def _told(error: Exception, line: str) -> ConfigError:
-    told = ConfigError(line)
-    told.details = own_traceback(error)
-    return told
+    refusal = ConfigError(line)
+    refusal.details = own_traceback(error)
+    return refusal

@@ -98,10 +98,10 @@ class Federation:
             frozen[kind] = {name: held[name] for name in names if name in held}
         return Broadcast(
             round_idx,
-            {kind: one.payload for kind, one in arrived.items()},
+            {kind: arrival.payload for kind, arrival in arrived.items()},
             frozen,
-            {kind: one.num_bytes for kind, one in arrived.items()},
-            {kind: one.wire for kind, one in arrived.items()},
+            {kind: arrival.num_bytes for kind, arrival in arrived.items()},
+            {kind: arrival.wire for kind, arrival in arrived.items()},
         )
 
     def keep_version(self, broadcast: Broadcast) -> None:
@@ -130,5 +130,5 @@ class Federation:
 
     def global_models(self, round_idx: int) -> dict[str, dict[str, Tensor]]:
         """The global model of every kind that has one."""
-        found = {kind: self.global_model(round_idx, kind) for kind in self.kinds.names}
-        return {kind: model for kind, model in found.items() if model}
+        models = {kind: self.global_model(round_idx, kind) for kind in self.kinds.names}
+        return {kind: model for kind, model in models.items() if model}

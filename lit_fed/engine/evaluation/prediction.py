@@ -46,8 +46,8 @@ def one_client(data: FederatedDataModule, name: str | None, position: int | None
         raise ConfigError(f"{KEYS.name} and {KEYS.position} are both given; give one of them")
     if name is not None and not isinstance(name, str):  # from Python: a name or a position
         raise ConfigError(f"client is {name!r}; give a client's name as a text, or its position as client_position")
-    found = clients_of(data, KEYS, None if name is None else [name], None if position is None else [position])
-    return None if found is None else found[0]
+    positions = clients_of(data, KEYS, None if name is None else [name], None if position is None else [position])
+    return None if positions is None else positions[0]
 
 
 def write_predictions(
@@ -168,11 +168,11 @@ def _seen_through(
     except LitFedError:
         raise
     except Exception as error:  # whatever a task's own code raises
-        told = ConfigError(
+        refusal = ConfigError(
             f"predict_step cannot take these inputs ({reason(error)}); without targets a batch is x alone"
         )
-        told.details = own_traceback(error)
-        raise told from error
+        refusal.details = own_traceback(error)
+        raise refusal from error
 
 
 def _telling(names: list[str] | None) -> list[str] | None:

@@ -54,22 +54,22 @@ def spread(prefix: str, rows: list[ClientRow], totals: Sequence[Totals] = ()) ->
     values: dict[str, list[float]] = {}
     for row in sorted(rows, key=lambda row: row.client_id):
         values.setdefault(row.metric, []).append(row.value)
-    found = {}
+    metrics = {}
     for metric in dict.fromkeys([*values, *(name for part in totals for name in part)]):
         column, withheld = values.get(metric, []), [part[metric] for part in totals if metric in part]
         if (measured := [value for value in column if not math.isnan(value)]) and len(measured) < len(column):
-            found[f"{prefix}/{metric}_missing"] = float(len(column) - len(measured))
+            metrics[f"{prefix}/{metric}_missing"] = float(len(column) - len(measured))
             column = measured
         count = len(column) + sum(total.weight for total in withheld)
         parts = [*column, *(part for total in withheld for part in total.parts)]
-        found[f"{prefix}/{metric}_mean"] = exact_sum(parts) / max(count, 1)
+        metrics[f"{prefix}/{metric}_mean"] = exact_sum(parts) / max(count, 1)
         if withheld:
             continue
         array = np.asarray(column, dtype=np.float64)
-        found[f"{prefix}/{metric}_std"] = float(array.std())
-        found[f"{prefix}/{metric}_p10"] = float(np.percentile(array, 10))
-        found[f"{prefix}/{metric}_min"] = float(array.min())
-    return found
+        metrics[f"{prefix}/{metric}_std"] = float(array.std())
+        metrics[f"{prefix}/{metric}_p10"] = float(np.percentile(array, 10))
+        metrics[f"{prefix}/{metric}_min"] = float(array.min())
+    return metrics
 
 
 EvalSubset = Literal["val", "test"]
@@ -146,10 +146,10 @@ def run_protocols(
     """Run every protocol; called on every process."""
     evaluation = Evaluation()
     for protocol in protocols:
-        found = protocol.run(federation, round_idx, subset)
-        evaluation.metrics |= found.metrics
-        evaluation.rows += found.rows
-        if not found.metrics:
-            evaluation.absent |= found.absent or {protocol.name: f"the model logged nothing on the {subset} data"}
+        result = protocol.run(federation, round_idx, subset)
+        evaluation.metrics |= result.metrics
+        evaluation.rows += result.rows
+        if not result.metrics:
+            evaluation.absent |= result.absent or {protocol.name: f"the model logged nothing on the {subset} data"}
     evaluation.metrics |= federation.wrappers.measured(evaluation.rows)
     return evaluation

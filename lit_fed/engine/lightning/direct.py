@@ -31,7 +31,7 @@ def backward(loss: Tensor) -> None:
 
 def step(optimizer: Optimizer) -> None:
     """``optimizer.step()``; without the wrapper where no profiler runs and no hook is registered."""
-    own: Any = type(optimizer).step
+    function: Any = type(optimizer).step
     if (
         "step" in vars(optimizer)  # as a scheduler puts one there
         or optimizer._optimizer_step_pre_hooks
@@ -39,8 +39,8 @@ def step(optimizer: Optimizer) -> None:
         or torch_optimizer._global_optimizer_pre_hooks
         or torch_optimizer._global_optimizer_post_hooks
         or torch._C._autograd._profiler_enabled()
-        or getattr(own, "__code__", None) is not _RECORDED
+        or getattr(function, "__code__", None) is not _RECORDED
     ):
         optimizer.step()
     else:
-        own.__wrapped__(optimizer)
+        function.__wrapped__(optimizer)

@@ -81,12 +81,14 @@ class StackedSums:
 
     def means(self) -> list[dict[str, float]]:
         """Every client's means by name; one device synchronization a name."""
-        found: list[dict[str, float]] = [{} for _ in range(self.num_clients)]
+        metrics_by_client: list[dict[str, float]] = [{} for _ in range(self.num_clients)]
         for name, totals in self.totals.items():
-            for metrics, total, weight in zip(found, totals.tolist(), self.weights[name].tolist(), strict=True):
+            for metrics, total, weight in zip(
+                metrics_by_client, totals.tolist(), self.weights[name].tolist(), strict=True
+            ):
                 if weight:
                     metrics[name] = total / weight
-        return found
+        return metrics_by_client
 
 
 _FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -147,19 +149,19 @@ class Meter:
 
     def compute(self) -> dict[str, float]:
         """Mean of every logged value, and value of every logged ``Metric``, which is then reset."""
-        found = means(self._sums.numbers())
-        return found | _numbers(self.folded()) | self._compute_metrics() if self._folded or self._metrics else found
+        logged = means(self._sums.numbers())
+        return logged | _numbers(self.folded()) | self._compute_metrics() if self._folded or self._metrics else logged
 
     def so_far(self) -> dict[str, float]:
         """`compute` of this process's values, which leaves every ``Metric`` as it is."""
-        found = means(self._sums.numbers()) | _numbers(self.folded())
+        values = means(self._sums.numbers()) | _numbers(self.folded())
         for name, metric in self._metrics.items():
             if metric.update_called:
-                own = deepcopy(metric)  # with its state: no other process may be waiting in a collective
-                for one in _metrics_in(own).values():
-                    share(one, False)
-                found[name] = float(own.compute())
-        return found
+                copied = deepcopy(metric)  # with its state: no other process may be waiting in a collective
+                for part in _metrics_in(copied).values():
+                    share(part, False)
+                values[name] = float(copied.compute())
+        return values
 
     def merged(self, workers: Workers, known: Sequence[Metric] = ()) -> dict[str, float]:
         """`compute` over the values that all processes logged; every process must call this.
@@ -179,8 +181,8 @@ class Meter:
         folded: dict[str, tuple[str, Tensor]] = {}
         places: dict[int, int | str] = {id(metric): place for place, metric in enumerate(known)}
         keys = {name: places.get(id(metric), name) for name, metric in self._metrics.items()}
-        found = dict(enumerate(known)) | {keys[name]: metric for name, metric in self._metrics.items()}
-        states = {key: _states(metric) for key, metric in found.items()}
+        metrics = dict(enumerate(known)) | {keys[name]: metric for name, metric in self._metrics.items()}
+        states = {key: _states(metric) for key, metric in metrics.items()}
         parts = workers.gather((self._sums.numbers(), self.folded(), states))
         for totals, others, _ in parts:
             for name, (total, count) in totals.items():
@@ -196,8 +198,8 @@ class Meter:
     def _compute_metrics(self) -> dict[str, float]:
         values = {}
         for name, metric in self._metrics.items():
-            for one in _metrics_in(metric).values():
-                share(one, False)
+            for part in _metrics_in(metric).values():
+                share(part, False)
             values[name] = float(metric.compute())
         for metric in self._metrics.values():
             metric.reset()
@@ -212,13 +214,15 @@ def share(metric: Metric, everywhere: bool) -> None:
 
 def _metrics_in(metric: Metric) -> dict[str, Metric]:
     """A metric and the metrics inside it, by path."""
-    return {place: one for place, one in metric.named_modules() if isinstance(one, Metric)}
+    return {place: module for place, module in metric.named_modules() if isinstance(module, Metric)}
 
 
 def _states(metric: Metric) -> dict[str, dict[str, Any]]:
     """States of a metric and the metrics inside it, by path and name, where they were updated."""
-    seen = {place: one for place, one in _metrics_in(metric).items() if one.update_called}
-    return {place: {name: _moved(getattr(one, name), "cpu") for name in one._reductions} for place, one in seen.items()}
+    seen = {place: part for place, part in _metrics_in(metric).items() if part.update_called}
+    return {
+        place: {name: _moved(getattr(part, name), "cpu") for name in part._reductions} for place, part in seen.items()
+    }
 
 
 def _moved(state: Any, device: torch.device | str) -> Any:
@@ -227,15 +231,15 @@ def _moved(state: Any, device: torch.device | str) -> Any:
 
 def _merge(metric: Metric, parts: Sequence[Mapping[str, Mapping[str, Any]]]) -> None:
     """Load a metric with the states of several processes, each reduced as the metric declares."""
-    for place, one in _metrics_in(metric).items():
+    for place, module in _metrics_in(metric).items():
         seen = [part[place] for part in parts if place in part]
-        one._computed, one._update_count = None, max(one._update_count, len(seen))
-        for name, reduce in one._reductions.items() if seen else ():
-            values = [_moved(state[name], one.device) for state in seen]
+        module._computed, module._update_count = None, max(module._update_count, len(seen))
+        for name, reduce in module._reductions.items() if seen else ():
+            values = [_moved(state[name], module.device) for state in seen]
             if isinstance(values[0], list):
-                setattr(one, name, [entry for value in values for entry in value])
+                setattr(module, name, [entry for value in values for entry in value])
             else:
-                setattr(one, name, reduce(torch.stack(values)) if callable(reduce) else torch.stack(values))
+                setattr(module, name, reduce(torch.stack(values)) if callable(reduce) else torch.stack(values))
 
 
 def _numbers(folded: Mapping[str, tuple[str, Tensor]]) -> dict[str, float]:

@@ -64,8 +64,8 @@ def _of_trainer(name: str) -> Any:
     """A property of Lightning's that the task's trainer answers in a federation."""
 
     def answer(self: Objective) -> Any:
-        own = self.state.trainer
-        return getattr(super(Objective, self) if own is None else own, name)
+        trainer = self.state.trainer
+        return getattr(super(Objective, self) if trainer is None else trainer, name)
 
     return property(answer)
 
@@ -89,17 +89,17 @@ class Objective(LightningModule):
         state = self.state
         state.task_run.batch_idx = batch_idx
         state.client.forget()
-        found = state.algorithm.terms(state.client, batch, state.public)
+        losses = state.algorithm.terms(state.client, batch, state.public)
         loss: Tensor | None = None
-        for term in found.values():
+        for term in losses.values():
             if cast("Tensor | None", term) is None:  # Lightning's way of skipping a batch
                 return None
             loss = term if loss is None else loss + term
         if state.meter is None:
-            self._log_under_trainer(found, cast(Tensor, loss))
+            self._log_under_trainer(losses, cast(Tensor, loss))
         else:
-            if len(found) > 1 or state.public:
-                for name, term in found.items():
+            if len(losses) > 1 or state.public:
+                for name, term in losses.items():
                     state.meter.add(f"train/{name}", term)
             if not state.public:  # ``train/loss`` is of the client's own data
                 state.meter.add("train/loss", loss)
@@ -160,8 +160,8 @@ class Objective(LightningModule):
     @override
     def trainer(self) -> Any:
         """In a federation, the client's clock and surroundings."""
-        own = self.state.trainer
-        return super().trainer if own is None else own
+        trainer = self.state.trainer
+        return super().trainer if trainer is None else trainer
 
     @trainer.setter
     def trainer(self, trainer: Any) -> None:
@@ -178,47 +178,55 @@ class Objective(LightningModule):
 
     @override
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        own = self.state.trainer
-        if own is None:
+        trainer = self.state.trainer
+        if trainer is None:
             return super().optimizers(use_pl_optimizer)
-        found = self._fabric_optimizers if use_pl_optimizer and not self.automatic_optimization else own.optimizers
-        return found[0] if len(found) == 1 else found
+        optimizers = (
+            self._fabric_optimizers if use_pl_optimizer and not self.automatic_optimization else trainer.optimizers
+        )
+        return optimizers[0] if len(optimizers) == 1 else optimizers
 
     @override
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        own = self.state.trainer
-        if own is not None:
-            own.call("on_before_backward", loss)
+        trainer = self.state.trainer
+        if trainer is not None:
+            trainer.call("on_before_backward", loss)
         super().manual_backward(loss, *args, **kwargs)
-        if own is not None:
-            own.call("on_after_backward")
+        if trainer is not None:
+            trainer.call("on_after_backward")
 
     @override
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
         """Gather tensors from the processes that work on one client; a single process gets its tensors back."""
-        own = self.state.trainer
-        if own is None or own.data_parallel:
+        trainer = self.state.trainer
+        if trainer is None or trainer.data_parallel:
             return super().all_gather(data, group, sync_grads)
         return convert_to_tensors(data, device=self.device)
 
     @override
     def lr_schedulers(self) -> Any:
-        own = self.state.trainer
-        if own is None:
+        trainer = self.state.trainer
+        if trainer is None:
             return super().lr_schedulers()
-        return None if not own.schedulers else own.schedulers[0] if len(own.schedulers) == 1 else own.schedulers
+        return (
+            None
+            if not trainer.schedulers
+            else trainer.schedulers[0]
+            if len(trainer.schedulers) == 1
+            else trainer.schedulers
+        )
 
     @override
     def clip_gradients(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        own = self.state.trainer
-        if own is None:
+        trainer = self.state.trainer
+        if trainer is None:
             super().clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
-        value = own.gradient_clip_val if gradient_clip_val is None else gradient_clip_val
+        value = trainer.gradient_clip_val if gradient_clip_val is None else gradient_clip_val
         if value is not None:
-            algorithm: Any = gradient_clip_algorithm or own.gradient_clip_algorithm
+            algorithm: Any = gradient_clip_algorithm or trainer.gradient_clip_algorithm
             clip_gradients(optimizer, GradientOptions(value, algorithm))
 
 
@@ -232,7 +240,7 @@ def bind_step(task: LightningModule, hook: str) -> Callable[..., Any]:
     """A task's step as a function of (batch, batch_idx), with or without the index in its signature."""
     step = getattr(task, hook)
     parameters = list(inspect.signature(step).parameters.values())
-    several = len(parameters) > 1 or any(one.kind is one.VAR_POSITIONAL for one in parameters)
+    several = len(parameters) > 1 or any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
     return cast(Callable[..., Any], step) if several else (lambda batch, _batch_idx: step(batch))
 
 
@@ -247,8 +255,8 @@ def head_of(task: LightningModule, name: str | None) -> nn.Module | None:
         ConfigError: If the task has no submodule of this name.
     """
     if name is None:
-        found = getattr(task, "head", None)
-        return found if isinstance(found, nn.Module) else None
+        head = getattr(task, "head", None)
+        return head if isinstance(head, nn.Module) else None
     try:
         return task.get_submodule(name)
     except AttributeError:
@@ -259,8 +267,8 @@ def head_of(task: LightningModule, name: str | None) -> nn.Module | None:
 def head_names(model: Model, name: str | None) -> tuple[str, ...]:
     """Names of the parameters of a task's head (`head_of`) in the model's order; empty without a head."""
     head = head_of(model.task, name)
-    own = {id(parameter) for parameter in head.parameters()} if head is not None else set()
-    return tuple(key for key, parameter in model.task.named_parameters() if id(parameter) in own)
+    of_head = {id(parameter) for parameter in head.parameters()} if head is not None else set()
+    return tuple(key for key, parameter in model.task.named_parameters() if id(parameter) in of_head)
 
 
 _CLASSES: dict[type[LightningModule], type[Objective]] = {}
@@ -285,29 +293,29 @@ def join(task: LightningModule, algorithm: Algorithm[Any], model: Model) -> tupl
 @contextmanager
 def at_work(objective: Objective, state: ObjectiveState, fabric: Fabric | None = None) -> Iterator[None]:
     """Bind an objective to its state and Fabric; its task is a plain LightningModule before and after."""
-    own = objective.__dict__
-    before = own.get(ATTRIBUTE)
+    attributes = objective.__dict__
+    before = attributes.get(ATTRIBUTE)
     if before is state:
         yield
         return
-    own[ATTRIBUTE], own["_fabric"] = state, fabric
+    attributes[ATTRIBUTE], attributes["_fabric"] = state, fabric
     listening = state.task_run.listen()
     try:
         yield
     finally:
         if listening is not None:
             listening.remove()
-        own["_fabric"], own["_fabric_optimizers"] = None, []
+        attributes["_fabric"], attributes["_fabric_optimizers"] = None, []
         if before is None:
-            del own[ATTRIBUTE]
+            del attributes[ATTRIBUTE]
         else:
-            own[ATTRIBUTE] = before
+            attributes[ATTRIBUTE] = before
 
 
 def _own_step(objective: Objective, kind: type[LightningModule]) -> Callable[[Any, int], Any]:
     """The task's own ``training_step``, run with the objective as ``self``."""
     function = kind.training_step
     parameters = list(inspect.signature(function).parameters.values())[1:]
-    if len(parameters) > 1 or any(one.kind is one.VAR_POSITIONAL for one in parameters):
+    if len(parameters) > 1 or any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return lambda batch, batch_idx: function(objective, batch, batch_idx)
     return lambda batch, _batch_idx: function(objective, batch)

@@ -159,7 +159,7 @@ class OptimizerFactory:
                 return optimizers, schedules + by_step
             by_round = bool(schedules)
             if self._same_for_all and not by_step and all(map(_keeps_all_in_its_state, optimizers)):
-                settings = [[_settings(group) for group in one.param_groups] for one in optimizers]
+                settings = [[_settings(group) for group in optimizer.param_groups] for optimizer in optimizers]
                 self._kept[phase] = _Kept(optimizers, by_round, trained, settings)
         goes_on = bool(by_step) and self.clock.spans_run
         if by_round or goes_on:
@@ -203,19 +203,19 @@ class OptimizerFactory:
     def _template(self, phase: str, round_idx: int) -> _Template:
         steps = self.clock.steps_per_round
         key = phase, steps, self.clock.max_epochs
-        found = self._templates.get(key)
-        if found is None or found.round_idx > round_idx:
-            found = self._templates[key] = _Template(*self.make(), 0)
-        for passed in range(found.round_idx, round_idx):
+        template = self._templates.get(key)
+        if template is None or template.round_idx > round_idx:
+            template = self._templates[key] = _Template(*self.make(), 0)
+        for passed in range(template.round_idx, round_idx):
             for step in range(passed * steps + 1, (passed + 1) * steps + 1):
-                for entry in found.by_step:
+                for entry in template.by_step:
                     if step % entry.frequency == 0:
                         self.advance(entry, passed, step)
-            for entry in found.by_round:
+            for entry in template.by_round:
                 if (passed + 1) % entry.frequency == 0:
                     self.advance(entry, passed)
-        found.round_idx = round_idx
-        return found
+        template.round_idx = round_idx
+        return template
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

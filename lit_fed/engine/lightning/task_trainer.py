@@ -237,8 +237,8 @@ class TaskTrainer:
 def clip_gradients(optimizer: Optimizer, options: GradientOptions) -> None:
     """Clip an optimizer's gradients."""
     if options.clip_val is not None:
-        found = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        options.clip([gradient.unsqueeze(0) for gradient in found])
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        options.clip([gradient.unsqueeze(0) for gradient in gradients])
 
 
 def _nobody(hook: str, *args: Any) -> None:

@@ -215,12 +215,12 @@ def _set_up(task: LightningModule, trainer: TaskTrainer, stage: str) -> None:
 
 def _adapted(task: LightningModule, parts: RunParts, buffers: BufferPolicy) -> Model:
     """The model of a task after the method's `adapt`, with the parameters that the method froze."""
-    own = {id(parameter) for parameter in task.parameters() if not parameter.requires_grad}
+    frozen = {id(parameter) for parameter in task.parameters() if not parameter.requires_grad}
     check_data(task, parts.algorithm, parts.data)
     parts.algorithm.adapt(task)
     check_task(task, parts.algorithm)
     model = Model(task, buffers)
-    model.frozen_by_method = frozenset(name for name in model.fixed if id(model.parameters[name]) not in own)
+    model.frozen_by_method = frozenset(name for name in model.fixed if id(model.parameters[name]) not in frozen)
     return model
 
 
@@ -237,9 +237,9 @@ def _prepare_kind(
     loop.expect(Phase("train", loader, work.epochs, work.steps))
     model.optimizer = check_optimization(loop.objective, algorithm, loop.workers.data_parallel, local.gradients)
     probe(loop.objective, algorithm, loop.batches(loader))
-    if stage == "fit" and (found := extremes(parts.data, parts.kinds, kind, work)) is not None:
-        try_out(loop, parts.data, found, work, max_rounds)
-        if line := told_of_schedule(loop, parts.data, found, work):
+    if stage == "fit" and (sizes := extremes(parts.data, parts.kinds, kind, work)) is not None:
+        try_out(loop, parts.data, sizes, work, max_rounds)
+        if line := told_of_schedule(loop, parts.data, sizes, work):
             loop.fabric.print(line)
     compile = local.networks.compile
     if compile == "graph":

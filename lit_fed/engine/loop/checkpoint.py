@@ -257,8 +257,8 @@ def _save(run: Run, path: Path) -> str | None:
     content = snapshot(run)
     apart = {key: content[key] for key in _APART}
     telling = {name for name, callback in _named(run) if getattr(callback, "tells_of_clients", False)}
-    told = (path.name, content["round_idx"], apart["partition"], apart["data"], apart["clients"].numpy().tobytes())
-    seal = run.federation.wrappers.seal(repr(one).encode() for one in told)
+    sealed = (path.name, content["round_idx"], apart["partition"], apart["data"], apart["clients"].numpy().tobytes())
+    seal = run.federation.wrappers.seal(repr(value).encode() for value in sealed)
     if seal is not None:
         states = content["callbacks"]
         apart["callbacks"] = {name: states[name] for name in telling}
@@ -426,10 +426,10 @@ def _tasks(run: Run) -> dict[str, str]:
 def _hyper_parameters(task: LightningModule) -> dict[str, Any]:
     """The arguments that a task gave to ``save_hyperparameters``; empty if a checkpoint cannot hold them."""
     try:
-        found: dict[str, Any] = _plain(vars(task).get("_hparams", {}), "hparams")
+        hparams: dict[str, Any] = _plain(vars(task).get("_hparams", {}), "hparams")
     except CheckpointError:
         return {}
-    return found
+    return hparams
 
 
 def _made_of(method: str, tasks: Mapping[str, str]) -> str:

@@ -24,12 +24,12 @@ def choose(run: Run, round_idx: int, tested: Mapping[str, float]) -> dict[str, f
         Metrics on validation data by name, such as ``val/global/acc``.
     """
     names, on_test = run.names, run.settings.evaluate_on == "test"
-    monitors = list(dict.fromkeys(one.monitor for one in run.callbacks if one.monitor is not None))
+    monitors = list(dict.fromkeys(callback.monitor for callback in run.callbacks if callback.monitor is not None))
     why = _why_not(run)
-    found = _validated(run, round_idx, monitors) if on_test and why is None else {}
+    validated = _validated(run, round_idx, monitors) if on_test and why is None else {}
     run.learn_names(tested)
     if names.choice is None:
-        best = names.best_of(found)
+        best = names.best_of(validated)
         names.choice = names.monitor if best is None else f"{ON_VALIDATION}{best}"
     for monitor in monitors:
         name = names.choice if monitor == "auto" else monitor
@@ -40,7 +40,7 @@ def choose(run: Run, round_idx: int, tested: Mapping[str, float]) -> dict[str, f
             given = f"a monitor names it, and {ON_VALIDATION}{name} is on validation data"
             because = why or ("no protocol has a metric on validation data" if monitor == "auto" else given)
             run.tell(f"the test set chooses the best round, by {name}: {because}")
-    return {f"{ON_VALIDATION}{name}": value for name, value in found.items()}
+    return {f"{ON_VALIDATION}{name}": value for name, value in validated.items()}
 
 
 def _why_not(run: Run) -> str | None:
@@ -55,11 +55,11 @@ def _why_not(run: Run) -> str | None:
 
 def _validated(run: Run, round_idx: int, monitors: Iterable[str]) -> dict[str, float]:
     """Metrics on validation data of the protocols that monitors name, and of the first one that chooses by default."""
-    protocols, found = {one.name: one for one in run.settings.protocols}, dict[str, float]()
+    protocols, validated = {protocol.name: protocol for protocol in run.settings.protocols}, dict[str, float]()
     for monitor in sorted(monitors, key=lambda name: name != "auto"):
         prefix = monitor.removeprefix(ON_VALIDATION).partition("/")[0]
         named = [prefix if prefix in protocols else prefix.partition("_")[0]]  # ``global_<kind>`` is of ``global``
         for name in _BY_DEFAULT if monitor == "auto" else named if monitor.startswith(ON_VALIDATION) else ():
-            if name in protocols and not (monitor == "auto" and run.names.best_of(found)):
-                found |= protocols.pop(name).run(run.federation, round_idx, "val").metrics
-    return found
+            if name in protocols and not (monitor == "auto" and run.names.best_of(validated)):
+                validated |= protocols.pop(name).run(run.federation, round_idx, "val").metrics
+    return validated

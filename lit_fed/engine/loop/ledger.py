@@ -198,19 +198,19 @@ class RoundLedger:
         """Combine the reports of all processes on each, in an order independent of their number."""
         failures = [(f.client_id, f.round_idx, f.cause, f.details) for f in self.failures]  # errors are not picklable
         moves = [] if self.drift is None else [self.drift.told()]
-        own = (self.downloads, self.logged, self.uploads, failures, self.local_s, self.rates, self.totals, moves)
+        gathered = (self.downloads, self.logged, self.uploads, failures, self.local_s, self.rates, self.totals, moves)
         downloads, logged, uploads, every_failure, seconds, rates, totals, moved = zip(
-            *workers.gather(own), strict=True
+            *workers.gather(gathered), strict=True
         )
         self.downloads = dict(sorted(item for part in downloads for item in part.items()))
         self.logged = {client_id: part[client_id] for part in logged for client_id in part}
         self.uploads = sorted(upload for part in uploads for upload in part)
         self.failures = [ClientFailure(*failure) for failure in sorted(f for part in every_failure for f in part)]
         self.local_s = max(seconds)
-        self.totals = [one for part in totals for one in part]
-        self._moves = [one for part in moved for one in part]
-        for kind, found in (item for part in rates for item in part.items()):
-            self._begun(kind, found)
+        self.totals = [totals for part in totals for totals in part]
+        self._moves = [move for part in moved for move in part]
+        for kind, rate in (item for part in rates for item in part.items()):
+            self._begun(kind, rate)
 
     @property
     def delivered(self) -> list[int]:

@@ -88,7 +88,7 @@ class Run:
     def call(self, hook: str, *args: Any) -> None:
         """Call a hook of every callback that overrides it."""
         if hook not in self._listeners:  # a hook may run for every client: skip callbacks without it
-            self._listeners[hook] = [getattr(one, hook) for one in self.callbacks if one.listens(hook)]
+            self._listeners[hook] = [getattr(callback, hook) for callback in self.callbacks if callback.listens(hook)]
         for listener in self._listeners[hook]:
             listener(self, *args)
 
@@ -109,11 +109,11 @@ class Run:
             self.tell(f"there are no metrics {name}/…: {why}")
         reported = {base_name(name) for name in evaluation.metrics}
         if reported and (lacking := sorted(self.names.promised - reported)):
-            one, *more = lacking
+            first, *more = lacking
             self.tell(
                 f"the model declares {len(lacking)} metrics that no evaluation reports: {', '.join(lacking)}"
                 if more
-                else f"the model declares a metric {one}, and no evaluation reports it"
+                else f"the model declares a metric {first}, and no evaluation reports it"
             )
 
     def tell(self, line: str) -> None:
@@ -149,8 +149,8 @@ class RoundRecord:
             evaluated_on: Validation data are the clients' own, so that no metric on them is told.
         """
         shared = _SHARED if evaluated_on == "test" else _SHARED[1:]
-        told = {name: value for name, value in self.metrics.items() if name.startswith(shared)}
-        return RoundRecord(self.round_idx, told, [], [])
+        shared_metrics = {name: value for name, value in self.metrics.items() if name.startswith(shared)}
+        return RoundRecord(self.round_idx, shared_metrics, [], [])
 
 
 class Callback:

@@ -146,11 +146,11 @@ def claim_run_folder(
         return resumed
     given = choice if isinstance(choice, list) else [choice]
     named = [lg for lg in given if isinstance(lg, Logger) and not isinstance(lg, CSVLogger)]  # see `RunSettings`
-    own = next((lg.log_dir for lg in named if getattr(lg, "log_dir", None)), None)
+    log_dir = next((lg.log_dir for lg in named if getattr(lg, "log_dir", None)), None)
 
     def claim() -> Path:
         try:
-            folder = Path(own) if own is not None else _next_version(logs)
+            folder = Path(log_dir) if log_dir is not None else _next_version(logs)
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(

@@ -301,11 +301,11 @@ class Client:
         task = self._task
         if tensors is not None:
             return task.run_with(batch, tensors)
-        found = self._ran.get(id(batch))
-        if found is None:
+        cached = self._ran.get(id(batch))
+        if cached is None:
             ran = task.run(batch) if self._at is None else task.run_with(batch, self._at)
-            found = self._ran[id(batch)] = batch, ran
-        return found[1]
+            cached = self._ran[id(batch)] = batch, ran
+        return cached[1]
 
     def rehearsed(self) -> AbstractContextManager[None]:
         """Draw the same random numbers again on leaving, such as dropout's in a second pass over a batch."""
@@ -351,14 +351,14 @@ class Client:
 
     def targets(self, batch: Any) -> Tensor:
         """The labels of a batch: ``task.targets(batch)`` if the task defines it, else the pair's second element."""
-        own = getattr(self.model.task, "targets", None)
-        found: Tensor = own(batch) if callable(own) else batch[1]
-        return found
+        function = getattr(self.model.task, "targets", None)
+        targets: Tensor = function(batch) if callable(function) else batch[1]
+        return targets
 
     def levels(self, batch: Any) -> list[Any]:
         """A batch at its lower resolutions, descending, by the task's own ``levels(batch)``."""
-        own: Callable[[Any], list[Any]] = self.model.task.levels  # type: ignore[assignment]  # declared in `needs`
-        return own(batch)
+        function: Callable[[Any], list[Any]] = self.model.task.levels  # type: ignore[assignment]  # declared in `needs`
+        return function(batch)
 
     def muted(self) -> AbstractContextManager[None]:
         """Drop the task's logged values: they do not describe the model in training."""

@@ -98,8 +98,8 @@ def assign(tasks: Mapping[str, LightningModule], options: Mapping[str, Mapping[s
     if odd := sorted(options.keys() ^ tasks.keys()):
         raise ConfigError(f"trainer.kinds and the models differ in {odd[0]!r}; give a model for each kind")
     named: dict[str, Choice] = {}
-    for name, own in options.items():
-        lists = [own.get(key) for key in CHOSEN_BY]
+    for name, options_of_kind in options.items():
+        lists = [options_of_kind.get(key) for key in CHOSEN_BY]
         if lists == [None, None]:
             continue
         for key, clients in zip(CHOSEN_BY, lists, strict=True):

@@ -35,11 +35,11 @@ def chosen_names(patterns: Collection[str], names: Collection[str], key: str) ->
     Raises:
         ConfigError: For a pattern without a match; the error suggests similar names.
     """
-    for one in patterns:
-        if not any(_chooses(one, name) for name in names):
+    for pattern in patterns:
+        if not any(_chooses(pattern, name) for name in names):
             known = dict.fromkeys(part for name in names for part in accumulate(name.split("."), "{}.{}".format))
-            raise unknown_name(key, one, "parameter is called or begins so", known)
-    return tuple(name for name in names if any(_chooses(one, name) for one in patterns))
+            raise unknown_name(key, pattern, "parameter is called or begins so", known)
+    return tuple(name for name in names if any(_chooses(wanted, name) for wanted in patterns))
 
 
 def unknown_name(key: str, word: str, what: str, known: Iterable[str]) -> ConfigError:
@@ -71,7 +71,9 @@ def unknown_name(key: str, word: str, what: str, known: Iterable[str]) -> Config
 def _chooses(pattern: str, name: str) -> bool:
     if name == pattern or name.startswith(f"{pattern}."):
         return True
-    return any(one in pattern for one in "*?[") and any(fnmatchcase(name, one) for one in (pattern, f"{pattern}.*"))
+    return any(mark in pattern for mark in "*?[") and any(
+        fnmatchcase(name, candidate) for candidate in (pattern, f"{pattern}.*")
+    )
 
 
 class Differs:
@@ -176,9 +178,9 @@ class Model:
     def all_buffers(self) -> list[Tensor]:
         """All buffers, persistent or not."""
         return [
-            found
+            buffer
             for owner, key in (*self.buffers.values(), *self._passing)
-            if (found := owner._buffers[key]) is not None
+            if (buffer := owner._buffers[key]) is not None
         ]
 
     def switches(self) -> tuple[bool, ...]:
@@ -189,7 +191,9 @@ class Model:
     def is_of(self, task: LightningModule) -> bool:
         """Whether a task still has the parameters looked up at construction."""
         now = dict(task.named_parameters())
-        return now.keys() == self.parameters.keys() and all(now[name] is one for name, one in self.parameters.items())
+        return now.keys() == self.parameters.keys() and all(
+            now[name] is parameter for name, parameter in self.parameters.items()
+        )
 
     def divide(self, split: Split) -> None:
         """Apply a round's split."""
@@ -210,7 +214,7 @@ class Model:
         """Refuse a task whose hooks made a frozen parameter trainable, which would train and not be sent."""
         for name in self.fixed:
             parameter = self.parameters[name]
-            if parameter.requires_grad and not any(parameter is one for one in self._switched):
+            if parameter.requires_grad and not any(parameter is switched for switched in self._switched):
                 raise ConfigError(
                     f"a hook of the model makes {name!r} trainable, which was frozen at the start and is not sent; "
                     "make it trainable from the start"
@@ -282,8 +286,8 @@ class Model:
         if not payload:
             return
         try:
-            own = [self.tensor(name) for name in payload]
-            torch._foreach_copy_(own, list(payload.values()))
+            targets = [self.tensor(name) for name in payload]
+            torch._foreach_copy_(targets, list(payload.values()))
         except (KeyError, RuntimeError) as error:
             raise ConfigError(self._mismatch(payload)) from error
 
@@ -353,9 +357,9 @@ class Model:
             if name not in self:
                 return f"the model has no parameter or buffer {name!r}; was the state saved from another model?"
             if self.tensor(name).shape != tensor.shape:
-                own = tuple(self.tensor(name).shape)
+                shape = tuple(self.tensor(name).shape)
                 return (
-                    f"{name!r} has shape {tuple(tensor.shape)} and the model's has {own}; was the state saved from "
+                    f"{name!r} has shape {tuple(tensor.shape)} and the model's has {shape}; was the state saved from "
                     "another model?"
                 )
         return "the tensors sent to the model do not fit its own"
@@ -389,8 +393,8 @@ class ModelView(Model):
 
     @override
     def tensor(self, name: str) -> Tensor:
-        own = self._find(name)
-        return self._whole.tensor(name) if own is None else own
+        tensor = self._find(name)
+        return self._whole.tensor(name) if tensor is None else tensor
 
 
 class _Leaves(Mapping[str, Tensor]):
@@ -402,8 +406,8 @@ class _Leaves(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._found:
-            like, own = self._whole.parameters[name], self._find(name)
-            self._found[name] = like if own is None else own.detach().requires_grad_(like.requires_grad)
+            like, tensor = self._whole.parameters[name], self._find(name)
+            self._found[name] = like if tensor is None else tensor.detach().requires_grad_(like.requires_grad)
         return self._found[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -421,11 +425,11 @@ def _buffers(module: nn.Module) -> tuple[dict[str, tuple[nn.Module, str]], list[
 
     The tensors are not kept, because modules may rebind their buffers.
     """
-    found, passing = {}, []
+    persistent, passing = {}, []
     for prefix, owner in module.named_modules():
         for key, buffer in owner._buffers.items():
             if key in owner._non_persistent_buffers_set:
                 passing.append((owner, key))
             elif buffer is not None:
-                found[f"{prefix}.{key}" if prefix else key] = (owner, key)
-    return found, passing
+                persistent[f"{prefix}.{key}" if prefix else key] = (owner, key)
+    return persistent, passing

@@ -46,10 +46,10 @@ class Population:
     @property
     def num_classes(self) -> int:
         """Classes of the data."""
-        found = self.data.num_classes
-        if found is None:
+        num_classes = self.data.num_classes
+        if num_classes is None:
             raise ConfigError("this method needs classes, and the data have none; use other data or another method")
-        return found
+        return num_classes
 
     @property
     def public_size(self) -> int:

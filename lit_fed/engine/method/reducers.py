@@ -182,8 +182,8 @@ class WeightedMean(Reducer[Payload]):
 
 def _add(total: Tensor, values: Tensor, weight: float) -> None:
     """Add a weighted vector by parts, whose values in float64 stay in the processor's cache."""
-    for part, own in zip(total.split(_PART), values.split(_PART), strict=True):
-        part.add_(own, alpha=weight)
+    for part, piece in zip(total.split(_PART), values.split(_PART), strict=True):
+        part.add_(piece, alpha=weight)
 
 
 def _as(dtype: torch.dtype, mean: Tensor) -> Tensor:
@@ -215,8 +215,8 @@ class ByPrefix(Reducer[Payload]):
 
     @override
     def parts(self) -> list[WeightedMean] | None:
-        found = [reducer.parts() for reducer in (self.rest, *self.by_prefix.values())]
-        return None if None in found else [part for parts in found if parts for part in parts]
+        reducers_parts = [reducer.parts() for reducer in (self.rest, *self.by_prefix.values())]
+        return None if None in reducers_parts else [part for parts in reducers_parts if parts for part in parts]
 
     @override
     def add(self, update: ClientUpdate) -> None:
@@ -230,23 +230,23 @@ class ByPrefix(Reducer[Payload]):
                 reducer.add(update.with_payload(FlatPayload(part), part))
             return
         for prefix, reducer in self.by_prefix.items():
-            own, rest = split_prefix(prefix, rest)
-            reducer.add(update.with_payload(own))
+            matching, rest = split_prefix(prefix, rest)
+            reducer.add(update.with_payload(matching))
         self.rest.add(update.with_payload(rest))
 
     def _find(self, layout: Mapping[str, torch.Size]) -> dict[str, _Place]:
         """Place of each part in a vector of this layout, by prefix; empty where a part is scattered."""
         numbers = torch.arange(sum(map(torch.Size.numel, layout.values())))
         rest = Flat(layout, numbers).split(numbers)
-        found: dict[str, _Place] = {}
+        places: dict[str, _Place] = {}
         for prefix in (*self.by_prefix, ""):  # every name begins with nothing
-            own, rest = split_prefix(prefix, rest)
-            at = torch.cat([numbers[:0], *(tensor.flatten() for tensor in own.values())])
+            matching, rest = split_prefix(prefix, rest)
+            at = torch.cat([numbers[:0], *(tensor.flatten() for tensor in matching.values())])
             first = int(at[0]) if len(at) else 0
             if not at.equal(numbers[first : first + len(at)]):
                 return {}
-            found[prefix] = _Place({name: tensor.shape for name, tensor in own.items()}, first, len(at))
-        return found
+            places[prefix] = _Place({name: tensor.shape for name, tensor in matching.items()}, first, len(at))
+        return places
 
     @override
     def result(self, workers: Workers) -> Payload | None:

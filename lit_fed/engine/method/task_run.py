@@ -77,8 +77,8 @@ class TaskRun:
 
     def run_with(self, batch: Any, tensors: Mapping[str, Tensor]) -> Outputs:
         """`run` with other parameters and buffers, by name, in place of the module's."""
-        found: Outputs = functional_call(_Runner(self), _renamed(tensors), (batch,))
-        return found
+        outputs: Outputs = functional_call(_Runner(self), _renamed(tensors), (batch,))
+        return outputs
 
     def forward(self, x: Any) -> Any:
         """The task's ``forward``."""

@@ -258,13 +258,13 @@ class Wrappers:
         """See `Wrapper.release`."""
         metrics: dict[str, float] = {}
         for wrapper in reversed(self.stack):  # the outermost reducer's result first
-            aggregate, cohort, own = wrapper.release(aggregate, cohort, server[_key(wrapper)])
-            metrics |= own
+            aggregate, cohort, released = wrapper.release(aggregate, cohort, server[_key(wrapper)])
+            metrics |= released
         return aggregate, cohort, metrics
 
     def told(self) -> list[tuple[int, str, float]]:
         """See `Wrapper.told`."""
-        return [one for wrapper in self.stack for one in wrapper.told()]
+        return [row for wrapper in self.stack for row in wrapper.told()]
 
     def measured(self, tests: Sequence[Tested]) -> dict[str, float]:
         """See `Wrapper.measured`."""
@@ -272,18 +272,18 @@ class Wrappers:
 
     def exhausted(self, server: Server, round_idx: int) -> str | None:
         """See `Wrapper.exhausted`."""
-        found = (one.exhausted(server[_key(one)], round_idx) for one in self.stack)
-        return next((why for why in found if why is not None), None)
+        reasons = (wrapper.exhausted(server[_key(wrapper)], round_idx) for wrapper in self.stack)
+        return next((why for why in reasons if why is not None), None)
 
     def cards(self, server: Server) -> dict[str, str]:
         """The cards by name."""
-        found = {wrapper.name: wrapper.card(server[_key(wrapper)]) for wrapper in self.stack}
-        return {name: card for name, card in found.items() if card is not None}
+        cards = {wrapper.name: wrapper.card(server[_key(wrapper)]) for wrapper in self.stack}
+        return {name: card for name, card in cards.items() if card is not None}
 
     def said(self, server: Server) -> list[str]:
         """The lines of `Wrapper.said`."""
-        found = (wrapper.said(server[_key(wrapper)]) for wrapper in self.stack)
-        return [line for line in found if line is not None]
+        lines = (wrapper.said(server[_key(wrapper)]) for wrapper in self.stack)
+        return [line for line in lines if line is not None]
 
     @property
     def withhold(self) -> bool:
@@ -298,11 +298,11 @@ class Wrappers:
     @property
     def private(self) -> bool:
         """Whether the run is private."""
-        return any(isinstance(one, Privacy) for one in self.stack)
+        return any(isinstance(wrapper, Privacy) for wrapper in self.stack)
 
     def seal(self, content: Iterable[bytes]) -> str | None:
         """See `Wrapper.seal`."""
-        return next((seal for one in self.stack if (seal := one.seal(content)) is not None), None)
+        return next((seal for wrapper in self.stack if (seal := wrapper.seal(content)) is not None), None)
 
     @property
     def _known(self) -> Surroundings:

@@ -44,8 +44,8 @@ def remove_half_written(directory: Path, names: str = _RUN_FILES) -> None:
     """
     half = re.compile(rf"\.(?:{names})\.([0-9]{{1,9}})\.tmp")
     for path in directory.glob(".*.tmp"):
-        found = half.fullmatch(path.name)
-        if found and not _is_another(int(found[1])):
+        match = half.fullmatch(path.name)
+        if match and not _is_another(int(match[1])):
             path.unlink(missing_ok=True)
 
 

@@ -180,12 +180,14 @@ class VersionedFiles:
             for file, names in self._packs.get(round_idx, {}).items():
                 if name in names:
                     places.setdefault(file, []).append(name)
-        found = dict[str, State]()
+        state_of = dict[str, State]()
         for file, wanted in places.items():
             with suppress(Exception):  # `read` reports it
                 states = read_pack(self._at(file), wanted)
-                found |= {name: state for name, state in states.items() if checksum(name, state) == versions[name][1]}
-        return found
+                state_of |= {
+                    name: state for name, state in states.items() if checksum(name, state) == versions[name][1]
+                }
+        return state_of
 
     def rounds(self) -> Iterator[tuple[str, int]]:
         """Name and round of every stored version."""
@@ -260,10 +262,10 @@ class VersionedFiles:
 def checksum(owner: str, state: Mapping[str, Tensor]) -> int:
     """The CRC-32 of a state's owner, layout and contiguous values."""
     layout = [[name, str(tensor.dtype), *tensor.shape] for name, tensor in state.items()]
-    found = crc32(json.dumps([owner, layout]).encode())
+    crc = crc32(json.dumps([owner, layout]).encode())
     for tensor in state.values():
-        found = crc32(tensor.view(-1).view(torch.uint8).numpy().data, found)
-    return found
+        crc = crc32(tensor.view(-1).view(torch.uint8).numpy().data, crc)
+    return crc
 
 
 def write_pack(path: Path, states: Mapping[str, State]) -> None:

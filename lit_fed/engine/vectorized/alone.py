@@ -82,8 +82,8 @@ def _generators(modules: list[nn.Module]) -> Iterator[tuple[str, Callable[[], An
             elif isinstance(value, np.random.RandomState):
                 yield f"self.{key}", value.get_state, value.set_state
             elif isinstance(value, np.random.Generator):
-                own = value.bit_generator
-                yield f"self.{key}", partial(getattr, own, "state"), partial(setattr, own, "state")
+                bit_generator = value.bit_generator
+                yield f"self.{key}", partial(getattr, bit_generator, "state"), partial(setattr, bit_generator, "state")
 
 
 @contextmanager
@@ -191,5 +191,5 @@ def closeness(loop: LocalLoop) -> float:
     is_fine = str(loop.fabric.strategy.precision.precision) in ("32-true", "64-true")
     if loop.fabric.device.type == "cuda":
         backends: Any = torch.backends  # whose settings have no types
-        is_fine &= all(one.fp32_precision == "ieee" for one in (backends.cudnn.conv, backends.cuda.matmul))
+        is_fine &= all(backend.fp32_precision == "ieee" for backend in (backends.cudnn.conv, backends.cuda.matmul))
     return _CLOSE if is_fine else _COARSE

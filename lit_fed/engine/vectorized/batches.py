@@ -59,9 +59,9 @@ class Collected(GroupBatches):
 
     @override
     def take(self, step: int, active: int, pad_to: int) -> tuple[Any, list[int]]:
-        found = [self._to_device(next(self._batches[idx]), self._loaders[idx]) for idx in range(active)]
-        sizes = [batch_size_of(batch) for batch in found]
-        return _stack(found, sizes, _width(sizes, pad_to)), sizes
+        batches = [self._to_device(next(self._batches[idx]), self._loaders[idx]) for idx in range(active)]
+        sizes = [batch_size_of(batch) for batch in batches]
+        return _stack(batches, sizes, _width(sizes, pad_to)), sizes
 
 
 class Gathered(GroupBatches):
@@ -89,13 +89,13 @@ class Gathered(GroupBatches):
         if (lengths < taken[whose]).any():
             orders = [order[:length] for order, length in zip(orders, lengths.tolist(), strict=True)]
         counts = np.array([loader.indices.shape[0] for loader in loaders])
-        own = torch.cat([loader.indices for loader in loaders])
+        indices = torch.cat([loader.indices for loader in loaders])
         firsts = counts.cumsum() - counts
-        chosen = own[torch.cat(orders) + torch.from_numpy(firsts[whose].repeat(lengths))]
+        chosen = indices[torch.cat(orders) + torch.from_numpy(firsts[whose].repeat(lengths))]
         # Start of each pass, and the places after it: one copy for all.
         places = ((whose * longest + begins) * size - lengths.cumsum() + lengths).repeat(lengths)
         # Padding is the client's own sample: its loss may not know the label of another's.
-        rows = own[torch.from_numpy(np.minimum(firsts, len(own) - 1))].repeat_interleave(longest * size)
+        rows = indices[torch.from_numpy(np.minimum(firsts, len(indices) - 1))].repeat_interleave(longest * size)
         rows[torch.from_numpy(places + np.arange(len(places)))] = chosen
         self._rows = rows.view(len(loaders), longest, size).to(self._like.device)
 
@@ -109,8 +109,8 @@ class Gathered(GroupBatches):
 
 def can_gather(loaders: Iterable[Any]) -> bool:
     """Whether loaders read rows of one tensor, without drawing anything for a sample."""
-    found = list(loaders)
-    return all(type(one) is TensorLoader and one.reads_as(found[0]) for one in found)
+    sequence = list(loaders)
+    return all(type(same) is TensorLoader and same.reads_as(sequence[0]) for same in sequence)
 
 
 def total_steps(phase: Phase) -> int:
@@ -149,8 +149,8 @@ def _sizes(size: int, steps: IntArray, each: IntArray, taken: IntArray) -> IntAr
     """
     step = np.arange(steps[0])
     ends_pass = (step + 1) % each[:, None] == 0
-    found: IntArray = np.where(ends_pass, (taken - (each - 1) * size)[:, None], size) * (step < steps[:, None])
-    return found
+    sizes: IntArray = np.where(ends_pass, (taken - (each - 1) * size)[:, None], size) * (step < steps[:, None])
+    return sizes
 
 
 def _endless(loader: Iterable[Any]) -> Iterator[Any]:
@@ -170,7 +170,7 @@ def _stack(batches: Sequence[Any], sizes: Sequence[int], longest: int) -> Any:
     leaves = []
     for column in zip(*(leaves for leaves, _ in flat), strict=True):
         if not isinstance(column[0], Tensor):
-            if any(one != column[0] for one in column):
+            if any(value != column[0] for value in column):
                 raise NotVectorizable("batches hold a value other than a tensor that differs between clients")
             leaves.append(column[0])
             continue

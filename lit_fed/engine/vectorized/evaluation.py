@@ -97,9 +97,9 @@ class SharedEvaluation:
         if not alike:
             return
         try:
-            found = self._together(alike, loaders, whole, question.subset)
+            updates = self._together(alike, loaders, whole, question.subset)
             if outside.drawn() is None:
-                yield from found
+                yield from updates
                 return
         except Exception:  # of any kind: a client asked alone raises its error
             pass
@@ -114,35 +114,35 @@ class SharedEvaluation:
         places = _places(np.concatenate(rows), whole.indices.numpy())
         if places is None:
             return []
-        sizes = np.array([len(own) for own in rows])
-        samples, found = self._samples(whole, subset, places), list[ClientUpdate]()
+        sizes = np.array([len(rows_of_client) for rows_of_client in rows])
+        samples, updates = self._samples(whole, subset, places), list[ClientUpdate]()
         means = {name: _means(values[places], sizes) for name, values in samples.columns.items()}
         for idx, (client_id, end) in enumerate(zip(ids, sizes.cumsum().tolist(), strict=True)):
             metrics = {name: values[idx] for name, values in means.items()} if sizes[idx] else {}
             if self._meter.used:
                 size = loaders[client_id].batch_size
                 metrics |= self._of_metrics(samples.taken, places[end - sizes[idx] : end], size)
-            found.append(ClientUpdate(client_id, {}, metrics=metrics, kind=self.kind))
-        return found
+            updates.append(ClientUpdate(client_id, {}, metrics=metrics, kind=self.kind))
+        return updates
 
     def _loaders(
         self, loader_of: Callable[[int | None], Iterable[object]], ids: Iterable[int], whole: TensorLoader
     ) -> dict[int, TensorLoader]:
         """Loaders of the clients that are tested on rows of the shared tensors."""
-        found = {}
+        fixed = {}
         for client_id in ids:
-            own = loader_of(client_id)
-            if isinstance(own, TensorLoader) and own.is_fixed and own.reads_same(whole):
-                found[client_id] = own
-        return found
+            loader = loader_of(client_id)
+            if isinstance(loader, TensorLoader) and loader.is_fixed and loader.reads_same(whole):
+                fixed[client_id] = loader
+        return fixed
 
     def _alike(self, ids: Sequence[int], broadcast: Broadcast) -> list[int]:
         """Clients that start from the first one's tensors and do no work before a test; the first is entered."""
-        found: list[int] = []
+        alike: list[int] = []
         session, begun, method = self.session, None, type(self.session.algorithm)
         plain = method.start is Algorithm.start and method.phases is Algorithm.phases
         for client_id in ids:
-            become = session.admit if found else session.enter
+            become = session.admit if alike else session.enter
             client = become(client_id, broadcast, "test")
             if plain and not client.own:  # and no client of the kind has
                 return list(ids)
@@ -150,8 +150,8 @@ class SharedEvaluation:
                 continue
             begun = client.begun if begun is None else begun
             if client.begun.keys() == begun.keys() and all(client.begun[name] is begun[name] for name in begun):
-                found.append(client_id)
-        return found
+                alike.append(client_id)
+        return alike
 
     def _fits(self, whole: TensorLoader, subset: Subset) -> bool:
         """Whether the values that the task logs of a batch follow from its samples', with the current model.
@@ -164,18 +164,18 @@ class SharedEvaluation:
         batches = [whole.fetch(rows)]
         try:
             values, taken = self._values(batches[0], whole, subset)
-            found = {name: float(column.mean()) for name, column in values.items()}
+            means = {name: float(column.mean()) for name, column in values.items()}
             if len(whole.indices) * sum(tensor[0].numel() for tensor in taken) > _HELD_VALUES:
                 return False
             if self._meter.used:  # a metric may depend on the sizes of batches
                 size = -(-2 * len(rows) // 3)
                 batches = [whole.fetch(part) for part in rows.split(size)]
-                found |= self._of_metrics(taken, np.arange(len(rows)), size)
+                means |= self._of_metrics(taken, np.arange(len(rows)), size)
         except Exception:  # of any kind: the step cannot take a single sample
             return False
         expected = self.loop.evaluate(batches, subset)
-        return found.keys() == expected.keys() and all(
-            abs(found[name] - value) <= _CLOSE * (1 + abs(value)) for name, value in expected.items()
+        return means.keys() == expected.keys() and all(
+            abs(means[name] - value) <= _CLOSE * (1 + abs(value)) for name, value in expected.items()
         )
 
     def _samples(self, whole: TensorLoader, subset: Subset, places: NDArray[np.int64]) -> _Samples:
@@ -187,17 +187,17 @@ class SharedEvaluation:
         batch_values = whole.batch_size * math.prod(self.session.data.input_shape)
         size, rows = whole.batch_size * max(1, _PIECE_VALUES // max(1, batch_values)), whole.indices
         wanted = np.flatnonzero(np.bincount(places // size)).tolist()
-        found: dict[str, list[Tensor]] = {}
+        logs: dict[str, list[Tensor]] = {}
         pieces: list[list[Tensor]] = []
-        for one in wanted:
-            batch = whole.fetch(rows[one * size : (one + 1) * size].to(whole.device))
+        for nth in wanted:
+            batch = whole.fetch(rows[nth * size : (nth + 1) * size].to(whole.device))
             values, taken = self._values(batch, whole, subset)
             pieces.append(taken)
             for name, logged in values.items():
-                found.setdefault(name, []).append(logged.double())
-        known = np.concatenate([np.arange(one * size, min((one + 1) * size, len(rows))) for one in wanted])
-        columns = {name: np.full(len(rows), math.nan) for name in found}
-        for name, column in found.items():
+                logs.setdefault(name, []).append(logged.double())
+        known = np.concatenate([np.arange(number * size, min((number + 1) * size, len(rows))) for number in wanted])
+        columns = {name: np.full(len(rows), math.nan) for name in logs}
+        for name, column in logs.items():
             columns[name][known] = torch.cat(column).cpu().numpy()
         stacks = []
         for parts in zip(*pieces, strict=True):
@@ -212,14 +212,14 @@ class SharedEvaluation:
         meter.renew(1)
         for start in range(0, len(places), batch_size):
             rows = torch.from_numpy(places[start : start + batch_size])
-            own = [tensor[rows.to(tensor.device)].unsqueeze(0) for tensor in taken]
-            values = meter.replay(own, slice(0, 1), torch.tensor([len(rows)]))
+            columns = [tensor[rows.to(tensor.device)].unsqueeze(0) for tensor in taken]
+            values = meter.replay(columns, slice(0, 1), torch.tensor([len(rows)]))
             _check_weights(meter.logged)
             for (name, _), value in zip(meter.logged[len(meter.values) :], values, strict=True):
                 sums.add(name, value.double(), len(rows), len(rows), slice(0, 1))
-        found = sums.means()[0] | meter.computed()[0]
+        metrics = sums.means()[0] | meter.computed()[0]
         self.loop.directions |= {plain_name(name): direction for name, direction in meter.directions.items()}
-        return {plain_name(name): value for name, value in found.items()}
+        return {plain_name(name): value for name, value in metrics.items()}
 
     @torch.no_grad()
     def _values(self, batch: Any, whole: TensorLoader, subset: Subset) -> tuple[dict[str, Tensor], list[Tensor]]:
@@ -242,7 +242,7 @@ class SharedEvaluation:
             loop.state.meter = loop.trainer.meter = None
         _check_weights(recorder.logged)
         logged = zip(recorder.logged, values, strict=True)
-        return {plain_name(name): found for (name, _), found in logged}, list(taken)
+        return {plain_name(name): value for (name, _), value in logged}, list(taken)
 
 
 def is_only_its_step(loop: LocalLoop, subset: Subset) -> bool:
@@ -269,8 +269,8 @@ def _means(values: NDArray[np.float64], sizes: NDArray[np.int64]) -> list[float]
     means, some = np.full(len(sizes), math.nan), sizes > 0
     if some.any():
         means[some] = np.add.reduceat(values, (np.cumsum(sizes) - sizes)[some]) / sizes[some]
-    found: list[float] = means.tolist()
-    return found
+    as_list: list[float] = means.tolist()
+    return as_list
 
 
 _BATCH_VALUES = 2**21  # in all clients' inputs of a step
@@ -341,15 +341,15 @@ class GroupEvaluation:
             for client_id, loader in zip(ids, loaders, strict=True):
                 client = self.session.admit(client_id, broadcast, question.stage, question.fine_tuning)
                 admitted.setdefault(holdings(client), []).append((client, loader))
-        found = []
+        updates = []
         for alike in admitted.values():
             clients = [client for client, _ in alike]
             with self.loop.model.preserved():
                 tensors = self.group.train(clients).tensors
                 metrics = self._test(clients, tensors, [loader for _, loader in alike], question.subset)
             for client, values in zip(clients, metrics, strict=True):
-                found.append(ClientUpdate(client.id, {}, metrics=values, kind=self.kind))
-        return found
+                updates.append(ClientUpdate(client.id, {}, metrics=values, kind=self.kind))
+        return updates
 
     @torch.no_grad()
     def _test(
@@ -389,9 +389,9 @@ class GroupEvaluation:
                             meter.add(name, value.double(), weight, weight, rows)
         finally:
             loop.state.meter = loop.trainer.meter = None
-        found = [one | other for one, other in zip(meter.means(), recorder.computed(), strict=True)]
+        rows_metrics = [sums | other for sums, other in zip(meter.means(), recorder.computed(), strict=True)]
         loop.directions |= {plain_name(name): direction for name, direction in recorder.directions.items()}
-        by_client = sorted(zip(order, found, strict=True), key=lambda one: one[0])
+        by_client = sorted(zip(order, rows_metrics, strict=True), key=lambda pair: pair[0])
         return [{plain_name(name): value for name, value in metrics.items()} for _, metrics in by_client]
 
 

@@ -195,13 +195,13 @@ class VectorizedExecutor(Executor):
         together = self.finishes[kind].of_all(clients, trained.tensors)
         if together is not None:
             return together
-        found = list[Answer | ClientFailure]()
+        answers = list[Answer | ClientFailure]()
         for client in clients:
             try:
-                found.append(self.session.answer(client))
+                answers.append(self.session.answer(client))
             except (Exception, SystemExit) as error:
-                found.append(self._failed_alone(client.id, broadcast, error))
-        return found
+                answers.append(self._failed_alone(client.id, broadcast, error))
+        return answers
 
     def _draw(self, client_ids: Sequence[int], round_idx: int) -> int | None:
         """A client of the cohort, in rounds 0, 1, 2, 4, 8, …; the same on every process."""
@@ -255,8 +255,8 @@ class VectorizedExecutor(Executor):
                 train_alone(self.session, self.session.admit(client_id, broadcast, "train"))
         except (Exception, SystemExit) as own:
             return failure(client_id, broadcast.round_idx, own)
-        told = " ".join(str(error).split())[:300]
-        raise NotVectorizable(f"client {client_id} fails in a group, and not alone: {told}") from error
+        cause = " ".join(str(error).split())[:300]
+        raise NotVectorizable(f"client {client_id} fails in a group, and not alone: {cause}") from error
 
 
 @contextmanager
@@ -291,8 +291,8 @@ class AutoExecutor(Executor):
     def prepare(self, broadcast: Broadcast) -> None:
         loop = next(iter(self.session.loops.values()))
         reasons = (_too_large(self.session, kind) for kind in self.session.loops)
-        if loop.fabric.device.type == "cpu" and (found := next(filter(None, reasons), None)) is not None:
-            why = found
+        if loop.fabric.device.type == "cpu" and (size_reason := next(filter(None, reasons), None)) is not None:
+            why = size_reason
         else:
             vectorized, why = VectorizedExecutor(self.session, self.group_size), ""
             try:

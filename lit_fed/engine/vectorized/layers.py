@@ -60,11 +60,11 @@ class GroupLayers(Called):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        own = self._replaced.get(func)
-        if own is None:
+        replacement = self._replaced.get(func)
+        if replacement is None:
             return super().__torch_function__(func, types, args, kwargs)
         self.sequence.append(func)
-        return own(*args, **(kwargs or {}))
+        return replacement(*args, **(kwargs or {}))
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -75,18 +75,18 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if input.ndim < 2 or weight.ndim != 2:
         return F.linear(input, weight, bias)
-    found = torch.matmul(weight, input.reshape(-1, input.shape[-1]).mT).mT
+    product = torch.matmul(weight, input.reshape(-1, input.shape[-1]).mT).mT
     if bias is not None:
-        found = found + bias
-    return found.reshape(*input.shape[:-1], weight.shape[0]).contiguous()
+        product = product + bias
+    return product.reshape(*input.shape[:-1], weight.shape[0]).contiguous()
 
 
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
     """``F.embedding``, whose ``padding_idx`` has no gradient; torch's rule for ``vmap`` leaves the index out."""
-    found = F.embedding(input, weight, padding_idx, *args, **kwargs)
+    rows = F.embedding(input, weight, padding_idx, *args, **kwargs)
     if padding_idx is None:
-        return found
-    return torch.where((input == padding_idx % weight.shape[0]).unsqueeze(-1), found.detach(), found)
+        return rows
+    return torch.where((input == padding_idx % weight.shape[0]).unsqueeze(-1), rows.detach(), rows)
 
 
 Part = Literal["sample", "padded", "batch"]
@@ -143,8 +143,8 @@ class GroupDropout:
         """Values of one client's batch or sample, named as in ``F.dropout``."""
         if not training or inplace or not 0 < p < 1 or input.device.type != "cpu":
             return F.dropout(input, p, training, inplace)
-        found: Tensor = _Dropout.apply(input, p, self, "batch" if self.counts is None else "sample")
-        return found
+        dropped: Tensor = _Dropout.apply(input, p, self, "batch" if self.counts is None else "sample")
+        return dropped
 
     def masks(self, shape: Sequence[int], p: float, part: Part, like: Tensor) -> Tensor:
         """The next mask of every client, (clients, …); 0 for padding."""
@@ -153,8 +153,8 @@ class GroupDropout:
         else:
             masks = []
             for idx, count in zip(self.rows, self.counts or (), strict=True):
-                own = self.streams.keep(idx, (count, *shape[1:]), p, like)
-                masks.append(torch.cat([own, own.new_zeros(shape[0] - count, *shape[1:])]))
+                mask = self.streams.keep(idx, (count, *shape[1:]), p, like)
+                masks.append(torch.cat([mask, mask.new_zeros(shape[0] - count, *shape[1:])]))
         return torch.stack(masks)
 
 
@@ -185,5 +185,5 @@ class _Dropout(torch.autograd.Function):
         x = x.movedim(at, 0)
         if x.ndim < 2 or x.shape[1] != 1:
             raise RuntimeError("dropout of values whose first dimension is not the samples needs another randomness")
-        found: Tensor = _Dropout.apply(x.squeeze(1), p, group, "padded")
-        return found.unsqueeze(1), 0
+        dropped: Tensor = _Dropout.apply(x.squeeze(1), p, group, "padded")
+        return dropped.unsqueeze(1), 0

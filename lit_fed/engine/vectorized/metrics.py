@@ -92,8 +92,8 @@ class GroupMeter(StepMeter):
     def __init__(self, loop: LocalLoop) -> None:
         super().__init__()
         kinds = Metric | MetricCollection
-        found = [(name, module) for name, module in loop.model.task.named_modules() if isinstance(module, kinds)]
-        self._names, self._originals = [name for name, _ in found], [module for _, module in found]
+        modules = [(name, module) for name, module in loop.model.task.named_modules() if isinstance(module, kinds)]
+        self._names, self._originals = [name for name, _ in modules], [module for _, module in modules]
         self._places = {id(metric): place for place, metric in enumerate(self._originals)}
         self._copies: list[list[Metric | MetricCollection]] = []
         self._logs: list[dict[str, int]] = []
@@ -111,14 +111,14 @@ class GroupMeter(StepMeter):
 
     def computed(self) -> list[dict[str, float]]:
         """Value of every metric that a client logged, by name."""
-        found = []
+        metrics = []
         for idx, logged in enumerate(self._logs):
             meter = Meter()
             for name, place in logged.items():
                 meter.add(name, self._of(idx)[place])
-            found.append(meter.compute())
+            metrics.append(meter.compute())
             self.directions |= meter.directions
-        return found
+        return metrics
 
     def _of(self, idx: int) -> list[Metric | MetricCollection]:
         """A client's copies of all metrics; metrics that share a metric share its copy."""
@@ -167,9 +167,9 @@ class GroupMeter(StepMeter):
                     metric.__dict__.update(dict.fromkeys([*metric._reductions, "_update_count"], _Unread(refusal)))
             yield
         finally:
-            for metric, own in zip(self._originals, before, strict=True):
-                metric.__dict__.update(own)
-                for name in metric.__dict__.keys() - own.keys():
+            for metric, attributes in zip(self._originals, before, strict=True):
+                metric.__dict__.update(attributes)
+                for name in metric.__dict__.keys() - attributes.keys():
                     del metric.__dict__[name]
 
     def _record(self, place: int, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -196,7 +196,7 @@ class GroupMeter(StepMeter):
     def told(self, taken: Sequence[Tensor], counts: Tensor | None = None) -> tuple[list[Any], list[list[Tensor]]]:
         weights, _ = super().told(taken, counts)
         later = [(name, weight_of(size, counts is not None)) for name, size, _ in self._later]
-        calls = [(one.place, one.method, one.spec, one.leaves) for one in self._calls]
+        calls = [(call.place, call.method, call.spec, call.leaves) for call in self._calls]
         return [*weights, *later, *self._objects, *calls], _columns(taken, counts)
 
     @override
@@ -249,8 +249,8 @@ def _joined(samples: Tensor, counts: Sequence[int]) -> list[Tensor]:
         The rows of all samples, or the mean of a number; as for logged values, a comparison with the batch without
         padding finds where this is wrong.
     """
-    own = [part[:count] for part, count in zip(samples, counts, strict=True)]
-    return [part.flatten(0, 1) if part.ndim > 1 else part.double().mean().to(_floating(part)) for part in own]
+    parts = [part[:count] for part, count in zip(samples, counts, strict=True)]
+    return [part.flatten(0, 1) if part.ndim > 1 else part.double().mean().to(_floating(part)) for part in parts]
 
 
 def _floating(tensor: Tensor) -> torch.dtype:
@@ -261,10 +261,10 @@ def _number(name: str, value: Any, key: str | None) -> Tensor:
     """The value of a call that the step logs."""
     if key is not None and key not in value:
         raise NotVectorizable(f"a step logs {name!r}, and its metric gives other names: {', '.join(map(str, value))}")
-    one = value if key is None else value[key]
-    if isinstance(one, Mapping) or (found := torch.as_tensor(one)).numel() != 1:
+    value_of_key = value if key is None else value[key]
+    if isinstance(value_of_key, Mapping) or (number := torch.as_tensor(value_of_key)).numel() != 1:
         raise NotVectorizable(f"a step logs {name!r}, and its metric gives several values")
-    return found.detach().reshape(()).float()
+    return number.detach().reshape(()).float()
 
 
 def _state_is_read(name: str) -> NotVectorizable:

@@ -282,13 +282,13 @@ class GroupObjective:
         self, parameters: Tensors, buffers: Tensors, batch: Any, rows: Rows, counts: Tensor | None = None
     ) -> _OfStep:
         """As `losses`, with the arguments of the task's metrics in place of their values."""
-        own = self._of(rows)
+        of_rows = self._of(rows)
         dropout = None
         if self._streams is not None and self.loop.fabric.device.type == "cpu":
             held = range(len(next(iter(parameters.values())))) if isinstance(rows, slice) else rows.tolist()
             dropout = GroupDropout(self._streams, held, None if counts is None else counts.tolist())
         with GroupLayers(dropout, by_sample=counts is not None) as layers, self.recorder.recording():
-            loss, values, taken = self._as_a_group(parameters, buffers, batch, own, counts)
+            loss, values, taken = self._as_a_group(parameters, buffers, batch, of_rows, counts)
         self.called = tuple(layers.sequence)
         return loss, values, taken
 
@@ -361,8 +361,8 @@ class GroupObjective:
         return Update(payload, state, weights[0])
 
     def _of(self, rows: Rows) -> dict[str, Any]:
-        found: dict[str, Any] = tree_map(lambda tensor: tensor[rows], self._own)
-        return found
+        of_rows: dict[str, Any] = tree_map(lambda tensor: tensor[rows], self._own)
+        return of_rows
 
     # ------------------------------------------------------------------ within the computation: one client each
 
@@ -404,7 +404,9 @@ class GroupObjective:
         """Stacks of the clients' tensors by name, where all have the same shape; the others are `_refusing`."""
         names = dict.fromkeys(name for tensors in held for name in tensors)
         columns = {name: [tensors[name] for tensors in held if name in tensors] for name in names}
-        alike = {n for n, found in columns.items() if len(found) == len(held) and len({t.shape for t in found}) == 1}
+        alike = {
+            n for n, tensors in columns.items() if len(tensors) == len(held) and len({t.shape for t in tensors}) == 1
+        }
         if odd := [name for name in names if name not in alike]:
             self._odd[what] = odd
         return {name: torch.stack(columns[name]) for name in names if name in alike}
@@ -416,8 +418,8 @@ class GroupObjective:
 
 def _common(columns: Mapping[str, list[Tensor]]) -> tuple[Tensors, Tensors]:
     """Tensors that all clients share, such as the global model's, and stacks of the others."""
-    common = {name: found[0] for name, found in columns.items() if all(one is found[0] for one in found)}
-    return common, {name: torch.stack(found) for name, found in columns.items() if name not in common}
+    common = {name: tensors[0] for name, tensors in columns.items() if all(tensor is tensors[0] for tensor in tensors)}
+    return common, {name: torch.stack(tensors) for name, tensors in columns.items() if name not in common}
 
 
 def twice(leaf: Any) -> Any:

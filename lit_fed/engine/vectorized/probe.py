@@ -165,7 +165,7 @@ def _admit(session: Session, client_id: int, broadcast: Broadcast) -> Client:
         client.work = LocalWork(None, _PROBE_STEPS)
         if each > _PROBE_STEPS and (epochs or (steps or 0) / each) >= 1:
             before = client.around
-            client.around = lambda loader, one: _shortened(loader if before is None else before(loader, one))
+            client.around = lambda loader, client_: _shortened(loader if before is None else before(loader, client_))
     return client
 
 
@@ -195,10 +195,10 @@ def _misfit(
         return " ".join(str(error).split())[:300]
     answers = finish.of_all(clients, trained.tensors)
     for idx, (client, logged) in enumerate(zip(clients, trained.metrics, strict=True)):
-        found = tensors_of(session.answer(client))
-        if answers is not None and not _same(found, tensors_of(answers[idx])):
+        answer = tensors_of(session.answer(client))
+        if answers is not None and not _same(answer, tensors_of(answers[idx])):
             finish.together = False
-        result = Result(client.model.tensors(trained.tensors), found, logged)
+        result = Result(client.model.tensors(trained.tensors), answer, logged)
         if misfit := difference(group.loop, client.begun, result, alone[client.id]):
             return misfit
     group.trust(range(len(ids)))

@@ -56,7 +56,7 @@ def holdings(client: Client) -> Any:
     if not client.state and not client.results:
         return client.is_new, tuple(client.begun)
     held = (client.state, *client.results.values())
-    shapes = tuple([tuple([(name, tensor.shape) for name, tensor in one.items()]) for one in held])
+    shapes = tuple([tuple([(name, tensor.shape) for name, tensor in tensors.items()]) for tensors in held])
     return client.is_new, tuple(client.begun), tuple(client.results), shapes
 
 
@@ -130,7 +130,9 @@ class GroupLoop:
                 self._run(phases, clients, tensors, meter, streams)
         if (drawn := outside.drawn()) is not None:
             raise NotVectorizable(f"training draws from {drawn}{OF_ALL}")
-        return Trained(tensors, [one | other for one, other in zip(meter.means(), self.meter.computed(), strict=True)])
+        return Trained(
+            tensors, [sums | other for sums, other in zip(meter.means(), self.meter.computed(), strict=True)]
+        )
 
     @contextmanager
     def _at_work(self, round_idx: int) -> Iterator[None]:
@@ -152,31 +154,31 @@ class GroupLoop:
         meter: StackedSums,
         streams: Streams,
     ) -> None:
-        for one, client in zip(phases, clients, strict=True):
-            client.phase = one.name
-        found = [one for one in phases if isinstance(one, Phase)]
-        if not found:
-            for one, client in zip(phases, clients, strict=True):
+        for each, client in zip(phases, clients, strict=True):
+            client.phase = each.name
+        trained = [entry for entry in phases if isinstance(entry, Phase)]
+        if not trained:
+            for each, client in zip(phases, clients, strict=True):
                 view, task_run = client.model, client.task_run
                 self.loop.model.load(view.tensors(tensors))
                 client.model, client.task_run = self.loop.model, self.loop.state.task_run
-                self.loop.read(one, client)  # type: ignore[arg-type]  # a Pass: no phase was found
+                self.loop.read(each, client)  # type: ignore[arg-type]  # a Pass: no phase was found
                 client.model, client.task_run = view, task_run
             return
-        first = found[0]
+        first = trained[0]
         kind = _kind(first)
-        if len(found) < len(phases) or any(_kind(one) != kind for one in found):
+        if len(trained) < len(phases) or any(_kind(entry) != kind for entry in trained):
             raise NotVectorizable("clients of a round have different phases; a group needs equal ones")
         if first.begin is not None:
-            for one, client in zip(found, clients, strict=True):
+            for each, client in zip(trained, clients, strict=True):
                 client.left = client.model.copy(tensors)
-                for name, tensor in (one.begin or {}).items():
+                for name, tensor in (each.begin or {}).items():
                     client.model.tensor(name).copy_(tensor)
-        for idx, one in enumerate(found):
-            if one.seed is not None:
-                streams.seed(idx, one.seed)
+        for idx, each in enumerate(trained):
+            if each.seed is not None:
+                streams.seed(idx, each.seed)
         with _attention(self.loop.fabric.device):
-            _PhaseOfGroup(self, found, clients, tensors, meter, streams).run()
+            _PhaseOfGroup(self, trained, clients, tensors, meter, streams).run()
 
 
 def _attention(device: torch.device) -> AbstractContextManager[Any]:
@@ -272,15 +274,15 @@ class _PhaseOfGroup:
         Returns:
             The first client's.
         """
-        loop, found = self.loop, list[dict[str, Any]]()
+        loop, clocks = self.loop, list[dict[str, Any]]()
         lengths = zip(self.batches.each, self.batches.num_steps, strict=True)
         for phase in reversed(dict(zip(lengths, self.phases, strict=True)).values()):
             loop.expect(phase)
-            found.append({name: getattr(loop.trainer, name) for name in _CLOCK})
+            clocks.append({name: getattr(loop.trainer, name) for name in _CLOCK})
         for name in _CLOCK:
-            if any(one[name] != found[0][name] for one in found):
+            if any(clock[name] != clocks[0][name] for clock in clocks):
                 setattr(loop.trainer, name, differing(f"self.trainer.{name}"))
-        return found[-1]
+        return clocks[-1]
 
     def _add_gradients(self, sums: StackedSums, sizes: Sequence[int]) -> None:
         """Add the gradients of the first clients' batches, each weighted by its samples."""
@@ -302,10 +304,10 @@ class _PhaseOfGroup:
 
     def _narrow(self, optimizer: Optimizer, active: int) -> None:
         """Continue with the first clients only, on views of the parameters and of the optimizer's state."""
-        own = self.loop.model.parameters
+        parameters = self.loop.model.parameters
         before = self.leaves
         self.leaves = {name: nn.Parameter(tensor[:active]) for name, tensor in self.trained.items()}
-        old = {id(before[name] if before else own[name]): leaf for name, leaf in self.leaves.items()}
+        old = {id(before[name] if before else parameters[name]): leaf for name, leaf in self.leaves.items()}
         for group in optimizer.param_groups:
             group["params"] = [old[id(parameter)] for parameter in group["params"] if id(parameter) in old]
         for name, earlier in before.items():
@@ -355,12 +357,12 @@ class _PhaseOfGroup:
             named = zip(weighed, values, strict=True)
             return loss, [(name, None if size is None else [size] * len(sizes), v) for (name, size), v in named]
         parts, given = [], []
-        for (size, padded), own in ways.items():
-            rows = on_device(own, self.device)
-            counts = [sizes[idx] for idx in own] if padded else None
+        for (size, padded), of_way in ways.items():
+            rows = on_device(of_way, self.device)
+            counts = [sizes[idx] for idx in of_way] if padded else None
             parts.append(self._losses_of(cut(batch, rows, size, width), rows, counts))
             given.append([weight_of(weight, padded) for _, weight in recorder.logged])
-        back = on_device([idx for own in ways.values() for idx in own], self.device).argsort()
+        back = on_device([idx for members in ways.values() for idx in members], self.device).argsort()
         loss = torch.cat([part[0] for part in parts])[back]
         values = [torch.cat(column)[back] for column in zip(*(part[1] for part in parts), strict=True)]
         weights = [_weights(column, ways.values(), sizes) for column in zip(*given, strict=True)]
@@ -368,8 +370,8 @@ class _PhaseOfGroup:
         return loss, list(zip(names, weights, values, strict=True))
 
     def _losses_of(self, batch: Any, rows: slice | Tensor, sizes: Sequence[int] | None) -> tuple[Tensor, list[Tensor]]:
-        own = self.leaves if isinstance(rows, slice) else {name: leaf[rows] for name, leaf in self.leaves.items()}
-        parameters = {**{name: tensor[rows] for name, tensor in self.still.items()}, **own}
+        leaves = self.leaves if isinstance(rows, slice) else {name: leaf[rows] for name, leaf in self.leaves.items()}
+        parameters = {**{name: tensor[rows] for name, tensor in self.still.items()}, **leaves}
         buffers = {name: tensor[rows] for name, tensor in self.buffers.items()}
         counts = None if sizes is None else on_device(sizes, self.device)
         loss, values = self.objective.losses(parameters, buffers, batch, rows, counts)
@@ -402,24 +404,24 @@ class _PhaseOfGroup:
         buffers = {name: tensor[rows] for name, tensor in self.buffers.items()}
         with self.streams.repeated():
             loss, values, taken = self.objective.outputs(parameters, buffers, batch, rows, counts)
-        found = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
+        grads = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
         gradients = [
-            torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves.values(), found, strict=True)
+            torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves.values(), grads, strict=True)
         ]
-        told, columns = self.objective.recorder.told(taken, counts)
-        return _Tried([loss, *values], gradients, told, columns)
+        objects, columns = self.objective.recorder.told(taken, counts)
+        return _Tried([loss, *values], gradients, objects, columns)
 
     def _step(self, optimizer: Optimizer, active: int) -> None:
         loop, leaves = self.loop, self.leaves
         if loop.counts_steps:
             self.steps.count(optimizer)
-        found = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+        gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
         if loop.corrects:
             others = {name: tensor[:active] for name, tensor in (self.still | self.buffers).items()}
             held = others | {name: leaf.detach() for name, leaf in leaves.items()}
-            for name, gradient in self.objective.correct(held, found, slice(0, active)).items():
-                leaves[name].grad = found[name] = gradient
-        loop.gradients.clip(list(found.values()))
+            for name, gradient in self.objective.correct(held, gradients, slice(0, active)).items():
+                leaves[name].grad = gradients[name] = gradient
+        loop.gradients.clip(list(gradients.values()))
         if type(optimizer).__module__.startswith("torch."):
             loop.take_step(optimizer)
         else:
@@ -436,17 +438,17 @@ def _alike(found: _Tried, expected: _Tried, close: float) -> bool:
         return False
     loss = expected.values[0].double()
     apart, whole = torch.zeros_like(loss), torch.zeros_like(loss)
-    for one, other in zip(found.gradients, expected.gradients, strict=True):
-        apart += (one.double() - other.double()).square().reshape(len(loss), -1).sum(1)
+    for got, other in zip(found.gradients, expected.gradients, strict=True):
+        apart += (got.double() - other.double()).square().reshape(len(loss), -1).sum(1)
         whole += other.double().square().reshape(len(loss), -1).sum(1)
     near = (apart.sqrt() <= close * whole.sqrt() + _ROUNDING * (1 + loss.abs())) | ~whole.isfinite()
-    for one, other in zip(found.values, expected.values, strict=True):
-        near &= ((one - other).abs() <= close * (1 + other.abs())) | ~other.isfinite()
+    for got, other in zip(found.values, expected.values, strict=True):
+        near &= ((got - other).abs() <= close * (1 + other.abs())) | ~other.isfinite()
     for parts in zip(found.columns, expected.columns, strict=True):
-        for one, other in zip(*parts, strict=True):
-            if one.shape != other.shape:
+        for got, other in zip(*parts, strict=True):
+            if got.shape != other.shape:
                 return False
-            off = (one.double() - other.double()).norm()
+            off = (got.double() - other.double()).norm()
             if off > close * (1 + other.double().norm()):  # False for NaN
                 return False
     return bool(near.all())
@@ -456,11 +458,11 @@ def _weights(given: Sequence[int | None], parts: Iterable[Sequence[int]], sizes:
     """Each client's weight of a value from the weights that ``self.log`` got for each part of the clients."""
     if all(weight is None for weight in given):
         return None
-    found = list(sizes)
+    weights = list(sizes)
     for weight, rows in zip(given, parts, strict=True):
         for idx in rows:
-            found[idx] = sizes[idx] if weight is None else weight
-    return found
+            weights[idx] = sizes[idx] if weight is None else weight
+    return weights
 
 
 def _stack_models(model: Any, clients: Sequence[Client]) -> Tensors:
@@ -513,15 +515,15 @@ class GroupFinish:
             clients: Trained, in descending order of steps.
             tensors: Their models, stacked.
         """
-        found: list[Answer] = []
+        answers: list[Answer] = []
         for _, equals in itertools.groupby([client.steps.distance for client in clients]):
-            rows = slice(len(found), len(found) + sum(1 for _ in equals))
+            rows = slice(len(answers), len(answers) + sum(1 for _ in equals))
             try:
                 if self.together:
-                    found += self._answers(clients[rows], {name: tensor[rows] for name, tensor in tensors.items()})
+                    answers += self._answers(clients[rows], {name: tensor[rows] for name, tensor in tensors.items()})
             except (Exception, SystemExit):  # asked alone, a failing client is named
                 self.together = False
-        return found if self.together else None
+        return answers if self.together else None
 
     def _answers(self, clients: Sequence[Client], tensors: Tensors) -> list[Answer]:
         objective, count = GroupObjective(self.loop, clients), len(clients)
@@ -556,8 +558,8 @@ def finite_rows(stacks: Iterable[Tensor], count: int) -> list[bool]:
     if not floats:
         return [True] * count
     sums = [stack.reshape(count, -1).sum(1, dtype=torch.promote_types(stack.dtype, torch.float32)) for stack in floats]
-    found: list[bool] = torch.stack(sums).isfinite().all(0).tolist()
-    return found
+    finite: list[bool] = torch.stack(sums).isfinite().all(0).tolist()
+    return finite
 
 
 def _rows(stacks: Mapping[str, Any], count: int) -> list[Tensors]:

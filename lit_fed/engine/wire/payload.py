@@ -57,12 +57,12 @@ def is_finite(payload: Payload) -> bool:
 def are_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether no tensor holds NaN or infinity; one device synchronisation if all tensors share a device."""
     parts = (torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors)
-    found = [tensor.detach() for tensor in parts if tensor.is_floating_point() and tensor.numel()]
-    if not found:
+    floats = [tensor.detach() for tensor in parts if tensor.is_floating_point() and tensor.numel()]
+    if not floats:
         return True
     # A sum with a non-finite term is not finite, and one that overflows has values no training survives. That holds for
     # float32's exponents only: in float16 ordinary values overflow.
-    sums = [tensor.sum(dtype=torch.float32 if tensor.dtype == torch.float16 else None) for tensor in found]
+    sums = [tensor.sum(dtype=torch.float32 if tensor.dtype == torch.float16 else None) for tensor in floats]
     together = len({total.device for total in sums}) == 1 and sums[0].device.type != "cpu"
     return all(map(math.isfinite, torch.stack(sums).tolist() if together else [total.item() for total in sums]))
 
@@ -111,9 +111,9 @@ def stacked(vectors: Sequence[Tensor]) -> Tensor:
     first, base = vectors[0], vectors[0]._base
     if len(vectors) == 1:
         return first.unsqueeze(0)
-    if base is None or not first.is_contiguous() or any(one._base is not base for one in vectors):
+    if base is None or not first.is_contiguous() or any(vector._base is not base for vector in vectors):
         return torch.stack(list(vectors))
-    places = [one.data_ptr() for one in vectors]
+    places = [vector.data_ptr() for vector in vectors]
     step = places[1] - places[0]
     if step < first.nbytes or places != list(range(places[0], places[0] + len(places) * step, step or 1)):
         return torch.stack(list(vectors))

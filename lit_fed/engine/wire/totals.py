@@ -49,8 +49,8 @@ def _parts(values: list[float]) -> tuple[float, ...]:
     """A few numbers with the exact sum of the values."""
     if not math.isfinite(total := exact_sum(values)):
         return (total,)
-    rest, found = sum(map(Fraction, values), Fraction()), list[float]()
+    rest, parts = sum(map(Fraction, values), Fraction()), list[float]()
     while rest:
-        found.append(float(rest))
-        rest -= Fraction(found[-1])
-    return tuple(found)
+        parts.append(float(rest))
+        rest -= Fraction(parts[-1])
+    return tuple(parts)

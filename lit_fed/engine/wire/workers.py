@@ -166,15 +166,15 @@ class Workers:
         """
         if self.world_size == 1:
             return [value]
-        own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        count = torch.tensor([len(own)]).view(torch.uint8)
-        parts = self._exchange(torch.cat([count, own[: self._room]]), self._room)
+        pickled = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        count = torch.tensor([len(pickled)]).view(torch.uint8)
+        parts = self._exchange(torch.cat([count, pickled[: self._room]]), self._room)
         lengths = [int(part[:8].view(torch.int64)) for part in parts]
         if (longest := max(lengths)) > self._room:
             self._room = longest
-            parts = self._exchange(torch.cat([count, own]), longest)
-        told = [part[8 : 8 + length].numpy().tobytes() for part, length in zip(parts, lengths, strict=True)]
-        return [pickle.loads(one) for one in told]  # noqa: S301  # from this run's own processes
+            parts = self._exchange(torch.cat([count, pickled]), longest)
+        pickles = [part[8 : 8 + length].numpy().tobytes() for part, length in zip(parts, lengths, strict=True)]
+        return [pickle.loads(part) for part in pickles]  # noqa: S301  # from this run's own processes
 
     def _exchange(self, own: Tensor, room: int) -> list[Tensor]:
         """Every process's bytes: eight, and a room for the rest."""

@@ -133,20 +133,20 @@ def _split_rows(module: nn.Module, name: str, parts: int) -> None:
 
 
 def _names(network: nn.Module) -> AttentionNames:
-    found: tuple[list[str], list[str], list[str]] = ([], [], [])
+    by_role: tuple[list[str], list[str], list[str]] = ([], [], [])
     for path, module in network.named_modules():
         prefix = f"{path}." if path else ""
-        before = sum(map(len, found))
+        before = sum(map(len, by_role))
         for role, name in _roles(module):
-            found[role].append(prefix + name)
-        if sum(map(len, found)) > before:  # an attention module: the parameters beside its projections belong to it
+            by_role[role].append(prefix + name)
+        if sum(map(len, by_role)) > before:  # an attention module: the parameters beside its projections belong to it
             for name, role in _SINGLE.items():
                 if module._parameters.get(name) is not None:
-                    found[role].append(prefix + name)
+                    by_role[role].append(prefix + name)
             for name, role in _NORMS.items():
-                found[role].extend(f"{prefix}{name}.{tensor}" for tensor in _parameters_of(module, name))
+                by_role[role].extend(f"{prefix}{name}.{tensor}" for tensor in _parameters_of(module, name))
     known = {name for name, _ in network.named_parameters()}
-    query, key, value = ([name for name in dict.fromkeys(names) if name in known] for names in found)
+    query, key, value = ([name for name in dict.fromkeys(names) if name in known] for names in by_role)
     if not query or not key:
         raise ConfigError(
             f"the {len(known)} parameters of {type(network).__name__} include no query and key projections; choose a "

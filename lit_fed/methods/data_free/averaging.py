@@ -24,18 +24,18 @@ class Decoder:
     """
 
     def __init__(self, kind: str, model: Model, name: str | None, method: str) -> None:
-        found = head_of(model.task, name)
-        assert found is not None, "declared in `needs`, so it is there"
-        self.kind, self.module = kind, found
-        own = {id(tensor): key for key, tensor in found.state_dict(keep_vars=True).items()}
+        head = head_of(model.task, name)
+        assert head is not None, "declared in `needs`, so it is there"
+        self.kind, self.module = kind, head
+        inside = {id(tensor): key for key, tensor in head.state_dict(keep_vars=True).items()}
         held = {**model.parameters, **{key: getattr(*place) for key, place in model.buffers.items()}}
-        self.names = {key: own[id(tensor)] for key, tensor in held.items() if id(tensor) in own}
+        self.names = {key: inside[id(tensor)] for key, tensor in held.items() if id(tensor) in inside}
         """The classifier's names of its tensors, by the model's names."""
-        layer = next((module for module in found.modules() if isinstance(module, nn.Linear)), None)
+        layer = next((module for module in head.modules() if isinstance(module, nn.Linear)), None)
         if layer is None:
             raise ConfigError(
                 f"algorithm {method} splits each network into an encoder and a classifier, and the head "
-                f"{type(found).__name__} of model {task_name(model.task)} has no linear layer that tells the features' "
+                f"{type(head).__name__} of model {task_name(model.task)} has no linear layer that tells the features' "
                 "length; name another submodule as algorithm.head"
             )
         self.num_features = layer.in_features
@@ -46,9 +46,9 @@ class Decoder:
 
     def logits(self, held: Mapping[str, Tensor], features: Tensor) -> Tensor:
         """The logits (B, C) of features (B, d), with the classifier's tensors out of a network's."""
-        own = {self.names[name]: tensor for name, tensor in held.items() if name in self.names}
-        found: Tensor = functional_call(self.module, own, (features,))
-        return found
+        renamed = {self.names[name]: tensor for name, tensor in held.items() if name in self.names}
+        logits: Tensor = functional_call(self.module, renamed, (features,))
+        return logits
 
 
 class Slot(NamedTuple):
@@ -69,14 +69,14 @@ class Slot(NamedTuple):
 
 def slots(models: Mapping[str, Model], decoders: Mapping[str, Decoder]) -> dict[str, dict[str, Slot]]:
     """The slot of every tensor of every kind, by its name."""
-    found: dict[str, dict[str, Slot]] = {}
+    slots_by_kind: dict[str, dict[str, Slot]] = {}
     for kind, model in models.items():
         inside = decoders[kind].names
-        found[kind] = {
+        slots_by_kind[kind] = {
             name: Slot(inside.get(name, name), name in inside, tuple(tensor.shape), tensor.dtype)
             for name, tensor in model.tensors().items()
         }
-    return found
+    return slots_by_kind
 
 
 class SlotMean(Reducer[dict[str, dict[str, Tensor]]]):
@@ -123,23 +123,23 @@ class SlotMean(Reducer[dict[str, dict[str, Tensor]]]):
 
     def means(self) -> dict[str, dict[str, Tensor]]:
         """Means of the current process, by kind."""
-        found = {slot: self._mean(slot) for slot, total in self._totals.items() if total > 0}
+        means = {slot: self._mean(slot) for slot, total in self._totals.items() if total > 0}
         by_kind = {
-            kind: {name: found[slot] for name, slot in own.items() if slot in found}
-            for kind, own in self.by_kind.items()
+            kind: {name: means[slot] for name, slot in names.items() if slot in means}
+            for kind, names in self.by_kind.items()
         }
-        return {kind: own for kind, own in by_kind.items() if own}
+        return {kind: tensors for kind, tensors in by_kind.items() if tensors}
 
     def _mean(self, slot: Slot) -> Tensor:
         mean = self._sums[slot] / self._totals[slot]
         return mean.to(slot.dtype) if slot.dtype.is_floating_point else mean.round().to(slot.dtype)
 
     def _merge(self, workers: Workers) -> None:
-        every = sorted({slot for own in self.by_kind.values() for slot in own.values()}, key=str)
+        every = sorted({slot for names in self.by_kind.values() for slot in names.values()}, key=str)
         sums = [self._sums[slot] if slot in self._sums else workers.zeros(slot.shape) for slot in every]
         totals = torch.tensor([self._totals.get(slot, 0.0) for slot in every], dtype=torch.float64)
         totals = totals.to(sums[0].device)
-        merged = workers.all_reduce(torch.cat([*(one.flatten() for one in sums), totals]))
-        *parts, last = torch.split(merged, [*(one.numel() for one in sums), len(every)])
+        merged = workers.all_reduce(torch.cat([*(total.flatten() for total in sums), totals]))
+        *parts, last = torch.split(merged, [*(total.numel() for total in sums), len(every)])
         self._sums = {slot: part.view(slot.shape) for slot, part in zip(every, parts, strict=True)}
         self._totals = dict(zip(every, last.tolist(), strict=True))

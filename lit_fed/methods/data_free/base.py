@@ -175,8 +175,8 @@ class DataFree(Algorithm[AggregateT]):
 
     def decoder_of(self, client: Client) -> Decoder:
         """The classifier of the client's kind of network."""
-        own = client.model.task
-        return next(self.decoders[kind] for kind, model in self.models.items() if model.task is own)
+        task = client.model.task
+        return next(self.decoders[kind] for kind, model in self.models.items() if model.task is task)
 
     # ------------------------------------------------------------------ server
 
@@ -240,8 +240,8 @@ class DataFree(Algorithm[AggregateT]):
     def server_loop(self) -> ServerLoop:
         """The training loop of the server."""
         assert self.population.server_loop is not None, "it is only in forecasts that nothing is run"
-        found: ServerLoop = self.population.server_loop
-        return found
+        loop: ServerLoop = self.population.server_loop
+        return loop
 
     def figures(self, server: Server) -> dict[str, Figure]:
         """Pseudo-samples of each class, always from the same noise: images, or the mean features."""

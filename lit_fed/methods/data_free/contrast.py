@@ -38,12 +38,12 @@ class TwoWayContrast:
             return {}
         (z, f), (z_global, f_global) = _halves(client.run(batch)), _halves(client.teach(batch))
         z_before, f_before = _halves(client.teach(batch, previous))
-        found = {}
+        terms = {}
         if self.encoder_weight:
-            found["encoder"] = self.encoder_weight * model_contrast(z, z_global, z_before, self.temperature)
+            terms["encoder"] = self.encoder_weight * model_contrast(z, z_global, z_before, self.temperature)
         if self.decoder_weight:
-            found["decoder"] = self.decoder_weight * model_contrast(f, f_before, f_global, self.temperature)
-        return found
+            terms["decoder"] = self.decoder_weight * model_contrast(f, f_before, f_global, self.temperature)
+        return terms
 
 
 def _halves(outputs: Outputs) -> tuple[Tensor, Tensor]:

@@ -153,10 +153,10 @@ class FedGen(DataFree[Arrived]):
             terms["pseudo"] = self.alpha * weight * F.cross_entropy(seen, drawn)
         if self.beta:
             made = self.pseudo.make(generator, self.pseudo.noise_like(labels, generator), labels)
-            own = client.run(batch).logits
-            assert own is not None, "declared in `needs`, so they are there"
+            logits = client.run(batch).logits
+            assert logits is not None, "declared in `needs`, so they are there"
             target = decoder.logits(client.parameters, made)
-            terms["latent"] = self.beta * weight * knowledge_distillation(own, target)
+            terms["latent"] = self.beta * weight * knowledge_distillation(logits, target)
         return terms
 
     # ------------------------------------------------------------------ server
@@ -195,7 +195,7 @@ class FedGen(DataFree[Arrived]):
         def terms(batch: tuple[Tensor, Tensor]) -> Terms:
             noise, labels = batch
             made = self.pseudo.network(noise, labels)
-            logits = torch.stack([self.head_logits(one.kind, one.payload, made) for one in aggregate.answers])
+            logits = torch.stack([self.head_logits(answer.kind, answer.payload, made) for answer in aggregate.answers])
             return {
                 "cross_entropy": ensemble_cross_entropy(logits, labels, shares[:, labels].to(logits.dtype)),
                 "diversity": self.diversity * diversity(noise, made),
@@ -203,11 +203,11 @@ class FedGen(DataFree[Arrived]):
 
         seed = self.population.seed, "fedgen", cohort.round_idx
         draws = self.pseudo.batches(prior, self.generator_steps, self.generator_batch_size, (*seed, "draws"))
-        server["generator"], found = self.server_loop.learn(
+        server["generator"], losses = self.server_loop.learn(
             self.pseudo.network, server["generator"], draws, terms, seed=seed, optimizer=self.generator_optimizer
         )
         server["learnt"] = True
-        return self.report(server, found, cohort.round_idx)
+        return self.report(server, losses, cohort.round_idx)
 
 
 class _Arrivals(Reducer[Arrived]):

@@ -62,5 +62,5 @@ class PseudoSamples:
         """
         if self.network.training:
             self.network.eval()
-        found: Tensor = functional_call(self.network, dict(tensors), (noise, labels))
-        return found
+        made: Tensor = functional_call(self.network, dict(tensors), (noise, labels))
+        return made

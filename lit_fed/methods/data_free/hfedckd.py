@@ -247,7 +247,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
         if not (self.generator_steps and self.distillation_weight):
             return sent
         draw = torch.zeros(2, self.noise_size), torch.zeros(2, dtype=torch.int64)
-        shape = self.pseudo.make(server["generator"], *(one.to(self.pseudo.device) for one in draw)).shape[1:]
+        shape = self.pseudo.make(server["generator"], *(tensor.to(self.pseudo.device) for tensor in draw)).shape[1:]
         count, classes = self.pseudo_size, self.num_classes
         return {**sent, SAMPLES: torch.empty(count, *shape), TARGETS: torch.empty(count, classes),
                 GATES: torch.empty(count)}  # fmt: skip
@@ -333,25 +333,25 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
             made = self.pseudo.network(noise, labels)
             logits = self._answers(updates, made)
             share = shares[:, labels].to(logits.dtype)
-            found = {
+            of_generator = {
                 "cross_entropy": ensemble_cross_entropy(logits, labels, share),
                 "diversity": self.diversity * diversity(noise, made),
             }
             if self.disagreement_weight and self.generator == "images":
                 mixed = mixture(logits, share).clamp_min(torch.finfo(logits.dtype).tiny).log()
-                own = self._logits(student, server["models"][student], made)
-                found["disagreement"] = self.disagreement_weight * disagreement(mixed, own)
-            return found
+                of_student = self._logits(student, server["models"][student], made)
+                of_generator["disagreement"] = self.disagreement_weight * disagreement(mixed, of_student)
+            return of_generator
 
         seed = self.population.seed, "hfedckd", cohort.round_idx
         draws = self.pseudo.batches(
             server["prior"], self.generator_steps, self.generator_batch_size, (*seed, "generator")
         )
-        server["generator"], found = self.server_loop.learn(
+        server["generator"], losses = self.server_loop.learn(
             self.pseudo.network, server["generator"], draws, terms, seed=seed, optimizer=self.generator_optimizer
         )
         server["learnt"] = True
-        return self.report(server, found, cohort.round_idx)
+        return self.report(server, losses, cohort.round_idx)
 
     @torch.no_grad()
     def _lesson(

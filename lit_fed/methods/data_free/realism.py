@@ -56,19 +56,19 @@ class PseudoTest(Protocol):
 
     def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
         """Compare, identically on every process."""
-        method, found = _method(federation, "protocol PseudoTest"), Evaluation()
+        method, evaluation = _method(federation, "protocol PseudoTest"), Evaluation()
         if not federation.server["learnt"]:
-            found.absent[self.name] = "the generator has not learnt yet"
-            return found
+            evaluation.absent[self.name] = "the generator has not learnt yet"
+            return evaluation
         loader = federation.data.test_loader() if subset == "test" else federation.data.val_loader()
         for kind, state in federation.global_models(round_idx).items():
             real, labels = _real(method, federation, kind, state, loader)
             made, logits, wanted = _made(method, federation, kind, state, self.samples_per_class)
             name = self.name if len(federation.kinds.names) == 1 else f"{self.name}_{kind}"
             divergences = class_divergences(made, wanted, real, labels, method.num_classes)
-            found.metrics[f"{name}/divergence"] = float(divergences.mean())
-            found.metrics[f"{name}/acc"] = float((logits.argmax(1) == wanted).double().mean())
-        return found
+            evaluation.metrics[f"{name}/divergence"] = float(divergences.mean())
+            evaluation.metrics[f"{name}/acc"] = float((logits.argmax(1) == wanted).double().mean())
+        return evaluation
 
 
 class PseudoMap(Callback):
@@ -141,14 +141,14 @@ def class_divergences(made: Tensor, wanted: Tensor, real: Tensor, labels: Tensor
     """
     made, real = made.double(), real.double()
     scale = real.var(dim=0, correction=0).sum().clamp_min(torch.finfo(real.dtype).tiny)
-    found = []
+    divergences = []
     for label in range(num_classes):
-        own, other = made[wanted == label], real[labels == label]
-        if len(own) and len(other):
-            means = (own.mean(0) - other.mean(0)).square().sum()
-            spreads = (own.std(0, correction=0) - other.std(0, correction=0)).square().sum()
-            found.append((means + spreads) / scale)
-    return torch.stack(found)
+        made_here, other = made[wanted == label], real[labels == label]
+        if len(made_here) and len(other):
+            means = (made_here.mean(0) - other.mean(0)).square().sum()
+            spreads = (made_here.std(0, correction=0) - other.std(0, correction=0)).square().sum()
+            divergences.append((means + spreads) / scale)
+    return torch.stack(divergences)
 
 
 @torch.no_grad()

@@ -68,9 +68,9 @@ class SoftmaxSum:
             scores: ℓ (P,), −∞ for no score; the caller must not pass NaN.
         """
         scores = self.prepared(scores)
-        one = torch.ones_like(scores).unsqueeze(1)
+        unit = torch.ones_like(scores).unsqueeze(1)
         other = SoftmaxSum(self.temperature)
-        other.peak, other.sums = scores, torch.cat([values.double(), one, one, torch.zeros_like(one)], dim=1)
+        other.peak, other.sums = scores, torch.cat([values.double(), unit, unit, torch.zeros_like(unit)], dim=1)
         self.merge(other)
 
     def prepared(self, scores: Tensor) -> Tensor:
@@ -187,8 +187,8 @@ class SoftmaxMix(Reducer[Mixed]):
             raise ValueError(f"clients of different processes send predictions of different shapes: {sorted(shapes)}")
         peaks = [peak for _, peak, _ in parts if peak is not None]
         top = torch.stack(peaks).amax(0).to(workers.fabric.device)
-        own = workers.zeros(shapes.pop()) if peak is None else self._sum.relative_to(top)
-        self._sum.sums, self._sum.peak = workers.all_reduce(own), top
+        relative = workers.zeros(shapes.pop()) if peak is None else self._sum.relative_to(top)
+        self._sum.sums, self._sum.peak = workers.all_reduce(relative), top
         self._scores = {client_id: scores for _, _, part in parts for client_id, scores in part.items()}
 
 

@@ -137,8 +137,8 @@ class Alignment(Callback):
         self._downloaded = []
         parts = run.workers.gather(self._found)
         values: dict[str, list[float]] = {}
-        for _, found in sorted((row for part in parts for row in part), key=lambda row: row[0]):
-            for name, value in found.items():
+        for _, metrics_there in sorted((row for part in parts for row in part), key=lambda row: row[0]):
+            for name, value in metrics_there.items():
                 values.setdefault(name, []).append(value)
         means = {name: float(np.mean(column)) for name, column in values.items()}
         record.metrics.update(means)
@@ -238,8 +238,8 @@ def _observing(loop: LocalLoop, head: nn.Module) -> Iterator[View]:
 
     def view(batch: Any, tensors: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor]:
         renamed = {f"objective.{name}": tensor for name, tensor in (tensors or {}).items()}
-        found: tuple[Tensor, Tensor, Tensor] = functional_call(seen, renamed, (batch,))
-        return found
+        view_outputs: tuple[Tensor, Tensor, Tensor] = functional_call(seen, renamed, (batch,))
+        return view_outputs
 
     task_run = loop.state.task_run
     with torch.no_grad(), loop.model.evaluating(), task_run.muted(), task_run.observing(head), loop.fabric.autocast():
@@ -278,10 +278,10 @@ def _join(batches: Sequence[Any]) -> Any:
 
 def _compare(local: tuple[Tensor, Tensor, Tensor], taught: tuple[Tensor, Tensor, Tensor], y: Tensor) -> Tensor:
     """Per sample the values of `_TITLES`, (B, 7), in float64."""
-    own = [cosines.double().gather(1, y.unsqueeze(1)).squeeze(1) for _, _, cosines in (local, taught)]
+    of_label = [cosines.double().gather(1, y.unsqueeze(1)).squeeze(1) for _, _, cosines in (local, taught)]
     right = [(logits.argmax(dim=1) == y).double() for logits, _, _ in (local, taught)]
     f, g = local[1].double(), taught[1].double()
     angle = torch.rad2deg(torch.acos(F.cosine_similarity(f, g, dim=1).clamp(-1, 1)))
     norms = (f.norm(dim=1) - g.norm(dim=1)).abs()
-    values = (own[0], right[0], (f - g).norm(dim=1), norms, own[0] - own[1], right[0] - right[1], angle)
+    values = (of_label[0], right[0], (f - g).norm(dim=1), norms, of_label[0] - of_label[1], right[0] - right[1], angle)
     return torch.stack(values, dim=1)

@@ -127,8 +127,8 @@ class FedETF(NewHead):
         """Names of the projection's parameters."""
         head = head_of(client.model.task, self.head)
         assert isinstance(head, ProjectedETFHead), "adapt puts it there"
-        own = {id(parameter) for parameter in head.projection.parameters()}
-        return tuple(name for name, parameter in client.model.task.named_parameters() if id(parameter) in own)
+        of_projection = {id(parameter) for parameter in head.projection.parameters()}
+        return tuple(name for name, parameter in client.model.task.named_parameters() if id(parameter) in of_projection)
 
     # ------------------------------------------------------------------ the loss
 

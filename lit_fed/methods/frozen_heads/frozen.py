@@ -32,7 +32,7 @@ class FrozenHead(FedAvg):
             return  # the check of `needs` refuses it next
         self.place_head(task, head)
         frozen = self.frozen(task)
-        if not any(one.requires_grad for name, one in task.named_parameters() if name not in frozen):
+        if not any(parameter.requires_grad for name, parameter in task.named_parameters() if name not in frozen):
             raise ConfigError(
                 f"model {task_name(task)} has no parameters below its head, which algorithm {type(self).__name__} "
                 "freezes; choose a network with hidden layers"

@@ -28,8 +28,8 @@ class _Convolutional(nn.Module):
     def forward_features(self, x: Tensor) -> Tensor:
         """The feature map: (B, in_channels, H, W) to (B, C, h, w)."""
         check_grid(type(self).__name__, x, self.in_channels, self.cell)
-        found: Tensor = self.body(x)
-        return found
+        feature_map: Tensor = self.body(x)
+        return feature_map
 
     def forward(self, x: Tensor) -> Tensor:
         """Heatmaps of a batch: (B, in_channels, H, W) to (B, K, H/stride, W/stride)."""

@@ -322,8 +322,8 @@ class PoseViT(nn.Module):
         tokens = self.norm(tokens)
         if prefix:
             tokens = tokens[:, prefix:] + tokens[:, :prefix]
-        found: Tensor = tokens.transpose(1, 2).unflatten(2, grid)
-        return found
+        feature_map: Tensor = tokens.transpose(1, 2).unflatten(2, grid)
+        return feature_map
 
     def forward(self, x: Tensor) -> Tensor:
         """Heatmaps of a batch: (B, in_channels, H, W) to (B, K, H/stride, W/stride)."""

@@ -110,8 +110,8 @@ def _read(path: Path) -> dict[str, Tensor]:
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
-    found = content.items() if isinstance(content, Mapping) else ()
-    tensors = {str(name): value for name, value in found if isinstance(value, Tensor)}
+    entries = content.items() if isinstance(content, Mapping) else ()
+    tensors = {str(name): value for name, value in entries if isinstance(value, Tensor)}
     if not tensors:
         raise ConfigError(f"{path} does not hold weights by name; give a state_dict")
     return tensors
@@ -119,14 +119,14 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 def _renamed(tensors: Mapping[str, Tensor], last: str) -> dict[str, Tensor]:
     """The tensors under our names, without the tensors of other networks in the file."""
-    found = {}
+    renamed = {}
     for name, tensor in tensors.items():
         for pattern, ours in _NAMES:
             name = re.sub(pattern, ours, name)
         name = re.sub(r"^((keypoint_)?head\.final_layer|head\.conv)\.", last, name)
         if not _OF_OTHERS.match(name):
-            found[name] = tensor
-    return _joined(found)
+            renamed[name] = tensor
+    return _joined(renamed)
 
 
 def _joined(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -134,8 +134,8 @@ def _joined(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     for name in list(tensors):
         if parts := _QKV.match(name):
             names = [f"{parts[1]}{part}{parts[2]}" for part in ("query", "key", "value")]
-            if all(one in tensors for one in names):
-                tensors[f"{parts[1]}qkv{parts[2]}"] = torch.cat([tensors.pop(one) for one in names])
+            if all(part in tensors for part in names):
+                tensors[f"{parts[1]}qkv{parts[2]}"] = torch.cat([tensors.pop(part) for part in names])
     return tensors
 
 

@@ -76,14 +76,14 @@ def train(
     inputs, targets = clients.inputs.flatten(0, 1), clients.targets.flatten(0, 1)
     server = clients.weights
     local = server.repeat_interleave(num_clients, 0)
-    own = torch.zeros_like(local) if work.control else None
+    controls = torch.zeros_like(local) if work.control else None
     path = Path({0: server} if 0 in keep else {})
     for round_idx in range(rounds):
         start = server.repeat_interleave(num_clients, 0)
         control = None
-        if own is not None:
-            mean = own.view(num_seeds, num_clients, *own.shape[1:]).mean(1)
-            control = mean.repeat_interleave(num_clients, 0) - own
+        if controls is not None:
+            mean = controls.view(num_seeds, num_clients, *controls.shape[1:]).mean(1)
+            control = mean.repeat_interleave(num_clients, 0) - controls
         losses = []
         for chunk in _chunks(inputs):
             anchor = start[chunk]
@@ -100,9 +100,9 @@ def train(
                     slope.add_(control[chunk])
                 weights.sub_(slope, alpha=work.lr)
             local[chunk] = weights
-        if own is not None and control is not None:
+        if controls is not None and control is not None:
             # c_k ← c_k − c + (w − w_k)/(Eη), and control is c − c_k
-            own = (start - local) / (work.local_steps * work.lr) - control
+            controls = (start - local) / (work.local_steps * work.lr) - control
         moved = (local - start).flatten(1).norm(dim=1)
         server = local.view(num_seeds, num_clients, *local.shape[1:]).mean(1)
         path.losses.append(torch.cat(losses).view(num_seeds, num_clients).mean(1))
@@ -201,8 +201,8 @@ def train_values(clients: Clients, work: Work, weights: Tensor, rounds: int) -> 
     split = 2 * clients.task.key_dim
     values = weights[..., split:].double()
     path = Path(losses=[problem.loss(values)])
-    one = torch.eye(values.shape[1], dtype=values.dtype)
-    step, offset = (1.0 - work.lr * work.ridge) * one - work.lr * problem.gram, torch.zeros_like(problem.cross)
+    identity = torch.eye(values.shape[1], dtype=values.dtype)
+    step, offset = (1.0 - work.lr * work.ridge) * identity - work.lr * problem.gram, torch.zeros_like(problem.cross)
     for _ in range(work.local_steps):
         offset = step @ offset + work.lr * problem.cross
     power = torch.linalg.matrix_power(step, work.local_steps)

@@ -62,13 +62,13 @@ def freeze(clients: Clients, work: Work, weights: Tensor, rounds: int) -> Freezi
     best, begin = problem.best(work.ridge), weights[..., split:].double()
     end = train_values(clients, work, weights, rounds).weights[rounds][..., split:].double()
     lowest = problem.loss(best, work.ridge)
-    found = Freezing(
+    values = Freezing(
         lowest,
         problem.loss(begin, work.ridge) - lowest,
         (begin - best).flatten(1).norm(dim=1),
         problem.loss(end, work.ridge) - lowest,
     )
-    return Freezing(*(torch.where(finite & value.isfinite(), value, torch.inf) for value in found))
+    return Freezing(*(torch.where(finite & value.isfinite(), value, torch.inf) for value in values))
 
 
 class MeasuredRounds(NamedTuple):
@@ -88,8 +88,8 @@ def measure(job: RoundsJob) -> MeasuredRounds:
     torch.set_num_threads(1)  # as in the figures
     clients = draw(job.task, job.rho, list(job.seeds))
     path = train(clients, job.work, max(job.warmups), job.warmups)
-    found = {at: freeze(clients, job.work, path.weights[at], job.rounds - at) for at in job.warmups}
-    return MeasuredRounds(least_loss(clients, job.work.ridge, found), found)
+    freezings = {at: freeze(clients, job.work, path.weights[at], job.rounds - at) for at in job.warmups}
+    return MeasuredRounds(least_loss(clients, job.work.ridge, freezings), freezings)
 
 
 def least_loss(clients: Clients, ridge: float, found: dict[int, Freezing]) -> Tensor:
@@ -98,7 +98,9 @@ def least_loss(clients: Clients, ridge: float, found: dict[int, Freezing]) -> Te
     The estimate is the minimum of h_λ over the teacher's kernel and the kernels of the run. The exact minimum is
     unknown, because the problem is not convex in Φ.
     """
-    return torch.stack([profile(clients, clients.teacher, ridge), *(one.profile for one in found.values())]).amin(0)
+    return torch.stack(
+        [profile(clients, clients.teacher, ridge), *(freezing.profile for freezing in found.values())]
+    ).amin(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,15 +129,15 @@ class Proposition1(KernelFigure):
         points: list[Point] = []
         for rho, measured in zip(self.rhos, jobs.run(measure, asked, (MeasuredRounds, Freezing)), strict=True):
             bounds, excesses = [], []
-            for tau, one in measured.at.items():
-                bias = one.profile - measured.best
-                bounds.append(bias + self.contraction ** (self.rounds - tau) * one.residual)
-                excesses.append(bias + one.left)
+            for tau, freezing in measured.at.items():
+                bias = freezing.profile - measured.best
+                bounds.append(bias + self.contraction ** (self.rounds - tau) * freezing.residual)
+                excesses.append(bias + freezing.left)
                 add = partial(self._add, points, f"rho {rho:g}", tau)
                 add("freezing bias by round", bias)
-                add("residual by round", one.residual)
-                add("residual after phase 2 by round", one.left)
-                add("distance of the values by round", one.distance)
+                add("residual by round", freezing.residual)
+                add("residual after phase 2 by round", freezing.left)
+                add("distance of the values by round", freezing.distance)
                 add("bound by round", bounds[-1])
                 add("excess by round", excesses[-1])
             bound, excess = torch.stack(bounds), torch.stack(excesses)

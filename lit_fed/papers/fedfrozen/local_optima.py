@@ -46,14 +46,14 @@ def at_rest(problem: Quadratic, lr: float, local_steps: int | None, ridge: float
         local_steps: E; None for infinitely many, which reach the local optima.
         ridge: λ.
     """
-    one = torch.eye(problem.gram.shape[-1], dtype=problem.gram.dtype)
+    identity = torch.eye(problem.gram.shape[-1], dtype=problem.gram.dtype)
     optima = ridge_solution(problem.gram, problem.cross, ridge)
     if local_steps is None:
         server, local = optima.mean(1), optima
     else:
-        kept = torch.linalg.matrix_power(one - lr * (problem.gram + ridge * one), local_steps)
-        moved = (one - kept) @ optima
-        server = torch.linalg.solve(one - kept.mean(1), moved.mean(1))
+        kept = torch.linalg.matrix_power(identity - lr * (problem.gram + ridge * identity), local_steps)
+        moved = (identity - kept) @ optima
+        server = torch.linalg.solve(identity - kept.mean(1), moved.mean(1))
         local = kept @ server.unsqueeze(1) + moved
     drift = (local - server.unsqueeze(1)).flatten(2).norm(dim=2).mean(1)
     return Rest(drift, problem.loss(server))

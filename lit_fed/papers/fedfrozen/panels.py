@@ -81,7 +81,7 @@ def solve(job: RoundsJob) -> Outcome:
             frozen[at] = second.loss.tolist()
         else:
             drifts, frozen[at] = path.drifts, path.loss.tolist()
-        drift[at] = torch.stack([one.double() for one in drifts[-LAST:]]).mean(0).tolist()
+        drift[at] = torch.stack([drift_.double() for drift_ in drifts[-LAST:]]).mean(0).tolist()
     return Outcome(profiles, path.loss.tolist() if job.whole else [], frozen, drift)
 
 
@@ -99,8 +99,8 @@ def solve_all(asked_for: Sequence[RoundsJob], jobs: Jobs) -> list[Outcome]:
         )
         for alone, same in asked.items()
     ]
-    found = dict(zip(asked, jobs.run(solve, together, (Outcome,)), strict=True))
-    return [found[replace(job, profiles=(), warmups=(), whole=True)] for job in asked_for]
+    outcomes = dict(zip(asked, jobs.run(solve, together, (Outcome,)), strict=True))
+    return [outcomes[replace(job, profiles=(), warmups=(), whole=True)] for job in asked_for]
 
 
 # ---------------------------------------------------------------------- the figures

@@ -102,12 +102,12 @@ def best_oracle(trace: Trace, error: float) -> Oracle:
         error: ε_teach.
     """
     scored, noise = float(trace.energy.max()) * error, float(trace.noise.max())
-    found = []
+    oracles = []
     for c in torch.logspace(-4, log(0.99, 10), 80, dtype=torch.float64).tolist():
         b = offset(trace, c)
         rests = (1 + share / 100 * (1 / c - 1) for share in range(1, 100))
-        found += [oracle(c, b, 1 / (rest - 1), scored, noise) for rest in rests]
-    return min(found, key=lambda one: one.zeta / (1 - one.m))
+        oracles += [oracle(c, b, 1 / (rest - 1), scored, noise) for rest in rests]
+    return min(oracles, key=lambda candidate: candidate.zeta / (1 - candidate.m))
 
 
 def bias_bound(trace: Trace, known: Oracle) -> Tensor:

@@ -165,7 +165,7 @@ def solve(job: SeedJob) -> list[Point]:
         curve("excess loss by step", line, trace.steps, trace.excess)
         curve("excess loss by step", f"{line}, bound", trace.steps, linear_bound(trace.steps, excess, known, how))
         floors = stationarity_floor(known, how), linear_floor(known, how)
-        found = {
+        computed = {
             ("teacher error by τ", "error"): error,
             ("floor by τ", "floor_43"): floors[0],
             ("floor by τ", "floor_44"): floors[1],
@@ -174,7 +174,7 @@ def solve(job: SeedJob) -> list[Point]:
             ("steps by τ", "taken_43"): _first(done, so_far <= 2 * floors[0]),
             ("steps by τ", "taken_44"): _first(trace.steps, trace.excess <= 2 * floors[1]),
         }
-        points += [Point(panel, name, temperature, seed, value) for (panel, name), value in found.items()]
+        points += [Point(panel, name, temperature, seed, value) for (panel, name), value in computed.items()]
     return points
 
 

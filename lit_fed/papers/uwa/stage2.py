@@ -104,15 +104,15 @@ def draw(task: GaussianTask, seed: int) -> Data:
     generator = torch_generator(seed, "biased descent")
     classes = torch.randperm(task.num_classes, generator=generator)
     means = task.spread * torch.randn(task.num_classes, task.dim, generator=generator, dtype=torch.float64)
-    own = torch.arange(task.num_clients)[:, None] * task.known + torch.arange(task.known)
-    own = classes[own % task.num_classes]  # (M, known)
+    known = torch.arange(task.num_clients)[:, None] * task.known + torch.arange(task.known)
+    known = classes[known % task.num_classes]  # (M, known)
 
     def around(labels: Tensor) -> Tensor:
         noise = torch.randn(*labels.shape, task.dim, generator=generator, dtype=torch.float64)
         return torch.cat([(means[labels] + noise) / task.dim**0.5, torch.ones(*labels.shape, 1).double()], -1)
 
     def labels_of_clients(count: int) -> Tensor:
-        return own.gather(1, torch.randint(task.known, (task.num_clients, count), generator=generator))
+        return known.gather(1, torch.randint(task.known, (task.num_clients, count), generator=generator))
 
     labels, held = labels_of_clients(task.examples), labels_of_clients(task.calibration)
     public = torch.randint(task.num_classes, (task.public,), generator=generator)
@@ -165,8 +165,8 @@ def private_training(data: Data, steps: int) -> Tensor:
 def mixture(data: Data, theta: Tensor, temperature: float) -> Tensor:
     """Return the clients' mixture p_agg (P, C) with UWA's weights at a temperature; 0 is the average."""
     scores = [
-        log_density(data.public @ own, fit_class_gaussians(inputs @ own, labels))
-        for own, inputs, labels in zip(theta, data.held, data.held_labels, strict=True)
+        log_density(data.public @ weights, fit_class_gaussians(inputs @ weights, labels))
+        for weights, inputs, labels in zip(theta, data.held, data.held_labels, strict=True)
     ]
     weights = mixing_weights(scores, temperature)
     return torch.einsum("mp,mpc->pc", weights, (data.public @ theta).softmax(-1))

@@ -194,17 +194,17 @@ def check(claim: Claim, seeds: Sequence[int], value: ValueOf, curve: CurveOf) ->
     """
     verdicts = []
     for link in claim.links:
-        found = []
+        sums_by_seed = []
         for seed in seeds:
             parts = [_part(link, place, seed, value, curve) for _, place in link.terms]
             known = [part for part in parts if part is not None]
             if len(known) == len(parts):
                 sums = sum(weight * part for (weight, _), part in zip(link.terms, known, strict=True))
-                found.append(sums)
-        verdict = decide([sums - link.limit for sums in found], claim.equal)
+                sums_by_seed.append(sums)
+        verdict = decide([sums - link.limit for sums in sums_by_seed], claim.equal)
         with np.errstate(invalid="ignore"):  # of ∞ and −∞
-            verdict = replace(verdict, link=link, difference=float(np.mean(found)) if found else None)
-        if 0 < len(found) < len(seeds) and not verdict.note:
+            verdict = replace(verdict, link=link, difference=float(np.mean(sums_by_seed)) if sums_by_seed else None)
+        if 0 < len(sums_by_seed) < len(seeds) and not verdict.note:
             verdict = replace(verdict, note="some seeds are missing")
         if len(claim.links) > 1:
             verdict = replace(verdict, note="; ".join(part for part in (verdict.note, f"at worst {link.text}") if part))

@@ -25,14 +25,14 @@ def unrolled(content: Mapping[str, Any], where: Where) -> dict[str, Any]:
         content: The file's content with the profile applied.
         where: The file.
     """
-    found = dict(content)
-    grid = _checked(found.pop("grid", None), where.at("grid"))
+    unrolled_content = dict(content)
+    grid = _checked(unrolled_content.pop("grid", None), where.at("grid"))
     for part in ("rows", "columns"):
-        if isinstance(found.get(part), dict):
-            found[part] = dict(_several(found[part], where.at(part)))
+        if isinstance(unrolled_content.get(part), dict):
+            unrolled_content[part] = dict(_several(unrolled_content[part], where.at(part)))
     if not grid:
-        return found
-    keys, has_rows, has_columns = list(grid), bool(found.get("rows")), bool(found.get("columns"))
+        return unrolled_content
+    keys, has_rows, has_columns = list(grid), bool(unrolled_content.get("rows")), bool(unrolled_content.get("columns"))
     if has_rows and has_columns:
         raise where.at("grid").error(
             "the study already has rows and columns; move grid into a row or a column to multiply it"
@@ -42,10 +42,10 @@ def unrolled(content: Mapping[str, Any], where: Where) -> dict[str, Any]:
     else:
         parts = {"rows": keys[:-1], "columns": keys[-1:]} if len(keys) > 1 else {"rows": keys}
     for part, chosen in sorted(parts.items()):  # columns first, for the axis of a picture
-        found[part] = dict(_combinations({key: grid[key] for key in chosen}, {}, where.at("grid")))
-        if all("x" in variant for variant in found[part].values()):
-            found.setdefault("x_label", _short(chosen)[chosen[0]])
-    return found
+        unrolled_content[part] = dict(_combinations({key: grid[key] for key in chosen}, {}, where.at("grid")))
+        if all("x" in variant for variant in unrolled_content[part].values()):
+            unrolled_content.setdefault("x_label", _short(chosen)[chosen[0]])
+    return unrolled_content
 
 
 def _several(variants: Mapping[Any, Any], where: Where) -> Iterator[tuple[Any, Any]]:
@@ -87,15 +87,19 @@ def _combinations(
         where: Its place, for errors.
         name: Its name without the values.
     """
-    own = where.mapping(rest, "set")
-    if both := [key for key in grid if key in own]:
+    fixed = where.mapping(rest, "set")
+    if both := [key for key in grid if key in fixed]:
         raise where.error(f"{both[0]} is in set and in grid; remove one")
     short, label = _short(list(grid)), where.text(rest, "label", name)
     for values in itertools.product(*grid.values()):
         chosen = dict(zip(grid, values, strict=True))
         parts = [f"{short[key]}={_slug(_text(value))}" for key, value in chosen.items()]
         words = [f"{short[key]} = {_text(value)}" for key, value in chosen.items()]
-        variant: dict[str, Any] = {**rest, "set": {**own, **chosen}, "label": ", ".join([label] * bool(label) + words)}
+        variant: dict[str, Any] = {
+            **rest,
+            "set": {**fixed, **chosen},
+            "label": ", ".join([label] * bool(label) + words),
+        }
         if len(values) == 1 and isinstance(values[0], int | float) and not isinstance(values[0], bool):
             variant.setdefault("x", values[0])
         yield "_".join([name] * bool(name) + parts), variant

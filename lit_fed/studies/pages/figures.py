@@ -140,9 +140,9 @@ def draw_lines(results: Results, path: Path) -> None:
             where.x: results.entries[Place(line, name) if along_columns else Place(name, line)]
             for name, where in sorted(along.items(), key=lambda item: item[1].x or 0.0)
         }
-        found = [(x, entry.mean, entry.std or 0.0) for x, entry in entries.items() if entry.mean is not None]
-        if found:
-            xs, means, spreads = zip(*found, strict=True)
+        points = [(x, entry.mean, entry.std or 0.0) for x, entry in entries.items() if entry.mean is not None]
+        if points:
+            xs, means, spreads = zip(*points, strict=True)
             axes.errorbar(
                 xs, means, spreads, color=color, linestyle=style, linewidth=1.6, marker="o", markersize=4, capsize=2,
                 label=_text(variant.label),
@@ -217,12 +217,12 @@ def _legend(figure: Figure, panels: Iterable[Axes], variants: Mapping[str, Varia
     """Draw one legend under all panels, in the order of the study file."""
     from matplotlib.lines import Line2D
 
-    found: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
+            handles.setdefault(label, handle)
     labels = dict.fromkeys(_text(variant.label) for variant in variants.values())
-    entries = {label: found[label] for label in labels if label in found}
+    entries = {label: handles[label] for label in labels if label in handles}
     if published:
         entries["published"] = Line2D([], [], color="#b00020", linewidth=2)
     for ncols in range(min(5, len(entries)), 0, -1):  # the number of columns that fit

@@ -133,7 +133,7 @@ def _signed(number: str) -> str:
 
 def _short(source: str, sources: Sequence[str]) -> str:
     """Return a source without the citation with which all of a paper's sources begin."""
-    parts = [one.split(", ") for one in sources]
+    parts = [source.split(", ") for source in sources]
     common = next((n for n, same in enumerate(zip(*parts, strict=False)) if len(set(same)) > 1), 0)
     return ", ".join(source.split(", ")[common:])
 
@@ -148,7 +148,14 @@ def overview(titles: Mapping[str, str], claims: Mapping[str, Sequence[Row]]) -> 
         if theirs := [row for row in rows if not row.is_ours]:
             counts = _counts(theirs)
             lines.append(
-                line((f"[{titles[paper]}]({paper}.md)", counts.total(), len(theirs), *(counts[one] for one in GROUPS)))
+                line(
+                    (
+                        f"[{titles[paper]}]({paper}.md)",
+                        counts.total(),
+                        len(theirs),
+                        *(counts[group] for group in GROUPS),
+                    )
+                )
             )
     return [*_styled("overview", lines), "", _COUNTED]
 
@@ -157,10 +164,10 @@ def tally(rows: Sequence[Row]) -> str:
     """Return the number of the papers' statements by outcome, as a sentence."""
     theirs = [row for row in rows if not row.is_ours]
     counts = _counts(theirs)
-    told = f"{counted(counts.total(), 'statement')}, asked {counted(len(theirs), 'time')}: "
-    told += ", ".join(f"{one} {counts[one]}" for one in GROUPS)
+    sentence = f"{counted(counts.total(), 'statement')}, asked {counted(len(theirs), 'time')}: "
+    sentence += ", ".join(f"{group} {counts[group]}" for group in GROUPS)
     ours = len(rows) - len(theirs)
-    return told + (f"; besides, {counted(ours, 'claim')} of ours" if ours else "")
+    return sentence + (f"; besides, {counted(ours, 'claim')} of ours" if ours else "")
 
 
 def _counts(rows: Sequence[Row]) -> Counter[str]:

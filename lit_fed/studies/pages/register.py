@@ -75,9 +75,11 @@ class Register:
             The number of changed causes.
         """
         rows = self._claims.get(setting, [])
-        told = [row._replace(cause=causes.get(row.claim, row.cause)) if row.verdict != "holds" else row for row in rows]
-        self._claims[setting] = told
-        return sum(old != new for old, new in zip(rows, told, strict=True))
+        rows_explained = [
+            row._replace(cause=causes.get(row.claim, row.cause)) if row.verdict != "holds" else row for row in rows
+        ]
+        self._claims[setting] = rows_explained
+        return sum(old != new for old, new in zip(rows, rows_explained, strict=True))
 
     def write(self) -> None:
         """Write the register, sorted by paper and study."""
@@ -138,9 +140,9 @@ def _read(path: Path, kind: type[_Line]) -> list[_Line]:
             lines = list(csv.reader(file))
     except (UnicodeDecodeError, csv.Error):
         lines = []
-    if lines[:1] != [list(kind._fields)] or any(len(one) != len(kind._fields) for one in lines):
+    if lines[:1] != [list(kind._fields)] or any(len(cells) != len(kind._fields) for cells in lines):
         raise ConfigError(f"{path} was not written by lit-fed results; give another folder by --output, or remove it")
-    return [kind(*one) for one in lines[1:]]
+    return [kind(*cells) for cells in lines[1:]]
 
 
 def _csv(fields: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -65,7 +65,7 @@ def report_html(results: Results, pictures: Iterable[Path]) -> str:
         failures=[(cell, cell.record().get("error", "")) for cell in grid.cells if cell.failed],
         pictures=[(path.read_bytes(), path.stem, _SAYS.get(path.stem, "")) for path in pictures],
         drawn=(drawn := _drawn(grid)),
-        undrawn=[name for name in study.pictures if name not in {found for _, found, *_ in drawn}],
+        undrawn=[name for name in study.pictures if name not in {name for _, name, *_ in drawn}],
         made_with=_made_with([cell for cell in grid.cells if cell.done]),
         cells=[(cell, _state(cell), str(cell.run or cell.folder)) for cell in grid.cells],
         files=_files(grid),
@@ -86,26 +86,26 @@ def _drawn(grid: CellGrid) -> list[tuple[bytes, str, Cell, str]]:
     first = [cell for cell in grid.cells if cell.seed == study.seeds[0] and cell.done]
     drawn = [(cell, pictures_of(cell)) for cell in first] if study.pictures else []
     return [
-        (found[name], name, cell, study.rows[cell.row].label)
+        (pictures[name], name, cell, study.rows[cell.row].label)
         for name in study.pictures
-        for cell, found in drawn
-        if name in found
+        for cell, pictures in drawn
+        if name in pictures
     ]
 
 
 def _made_with(done: Sequence[Cell]) -> dict[str, list[str]]:
     """Return versions, commit and hardware; several values if they differ between cells."""
-    found: dict[str, dict[str, int]] = {}
+    counts_by_key: dict[str, dict[str, int]] = {}
     for cell in done:
         for key, value in cell.record().get("made_with", {}).items():
-            counts = found.setdefault(key, {})
+            counts = counts_by_key.setdefault(key, {})
             counts[value] = counts.get(value, 0) + 1
-    told = {
+    lines = {
         key: [f"{value} ({count} cells)" if len(counts) > 1 else str(value) for value, count in counts.items()]
-        for key, counts in found.items()
+        for key, counts in counts_by_key.items()
     }
     seconds = sum(cell.record().get("seconds", 0.0) for cell in done)
-    return told | {"time": [f"{seconds / 60:.1f} minutes in all, one cell after the other"]}
+    return lines | {"time": [f"{seconds / 60:.1f} minutes in all, one cell after the other"]}
 
 
 def _state(cell: Cell) -> str:

@@ -175,7 +175,7 @@ def finished_study(results: Results) -> Finished:
     done = [cell for cell in grid.cells if cell.done]
     minutes, cpu = (_minutes(done, key) for key in ("seconds", "cpu_seconds"))
     made_with = [cell.record().get("made_with", {}) for cell in done]
-    commits = _JOIN.join(dict.fromkeys(str(one.get("commit", "unknown")) for one in made_with))
+    commits = _JOIN.join(dict.fromkeys(str(record.get("commit", "unknown")) for record in made_with))
     paper, finished = paper_of(study.path), f"{len(done)} of {len(grid.cells)}"
     entry = StudyRow(
         paper, study.name, study.profile, finished, str(len(study.seeds)), minutes, cpu, study.again, commits
@@ -188,12 +188,12 @@ def finished_study(results: Results) -> Finished:
         if verdict.seeds  # a claim without numbers is not a result
     ]
     numbers = []
-    for place, found in results.entries.items():
+    for place, entry_there in results.entries.items():
         values = [(seed, grid.value(place, seed)) for seed in study.seeds if (place, seed) in grid.at]
         known = {seed: value for seed, value in values if value is not None}
         if known:
-            chosen = chosen_on_test(found.measure.report, found.measure.metric, evaluated_on(grid))
-            metric = f"{found.measure.words}, {found.measure.report}{chosen}"
+            chosen = chosen_on_test(entry_there.measure.report, entry_there.measure.metric, evaluated_on(grid))
+            metric = f"{entry_there.measure.words}, {entry_there.measure.report}{chosen}"
             numbers.append(number_of(entry, place.row, place.column, metric, list(known.values()), list(known)))
     return Finished(entry, claims, numbers)
 
@@ -256,13 +256,13 @@ def claim_texts(claims: Iterable[tuple[str, str]]) -> list[str]:
 
     A wording that begins with "…" continues the last one that does not, and is told with it.
     """
-    found, head = [], ""
+    texts, head = [], ""
     for says, sentence in claims:
         continues = says.startswith(_CONTINUES) and bool(head)
         whole = f"{head.removesuffix(' …')} {says}" if continues else says
         head = head if continues else says
-        found.append(f"{whole} [{sentence}]" if whole else sentence)
-    return found
+        texts.append(f"{whole} [{sentence}]" if whole else sentence)
+    return texts
 
 
 def texts_of(study: Study) -> list[str]:
@@ -301,24 +301,24 @@ def statements_of(study: str, texts: Iterable[str]) -> Iterator[Statement]:
     seen = Counter[tuple[str, str]]()
     for text in texts:
         says, _, sentence = text.rpartition(" [")
-        told, *measured = sentence.split(", ")
-        shape = _NUMBER.sub("#", ", ".join((told.partition(" at ")[0], *measured)))
+        says_what, *measured = sentence.split(", ")
+        shape = _NUMBER.sub("#", ", ".join((says_what.partition(" at ")[0], *measured)))
         yield Statement(study, says or text, shape, seen[says, shape])
         seen[says, shape] += 1
 
 
 def by_statement(rows: Sequence[Row]) -> dict[Statement, list[Row]]:
     """Group claims by statement: of one study, with the same wording or the same sentence."""
-    found: dict[Statement, list[Row]] = {}
+    by_text: dict[Statement, list[Row]] = {}
     by_sentence: dict[tuple[str, str], Statement] = {}
     for setting in dict.fromkeys(row.setting for row in rows):
         several = [row for row in rows if row.setting == setting]
         asked = statements_of(several[0].study, (row.claim for row in several))
         for row, statement in zip(several, asked, strict=True):
-            same = statement if statement in found else by_sentence.get((row.study, row.sentence), statement)
-            found.setdefault(same, []).append(row)
+            same = statement if statement in by_text else by_sentence.get((row.study, row.sentence), statement)
+            by_text.setdefault(same, []).append(row)
             by_sentence.setdefault((row.study, row.sentence), same)
-    return found
+    return by_text
 
 
 # ---------------------------------------------------------------------- published numbers
@@ -330,20 +330,20 @@ def published_of(study: Study) -> list[float | None]:
     A profile without a table of the paper has the margins of the same statements in the profile ``paper``; one that
     asks another's claims again has that profile's.
     """
-    own = [published_margin(study, claim) for claim in study.claims]
-    found: list[float | None] = [None] * len(own)
+    margins = [published_margin(study, claim) for claim in study.claims]
+    of_others: list[float | None] = [None] * len(margins)
     if study.again:
         first = read_study(study.path, study.again)
         by_sentence = dict(zip((claim.sentence for claim in first.claims), published_of(first), strict=True))
-        found = [by_sentence.get(claim.sentence) for claim in study.claims]
+        of_others = [by_sentence.get(claim.sentence) for claim in study.claims]
     elif study.profile != "paper" and "paper" in profiles_of(study.path):
         theirs = read_study(study.path, "paper")
         of_paper = dict(zip(statements_of(study.name, texts_of(theirs)), published_of(theirs), strict=True))
         wordings = Counter(statement.says for statement in of_paper)
         once = {statement.says: margin for statement, margin in of_paper.items() if wordings[statement.says] == 1}
         asked = statements_of(study.name, texts_of(study))
-        found = [of_paper.get(statement, once.get(statement.says)) for statement in asked]
-    return [other if margin is None else margin for margin, other in zip(own, found, strict=True)]
+        of_others = [of_paper.get(statement, once.get(statement.says)) for statement in asked]
+    return [other if margin is None else margin for margin, other in zip(margins, of_others, strict=True)]
 
 
 def published_margin(study: Study, claim: Claim) -> float | None:
@@ -360,14 +360,14 @@ def published_margins(study: Study, claim: Claim) -> Mapping[str, float | None]:
 
     A margin is the exact sum of the decimals that the paper prints.
     """
-    found: dict[str, float | None] = {}
+    margins: dict[str, float | None] = {}
     for link in claim.links:
         numbers = [study.published.get(Place(*place)) for _, place in link.terms]
         known = [number[0] for number in numbers if number is not None]
         there = not link.change and claim.metric is None and len(known) == len(numbers)
         parts = (_decimal(weight) * _decimal(value) for (weight, _), value in zip(link.terms, known, strict=False))
-        found[link.text] = float(sum(parts, -_decimal(link.limit))) if there else None
-    return found
+        margins[link.text] = float(sum(parts, -_decimal(link.limit))) if there else None
+    return margins
 
 
 def _decimal(number: float) -> Decimal:
@@ -382,7 +382,9 @@ def _ran(grid: CellGrid, claim: Claim) -> tuple[str, str]:
     """Return the networks and the data sets of a claim's runs."""
     seed = grid.study.seeds[0]
     configs = [grid.at[Place(*place), seed].config for place in claim.places if (Place(*place), seed) in grid.at]
-    networks, data = (dict.fromkeys(name for one in configs for name in told(one)) for told in (_networks, _data))
+    networks, data = (
+        dict.fromkeys(name for config in configs for name in words_of(config)) for words_of in (_networks, _data)
+    )
     return _JOIN.join(networks), _JOIN.join(data)
 
 

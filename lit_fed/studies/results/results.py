@@ -105,11 +105,11 @@ def collect(grid: CellGrid) -> Results:
     for row in study.rows:
         for column in study.columns:
             place = Place(row, column)
-            found = [grid.value(place, seed) for seed in study.seeds if place not in study.skip]
-            values = tuple(value for value in found if value is not None)
+            by_seed = [grid.value(place, seed) for seed in study.seeds if place not in study.skip]
+            values = tuple(value for value in by_seed if value is not None)
             failed = sum(grid.at[place, seed].failed for seed in study.seeds if (place, seed) in grid.at)
             published = study.published.get(place)
-            entries[place] = Entry(place, grid.measure_of(place), values, len(found), published, failed=failed)
+            entries[place] = Entry(place, grid.measure_of(place), values, len(by_seed), published, failed=failed)
     for column in study.columns:
         for place in _best([entries[Place(row, column)] for row in study.rows]):
             entries[place] = Entry(**{**vars(entries[place]), "best": True})
@@ -133,13 +133,13 @@ def _best(column: Sequence[Entry]) -> list[Place]:
     means = [round(float(np.mean(entry.values)), entry.measure.decimals) for entry in there]
     sign = -1.0 if there[0].measure.lower else 1.0
     top, best = max(zip(means, there, strict=True), key=lambda pair: sign * pair[0])
-    found = []
+    places = []
     for entry, mean in zip(there, means, strict=True):
         paired = 1 < len(entry.values) == len(best.values) == best.seeds
-        gains = [sign * (one - other) for one, other in zip(best.values, entry.values, strict=False)]
+        gains = [sign * (value - other) for value, other in zip(best.values, entry.values, strict=False)]
         if mean == top or (paired and decide(gains).outcome != "holds"):
-            found.append(entry.place)
-    return found
+            places.append(entry.place)
+    return places
 
 
 # ---------------------------------------------------------------------- as text

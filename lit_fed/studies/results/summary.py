@@ -62,8 +62,8 @@ class Summary:
     @property
     def counts(self) -> dict[str, int]:
         """The number of claims by outcome."""
-        found = [claim.outcome for claim in self.claims]
-        return {outcome: found.count(outcome) for outcome in OUTCOMES}
+        outcomes = [claim.outcome for claim in self.claims]
+        return {outcome: outcomes.count(outcome) for outcome in OUTCOMES}
 
 
 def summary_of(results: Results) -> Summary:
@@ -71,8 +71,8 @@ def summary_of(results: Results) -> Summary:
     grid, study = results.grid, results.grid.study
     claims = (Decided(c.says, c.text, v.outcome, verdict_text(v), v.seeds) for c, v in results.verdicts)
     done, failed = (sum(getattr(cell, state) for cell in grid.cells) for state in ("done", "failed"))
-    told = (study.name, study.profile, study.title, study.source)
-    return Summary(*told, len(grid.cells), done, failed, tuple(claims))
+    heading = (study.name, study.profile, study.title, study.source)
+    return Summary(*heading, len(grid.cells), done, failed, tuple(claims))
 
 
 def summary_json(summary: Summary) -> str:
@@ -82,8 +82,8 @@ def summary_json(summary: Summary) -> str:
 
 def summaries_in(output: Path, profile: str) -> list[Summary]:
     """Read the summaries of all studies in a folder for one profile, sorted by name; skip files of other origin."""
-    found = [_read(path) for path in sorted(output.glob(f"*/{profile}/{_FILE}"))]
-    return [summary for summary in found if summary is not None]
+    summaries = [_read(path) for path in sorted(output.glob(f"*/{profile}/{_FILE}"))]
+    return [summary for summary in summaries if summary is not None]
 
 
 def _read(path: Path) -> Summary | None:

@@ -135,8 +135,8 @@ class Cell:
     def data_of_run(self) -> dict[str, Any]:
         """The fingerprint of the newest run's data, from ``partition.json``; empty without one."""
         try:
-            found = json.loads((self.run / "partition.json").read_text(encoding="utf-8")) if self.run else {}
-            data = found["data"]
+            content = json.loads((self.run / "partition.json").read_text(encoding="utf-8")) if self.run else {}
+            data = content["data"]
         except (OSError, ValueError, KeyError, TypeError):
             return {}
         return data if isinstance(data, dict) else {}
@@ -221,8 +221,12 @@ class CellGrid:
         """Which seeds the partitions of the runs have, as a sentence; empty for one seed."""
         study = self.study
         data = [[self.at[place, seed].config["data"] for seed in study.seeds] for place in study.places]
-        seeds = [[one.get("init_args", {}).get("seed") for one in each] for each in data]
-        shared = [str(place) for place, one in zip(study.places, seeds, strict=True) if len(set(one)) < len(one)]
+        seeds = [[settings.get("init_args", {}).get("seed") for settings in each] for each in data]
+        shared = [
+            str(place)
+            for place, of_place in zip(study.places, seeds, strict=True)
+            if len(set(of_place)) < len(of_place)
+        ]
         if len(study.seeds) == 1:
             return ""
         if len(shared) == len(seeds):
@@ -239,8 +243,8 @@ class CellGrid:
         curve, by = cell.curve(measure.metric), guide_of(measure.report)
         guide = cell.curve(by) if by else curve
         lower = metric_names(cell.config).direction(by) == "min" if by else measure.lower
-        found = reported(measure.report, curve, guide, lower)
-        return None if found is None else measure.shown(found)
+        reported_value = reported(measure.report, curve, guide, lower)
+        return None if reported_value is None else measure.shown(reported_value)
 
     def curve(self, place: tuple[str, str], seed: int, metric: str | None = None) -> list[tuple[int, float]]:
         """Return the metric over rounds for one seed; empty if the run is unfinished."""
@@ -276,9 +280,9 @@ def lay_out(study: Study, output: Path) -> CellGrid:
             for seed, config in resolved.items():
                 if commands[seed] in cells:
                     continue
-                args, own = commands[seed], config["data"].get("init_args", {})
-                if each and "seed" in own:
-                    args, own["seed"] = (*args, f"--data.init_args.seed={seed}"), seed
+                args, data_settings = commands[seed], config["data"].get("init_args", {})
+                if each and "seed" in data_settings:
+                    args, data_settings["seed"] = (*args, f"--data.init_args.seed={seed}"), seed
                 where = folder / place.row / place.column / f"seed_{seed}"
                 draws = bool(study.pictures)
                 cells[commands[seed]] = Cell(place.row, place.column, seed, args, config, where, draws)
@@ -291,7 +295,7 @@ def _given(value: Any, key: str = "") -> set[str]:
     if not isinstance(value, Mapping):
         return {key}
     names = ((f"{key}.{name}".replace(".init_args", "").lstrip("."), item) for name, item in value.items())
-    return {found for name, item in names for found in _given(item, name)}
+    return {keys for name, item in names for keys in _given(item, name)}
 
 
 def _what_is_on(value: Any) -> Any:

@@ -217,10 +217,10 @@ def one_round(cell: Cell, folder: Path, slots: Slots, locks: Sequence[int]) -> F
 def why(log: Path, code: int) -> str:
     """Return why a command failed: the last line of its log, or the signal."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    told = next((line for line in reversed(lines) if line.startswith("lit-fed: error: ")), None)
+    error_line = next((line for line in reversed(lines) if line.startswith("lit-fed: error: ")), None)
     if code < 0:
         return f"ended by {signal.Signals(-code).name}"
-    return (told or (lines[-1] if lines else f"exit status {code}")).removeprefix("lit-fed: error: ")
+    return (error_line or (lines[-1] if lines else f"exit status {code}")).removeprefix("lit-fed: error: ")
 
 
 @contextmanager

@@ -27,20 +27,20 @@ def check_metrics(grid: CellGrid, cells: Iterable[Cell] = (), ask: Ask | None = 
         ask: Runs a round of a cell and returns the reported names; None relies on the configurations alone.
     """
     about_to_run = {cell.name for cell in cells}
-    told: dict[str, list[str]] = {}  # reported names by kind of run, as far as known
+    names_by_kind: dict[str, list[str]] = {}  # reported names by kind of run, as far as known
     for cell, metric in _wanted(grid):
         names, complete = names_with(cell.config, metric.partition("/")[0])
         if not complete and metric not in names:
             kind = kind_of(cell.config)
-            if kind not in told:
+            if kind not in names_by_kind:
                 done = next((c for c in grid.cells if c.done and kind_of(c.config) == kind), None)
                 if done is not None:
-                    told[kind] = list(done.rows()[0])
+                    names_by_kind[kind] = list(done.rows()[0])
                 elif ask is None or cell.name not in about_to_run:
                     continue
                 else:
-                    told[kind] = list(ask(cell))
-            names = [name for name in told[kind] if name != "round"]
+                    names_by_kind[kind] = list(ask(cell))
+            names = [name for name in names_by_kind[kind] if name != "round"]
         if metric not in names:
             every = list(dict.fromkeys([*names, *known_names(cell.config)]))
             close = get_close_matches(metric, every, n=1)

@@ -62,16 +62,16 @@ def check_data(cells: Iterable[Cell], tell: Callable[[str], object]) -> None:
             continue
         settings = {key: cell.config[key] for key in ("data", "model", "algorithm")}
         settings["trainer"] = {"kinds": cell.config["trainer"].get("kinds")}
-        own, key = json.dumps(settings, sort_keys=True, default=str), _key(settings)
+        exact_key, key = json.dumps(settings, sort_keys=True, default=str), _key(settings)
         if key not in alike:
-            now = alike[key] = exact[own] = _contents(parser, settings)
+            now = alike[key] = exact[exact_key] = _contents(parser, settings)
             if isinstance(now, str):
                 tell(f"{cell.name}: its data cannot be compared with those of the run: {now}")
         now = alike[key]
         if isinstance(now, Contents) and not now.is_of(before):
-            if own not in exact:
-                exact[own] = _contents(parser, settings)
-            now = exact[own]
+            if exact_key not in exact:
+                exact[exact_key] = _contents(parser, settings)
+            now = exact[exact_key]
         if isinstance(now, Contents) and not now.is_of(before):
             raise ConfigError(
                 f"{cell.name} ran on different data than the current files; restore the old files, or move "

@@ -43,12 +43,12 @@ def finished_simulation(path: Path, simulations: Path) -> Finished | None:
     name, profile = (Path(options.again).stem, f"{_PROFILE}_again") if options.again else (path.stem, _PROFILE)
     commit, asked = record.made_with.get("commit", "unknown"), _PROFILE if options.again else ""
     entry = StudyRow(paper_of(path), name, profile, "–", str(simulation.seeds), minutes, cpu, asked, commit)
-    found = verdicts(simulation, points)
-    texts = claim_texts((claim.says, claim.sentence) for claim, _, _ in found)
+    decided = verdicts(simulation, points)
+    texts = claim_texts((claim.says, claim.sentence) for claim, _, _ in decided)
     ran = (simulation.network, simulation.data)
     claims = [
         row_of(text, claim, verdict, entry, options.source, claim.published, *ran)
-        for text, (claim, verdict, _) in zip(texts, found, strict=True)
+        for text, (claim, verdict, _) in zip(texts, decided, strict=True)
     ]
     picture = None if options.again else folder / f"{path.stem}.png"
     return Finished(entry, claims, list(numbers_of(entry, points)), picture)
@@ -61,8 +61,8 @@ def numbers_of(entry: StudyRow, points: Sequence[Point]) -> Iterator[Number]:
         values.setdefault((point.panel, point.line), {}).setdefault(point.x, []).append(point.value)
     for (panel, name), along in values.items():
         shown = along if len(along) <= _MOST_PLACES else {(last := max(along)): along[last]}
-        for x, found in shown.items():
-            yield number_of(entry, name, f"{panel}: {x:g}", "", found)
+        for x, values_there in shown.items():
+            yield number_of(entry, name, f"{panel}: {x:g}", "", values_there)
 
 
 def _read(path: Path) -> list[Point]:

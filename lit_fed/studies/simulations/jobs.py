@@ -55,12 +55,12 @@ class Jobs:
             return self._collected(pool.map(do, jobs), len(jobs))
 
     def _collected(self, outcomes: Iterable[OutcomeT], count: int) -> list[OutcomeT]:
-        found: list[OutcomeT] = []
+        collected: list[OutcomeT] = []
         for outcome in outcomes:
-            found.append(outcome)
+            collected.append(outcome)
             if self.tell is not None:
-                self.tell(f"{len(found)} of {count} jobs done")
-        return found
+                self.tell(f"{len(collected)} of {count} jobs done")
+        return collected
 
     def forget(self) -> None:
         """Remove the cache."""

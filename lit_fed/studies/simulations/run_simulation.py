@@ -74,12 +74,12 @@ def run(call: Call) -> int:
 
 def read_file(path: Path) -> tuple[Simulation, Namespace]:
     """Read a file's simulation and settings; raise `ConfigError` if the file is not a simulation's."""
-    found = located(path)
-    if "simulate" not in read_settings(found, "simulation file"):
+    file = located(path)
+    if "simulate" not in read_settings(file, "simulation file"):
         raise ConfigError(f"{path} has no key simulate; name a simulation's file")
     parser = ArgumentParser(exit_on_error=False)
     add_arguments(parser)
-    options = parser.parse_args(["-c", str(found)])
+    options = parser.parse_args(["-c", str(file)])
     simulation: Simulation = instantiate(parser, options).simulate
     return simulation, options
 
@@ -104,7 +104,7 @@ def check_again(file: str, simulation: Simulation, settings: Mapping[str, Any]) 
     for key in sorted({*theirs, *ours} - {"seeds", "first_seed"}):
         was, now = theirs.get(key), ours.get(key)
         grid = isinstance(was, (list, tuple)) and isinstance(now, (list, tuple))
-        if was != now and not (grid and all(one in was for one in now)):
+        if was != now and not (grid and all(value in was for value in now)):
             raise ConfigError(
                 f"again: {key} is {now}, and {was} in {file}; only seeds may differ, and a grid may be smaller"
             )
@@ -151,10 +151,10 @@ def quartiles_of(points: Sequence[Point]) -> dict[tuple[str, str, float], tuple[
     values: dict[tuple[str, str, float], list[float]] = defaultdict(list)
     for point in points:
         values[point.panel, point.line, point.x].append(point.value if np.isfinite(point.value) else np.inf)
-    found = {}
+    quartiles = {}
     for key, numbers in values.items():
-        found[key] = (quantile(numbers, 0.25), quantile(numbers, 0.5), quantile(numbers, 0.75))
-    return found
+        quartiles[key] = (quantile(numbers, 0.25), quantile(numbers, 0.5), quantile(numbers, 0.75))
+    return quartiles
 
 
 def summary(points: Sequence[Point]) -> str:

@@ -90,12 +90,12 @@ def verdicts(simulation: Simulation, points: Sequence[Point]) -> list[tuple[Clai
     def curve(place: Place, seed: int) -> Sequence[tuple[int, float]]:
         return curves.get(place, {}).get(seed, [])
 
-    found = []
+    verdicts_found = []
     for number, content in enumerate(simulation.claims, 1):
         claim = parse_claim(content, f"simulate.claims, {number}", rows, columns, gaps)
         if claim.metric or claim.report:
             raise ConfigError(f"simulate.claims, {number}: a simulation has neither metric nor report; remove the key")
         every = simulation.every_seed
         alone = [check(claim, [seed], value, curve).margin or 0.0 for seed in every]
-        found.append((claim, check(claim, every, value, curve), sum(margin > 0 for margin in alone)))
-    return found
+        verdicts_found.append((claim, check(claim, every, value, curve), sum(margin > 0 for margin in alone)))
+    return verdicts_found
