@@ -315,7 +315,7 @@ class ClientArrays(ImageDataModule):
     @override
     def agree(self, scales: Mapping[str, Scale | None]) -> None:
         """Also convert the samples here to the scale."""
-        here = {what: scale for own in self._scales.values() for what, scale in own.items()}
+        here = {what: scale for scales_here in self._scales.values() for what, scale in scales_here.items()}
         self._scale = common_scale(here | dict(scales))
         for subset, x in self._x.items():
             self._x[subset] = torch.from_numpy(on_scale(x.cpu().numpy(), self._scale)).to(x.device)
@@ -324,7 +324,7 @@ class ClientArrays(ImageDataModule):
     @override
     def make_cut(self, wanted: frozenset[int] | None) -> Cut:
         self._wanted = list(range(self.num_clients)) if wanted is None else sorted(wanted)
-        if beyond := [one for one in self._wanted if not 0 <= one < self.num_clients]:
+        if beyond := [client_id for client_id in self._wanted if not 0 <= client_id < self.num_clients]:
             raise ConfigError(f"client {beyond[0]} does not exist; clients are 0 to {self.num_clients - 1}")
         if wanted is None:
             self._remark_others()
@@ -334,7 +334,7 @@ class ClientArrays(ImageDataModule):
 
     def _remark_others(self) -> None:
         """Name the clients' folders that take no part."""
-        names = {f"client_{one}" for one in self._wanted}
+        names = {f"client_{client_id}" for client_id in self._wanted}
         there = sorted(path.parent.name for path in Path(self.root).glob("client_*/data.npz"))
         if others := [name for name in there if name not in names]:
             more = f" and {len(others) - 1} other folders" if len(others) > 1 else ""
@@ -350,15 +350,18 @@ class ClientArrays(ImageDataModule):
     @override
     def load_arrays(self) -> Parts:
         """The clients' samples here, one client after the other, and the shared sets."""
-        found: dict[str, list[Part]] = {part: [] for part in PARTS}
+        by_part: dict[str, list[Part]] = {part: [] for part in PARTS}
         whole = []
         for client_id in self._wanted:
-            own = self._read(f"client_{client_id}", ("train", "test"), ("val", "calibration"))
-            whole.append(len(own["train"]))
-            own = self._hold_out(client_id, own)
+            of_client = self._read(f"client_{client_id}", ("train", "test"), ("val", "calibration"))
+            whole.append(len(of_client["train"]))
+            of_client = self._hold_out(client_id, of_client)
             for part in ("train", "val", "calibration", "test"):
-                found[part].append(own[part])
-        before, left = np.array(whole, dtype=np.int64), np.array([len(one) for one in found["train"]], dtype=np.int64)
+                by_part[part].append(of_client[part])
+        before, left = (
+            np.array(whole, dtype=np.int64),
+            np.array([len(kept) for kept in by_part["train"]], dtype=np.int64),
+        )
         check_held_out(before, left, self.val_fraction, self.calibration_fraction, self._wanted)
         if self.has_public:
             public = self._read("public", ("public",))["public"]
@@ -367,13 +370,15 @@ class ClientArrays(ImageDataModule):
                     f"{self._path('public')} holds {len(public.x)} samples and algorithm.public_size is "
                     f"{self.public_size}; split the data anew, or correct the setting"
                 )
-            found["public"].append(public)
+            by_part["public"].append(public)
         shared = self._read("server", ("test",))["test"] if self._path("server").is_file() else self._nothing()
         self._shared_test = len(shared)
-        self._scale = common_scale({what: scale for own in self._scales.values() for what, scale in own.items()})
-        self._sizes = {part: [len(one) for one in samples] for part, samples in found.items()}
-        train = self._joined([one for part in PARTS[:-1] for one in found[part]])
-        test = self._joined([shared, *found["test"]])
+        self._scale = common_scale(
+            {what: scale for scales_here in self._scales.values() for what, scale in scales_here.items()}
+        )
+        self._sizes = {part: [len(held) for held in samples] for part, samples in by_part.items()}
+        train = self._joined([held for part in PARTS[:-1] for held in by_part[part]])
+        test = self._joined([shared, *by_part["test"]])
         return Parts(train, test, source=self.root)
 
     @override
@@ -431,7 +436,7 @@ class ClientArrays(ImageDataModule):
         named = [*parts, *(part for part in maybe if {f"x_{part}", f"y_{part}"} <= keys)]
         arrays = archive.read(*(f"{axis}_{part}" for part in named for axis in "xy"))
         samples = {part: Part(arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in named}
-        return {part: self._checked(own, part, owner) for part, own in samples.items()}
+        return {part: self._checked(samples_of_part, part, owner) for part, samples_of_part in samples.items()}
 
     def _checked(self, samples: Part, part: str, owner: str) -> Part:
         path, x, y = self._path(owner), samples.x, samples.y
@@ -462,18 +467,18 @@ def settings_of(data: FederatedDataModule) -> dict[str, Any]:
     name = type(data).__name__
     if not isinstance(data, TensorDataModule):
         raise ConfigError(f"lit-fed split writes data in memory, and {name} reads files one by one; split its files")
-    if data.views() or any(data.seen(one) is not None for one in range(data.num_clients)):
+    if data.views() or any(data.seen(client_id) is not None for client_id in range(data.num_clients)):
         raise ConfigError(f"{name} has views or a skew, which lit-fed split cannot write; split data without them")
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "num_clients": data.num_clients,
         "stored_shape": list(data.stored("train", np.zeros(1, dtype=np.int64))[0].shape[1:]),
         "num_classes": data.num_classes,
         "target_shape": list(data.output_shape) if data.num_classes is None else None,
         "class_names": data.class_names,
     }
-    own = ("batch_size", "test_batch_size", "seed", "val_fraction", "drop_last", "fresh_batches")
-    found |= {key: getattr(data, key) for key in own}
-    return found | _preprocessing(data, name) | _augmentation(data, name)
+    kept_keys = ("batch_size", "test_batch_size", "seed", "val_fraction", "drop_last", "fresh_batches")
+    settings |= {key: getattr(data, key) for key in kept_keys}
+    return settings | _preprocessing(data, name) | _augmentation(data, name)
 
 
 def _preprocessing(data: TensorDataModule, name: str) -> dict[str, Any]:
@@ -488,18 +493,18 @@ def _preprocessing(data: TensorDataModule, name: str) -> dict[str, Any]:
 
 
 def _augmentation(data: TensorDataModule, name: str) -> dict[str, Any]:
-    found, augmentation = dict[str, Any](), data.augmentation()
+    settings, augmentation = dict[str, Any](), data.augmentation()
     for transform in augmentation.transforms if isinstance(augmentation, Augmentation) else [augmentation]:
         match transform:
             case RandomCrop():
-                found["crop_padding"] = transform.padding
+                settings["crop_padding"] = transform.padding
             case RandomHorizontalFlip():
-                found["horizontal_flip"] = True
+                settings["horizontal_flip"] = True
             case None:
                 pass
             case _:
                 raise ConfigError(f"{name} has a custom augmentation, which lit-fed split cannot write; leave it out")
-    return found
+    return settings
 
 
 def write_folders(data: TensorDataModule, folder: Path) -> None:

@@ -114,12 +114,12 @@ def _scan(root: Path, classes: list[str] | None) -> _Scan:
         odd = min(layouts, key=lambda name: layouts[name])
         raise ConfigError(f"{root / odd} has no train and test folders, and others have; use one layout for all")
     is_split = next(iter(layouts.values()))
-    found: list[tuple[str, int, str, bool]] = []
+    images_found: list[tuple[str, int, str, bool]] = []
     names = set[str]()
     left_out = _files(root)
     for owner, client in enumerate(clients):
         left_out += _files(client)
-        before = len(found)
+        before = len(images_found)
         parts = [(client / name, name == "test") for name in ("train", "test")] if is_split else [(client, False)]
         for folder, is_test in parts:
             if not folder.is_dir():
@@ -127,22 +127,22 @@ def _scan(root: Path, classes: list[str] | None) -> _Scan:
             left_out += _files(folder) if is_split else []
             for class_folder in _folders(folder):
                 images, others = _class_images(class_folder)
-                found += [(str(image), owner, class_folder.name, is_test) for image in images]
+                images_found += [(str(image), owner, class_folder.name, is_test) for image in images]
                 left_out += others
                 names.add(class_folder.name)
-        if len(found) == before and len(clients) > 1:
+        if len(images_found) == before and len(clients) > 1:
             raise ConfigError(f"{client} holds no images in class folders; add {_WANTED} files, or remove the folder")
-    if not found:
+    if not images_found:
         raise ConfigError(f"{root} holds no images; put {_WANTED} files in {root}/<client>/<class>/")
-    if lost := names - {name for _, _, name, _ in found}:
+    if lost := names - {name for _, _, name, _ in images_found}:
         raise ConfigError(f"{root}: every folder of class {min(lost)} is empty; add images, or remove the folders")
-    remark_left_out(root, left_out, len(found), IMAGES)
-    there = sorted({name for _, _, name, _ in found})
+    remark_left_out(root, left_out, len(images_found), IMAGES)
+    there = sorted({name for _, _, name, _ in images_found})
     classes = there if classes is None else classes
     if strange := set(there).difference(classes):
         raise ConfigError(f"{root} has a class folder {min(strange)}, which data.class_names does not name; add it")
     number = {name: label for label, name in enumerate(classes)}
-    paths, owners, kinds, tests = zip(*found, strict=True)
+    paths, owners, kinds, tests = zip(*images_found, strict=True)
     labels, clients_of = np.array([number[name] for name in kinds], dtype=np.int64), np.array(owners, dtype=np.int64)
     every = Part(np.array(paths, dtype=object), clients=clients_of, strata=labels)
     return [client.name for client in clients], classes, every, np.array(tests) if is_split else None

@@ -106,8 +106,8 @@ class CSVText(TensorDataModule):
         labels, tokens = [], []
         for label, text in self._rows(path):
             ids = np.zeros(self.length, dtype=np.int32)
-            found = encode(text, self.vocab_size, self.length)[: self.length]
-            ids[: len(found)] = found
+            ids_read = encode(text, self.vocab_size, self.length)[: self.length]
+            ids[: len(ids_read)] = ids_read
             labels.append(label)
             tokens.append(ids)
         if not labels:
@@ -170,7 +170,7 @@ def _load_tokenizer(folder: str, vocab_size: int) -> Callable[[str, int, int], S
         raise ConfigError(f"data.vocab_size is {vocab_size}; it must be at least {len(tokenizer)} for the tokenizer")
 
     def encode(text: str, vocab_size: int, length: int) -> Sequence[int]:
-        found: list[int] = tokenizer(text, truncation=True, max_length=length)["input_ids"]
-        return found
+        ids: list[int] = tokenizer(text, truncation=True, max_length=length)["input_ids"]
+        return ids
 
     return encode

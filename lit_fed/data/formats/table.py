@@ -71,13 +71,13 @@ class Columns:
             if len(wrong := np.flatnonzero(~(np.isfinite(column) & (column == np.round(column))))):
                 raise self._wrong(name, column, int(wrong[0]), "a name or a whole number")
             column = column.astype(np.int64)
-        found = ["" if value is None or value != value else str(value).strip() for value in column.tolist()]
-        if "" in found:
-            raise self._wrong(name, column, found.index(""), "a name or a whole number")
+        texts = ["" if value is None or value != value else str(value).strip() for value in column.tolist()]
+        if "" in texts:
+            raise self._wrong(name, column, texts.index(""), "a name or a whole number")
         kinds = self.notations(name, setting)
         if "decimal" in kinds and kinds.keys() <= {"whole", "decimal"}:
-            return [text if _WHOLE.fullmatch(text) else str(int(float(text))) for text in found]
-        return found
+            return [text if _WHOLE.fullmatch(text) else str(int(float(text))) for text in texts]
+        return texts
 
     def numbers(self, name: str, setting: str) -> NDArray[np.float64]:
         """A column as numbers."""
@@ -85,7 +85,7 @@ class Columns:
         if column.dtype.kind not in "biufO":
             raise ConfigError(f"{self.path}: {name} holds {column.dtype}, and {setting} needs numbers; leave it out")
         try:
-            found = column.astype(np.float64)
+            numbers = column.astype(np.float64)
         except (ValueError, TypeError):
             for row, cell in enumerate(column.tolist()):
                 try:
@@ -98,25 +98,25 @@ class Columns:
                         ) from None
                     raise self._wrong(name, column, row, "a number") from None
             raise
-        if len(wrong := np.flatnonzero(~(np.abs(found) <= _LARGEST))):  # and NaN is not either
+        if len(wrong := np.flatnonzero(~(np.abs(numbers) <= _LARGEST))):  # and NaN is not either
             raise self._wrong(name, column, int(wrong[0]), "a finite number of 32 bits")
-        return found
+        return numbers
 
     def notations(self, name: str, setting: str) -> dict[Notation, int]:
         """The notations in a column, each with its first row."""
         column = self.raw(name, setting)
         if column.dtype.kind in "iub":
             return {"whole": 0}
-        found = dict[Notation, int]()
+        rows_by_notation = dict[Notation, int]()
         for row, cell in enumerate(column.tolist()):
-            found.setdefault(_notation(str(cell).strip(), column.dtype.kind == "f"), row)
-        return found
+            rows_by_notation.setdefault(_notation(str(cell).strip(), column.dtype.kind == "f"), row)
+        return rows_by_notation
 
     def _wrong(self, name: str, column: NDArray[Any], row: int, wanted: str) -> ConfigError:
         cell = column.tolist()[row]
-        found = "empty" if cell is None or cell != cell or str(cell).strip() == "" else f"{str(cell)[:40]!r}"
+        content = "empty" if cell is None or cell != cell or str(cell).strip() == "" else f"{str(cell)[:40]!r}"
         return ConfigError(
-            f"{self.path}, {self.place(row)}: {name} is {found}, not {wanted}; correct or remove the row"
+            f"{self.path}, {self.place(row)}: {name} is {content}, not {wanted}; correct or remove the row"
         )
 
 
@@ -372,7 +372,7 @@ class Table(TensorDataModule):
                 raise ConfigError("data.strata needs numerical targets, and these are classes; leave it out")
             first = [np.reshape(part.y, (len(part), -1))[:, 0] for part in parts]
             strata = quantile_strata(first[0], first[1], self._strata)
-            parts = [replace(part, strata=own) for part, own in zip(parts, strata, strict=True)]
+            parts = [replace(part, strata=strata) for part, strata in zip(parts, strata, strict=True)]
         return Parts(parts[0], parts[1], source=str(self._path))
 
     @override
@@ -454,18 +454,18 @@ class Table(TensorDataModule):
         if self._client is not None:
             columns.raw(self._client, "data.client")
         taken = {*self._target, self._client}
-        found = self._features_given or [name for name in columns.cells if name not in taken]
-        if not found:
+        features = self._features_given or [name for name in columns.cells if name not in taken]
+        if not features:
             raise ConfigError(
                 f"{columns.path} has no column beside the target and the client; add a feature to learn from"
             )
-        return found
+        return features
 
     def _check_identifiers(self, files: list[Columns]) -> None:
         """Refuse whole numbers that identify a row."""
         for name in self._feature_names:
             cells = [columns.raw(name, "data.features").tolist() for columns in files]
-            if len({cell for own in cells for cell in own}) == sum(map(len, cells)):
+            if len({cell for values in cells for cell in values}) == sum(map(len, cells)):
                 does = "differs in every row"
             elif len(files) > 1 and all(map(_counts, cells)):
                 does = "counts the rows of every file"
@@ -481,27 +481,27 @@ class Table(TensorDataModule):
         """Whether the target is a class, by its notation in the files."""
         if not self._single:
             return False
-        name, found = self._target[0], dict[Notation, str]()
+        name, cells = self._target[0], dict[Notation, str]()
         for columns in files:
             for notation, row in columns.notations(name, "data.target").items():
                 cell = columns.raw(name, "data.target").tolist()[row]
-                found.setdefault(notation, f"{str(cell).strip()!r} in {columns.path}, {columns.place(row)}")
-        if found.keys() == {"whole", "decimal"}:
+                cells.setdefault(notation, f"{str(cell).strip()!r} in {columns.path}, {columns.place(row)}")
+        if cells.keys() == {"whole", "decimal"}:
             raise ConfigError(
-                f"{name} is {found['decimal']}, and {found['whole']}; write all as whole numbers, or set data.kind to "
+                f"{name} is {cells['decimal']}, and {cells['whole']}; write all as whole numbers, or set data.kind to "
                 "classes or to numbers"
             )
-        return found.keys() == {"whole"} or "text" in found
+        return cells.keys() == {"whole"} or "text" in cells
 
     def _classes_of(self, targets: NDArray[Any]) -> list[str]:
         """The names of the classes; refuses an implausible number of them."""
-        found = in_order(targets.tolist())
-        if self._kind_given is None and len(found) > max(_MANY_CLASSES, len(targets) // 2):
+        classes = in_order(targets.tolist())
+        if self._kind_given is None and len(classes) > max(_MANY_CLASSES, len(targets) // 2):
             raise ConfigError(
-                f"{self._path}: {self._target[0]} has {len(found)} different values in {len(targets)} rows, too many "
+                f"{self._path}: {self._target[0]} has {len(classes)} different values in {len(targets)} rows, too many "
                 "for classes; set data.kind to numbers for a regression, or to classes to confirm them"
             )
-        return found
+        return classes
 
     def _joined(self, files: list[tuple[Columns, str | None]], is_class: bool) -> Part:
         return joined([self._part(columns, owner, is_class) for columns, owner in files])
@@ -572,7 +572,7 @@ def _counts(cells: list[Any]) -> bool:
 def check_classes(targets: NDArray[Any], classes: list[str], where: str, of: str = "the training rows") -> None:
     """Refuse targets (n,) of a file that are not classes."""
     known = set(classes)
-    if strange := next((one for one in targets.tolist() if one not in known), None):
+    if strange := next((target for target in targets.tolist() if target not in known), None):
         raise ConfigError(
             f"{where}: target {strange!r} is not a class of {of}, which have {', '.join(classes[:10])}"
             f"{', …' if len(classes) > 10 else ''}; correct it"

@@ -47,9 +47,9 @@ def sample_of(dataset: Dataset[Any], index: int, what: str) -> Any:
         with isolated_randomness(index):
             return dataset[index]
     except Exception as error:  # any error of a user's data set
-        told = ConfigError(f"{what}: sample {index} cannot be read ({reason(error)}); correct its data set")
-        told.details = own_traceback(error)
-        raise told from error
+        refusal = ConfigError(f"{what}: sample {index} cannot be read ({reason(error)}); correct its data set")
+        refusal.details = own_traceback(error)
+        raise refusal from error
 
 
 def usual_target(sample: Any) -> Key | None:
@@ -82,8 +82,8 @@ def column(dataset: Dataset[Any], key: Key, what: str) -> NDArray[Any]:
     Taken from the usual attributes (``targets``, ``labels``, the field's name, the tensors of a `TensorDataset`, also
     within `Subset` and `ConcatDataset`) if some samples agree with them; else every sample is read.
     """
-    if (found := kept(dataset, key, what)) is not None:
-        return found
+    if (values := kept(dataset, key, what)) is not None:
+        return values
     rows = [plain(value_of(sample_of(dataset, index, what), key, what)) for index in range(size_of(dataset, what))]
     try:
         return np.asarray(rows)
@@ -93,12 +93,12 @@ def column(dataset: Dataset[Any], key: Key, what: str) -> NDArray[Any]:
 
 def kept(dataset: Dataset[Any], key: Key, what: str) -> NDArray[Any] | None:
     """A field from an attribute of the data set, if some samples agree with it; else None."""
-    count, found = size_of(dataset, what), _kept(dataset, key)
-    if found is None or len(found) != count:
+    count, values = size_of(dataset, what), _kept(dataset, key)
+    if values is None or len(values) != count:
         return None
     looked_at = np.unique(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(np.int64)).tolist()
     said = [plain(value_of(sample_of(dataset, index, what), key, what)) for index in looked_at]
-    return found if all(np.array_equal(own, found[at]) for own, at in zip(said, looked_at, strict=True)) else None
+    return values if all(np.array_equal(value, values[at]) for value, at in zip(said, looked_at, strict=True)) else None
 
 
 def size_of(dataset: Dataset[Any], what: str) -> int:
@@ -124,16 +124,18 @@ def _kept(dataset: Dataset[Any], key: Key) -> NDArray[Any] | None:
         parts = [_kept(part, key) for part in dataset.datasets]
         there = [part for part in parts if part is not None]
         return (
-            np.concatenate(there) if len(there) == len(parts) and len({one.shape[1:] for one in there}) == 1 else None
+            np.concatenate(there)
+            if len(there) == len(parts) and len({array_part.shape[1:] for array_part in there}) == 1
+            else None
         )
     if isinstance(dataset, TensorDataset):
         at = isinstance(key, int) and -len(dataset.tensors) <= key < len(dataset.tensors)
         return dataset.tensors[key].cpu().numpy() if at and isinstance(key, int) else None
     names = [key] if isinstance(key, str) else ["targets", "labels"]
     for name in names:
-        found = getattr(dataset, name, None)
-        if isinstance(found, Tensor | np.ndarray | list | tuple):
-            array = found.cpu().numpy() if isinstance(found, Tensor) else np.asarray(found)
+        values = getattr(dataset, name, None)
+        if isinstance(values, Tensor | np.ndarray | list | tuple):
+            array = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
             return array if array.ndim and array.dtype != object else None
     return None
 
@@ -339,13 +341,13 @@ class Wrapped(DatasetModule):
                 f"data.module {self._called} has neither a test_dataloader nor a val_dataloader; give it one to test on"
             )
         self._ask("setup", "fit")
-        found = {name: self._loader(name) for name in there if name != "test"}
+        loaders = {name: self._loader(name) for name in there if name != "test"}
         if "test" in there:
             self._ask("setup", "test")
-            found["test"] = self._loader("test")
+            loaders["test"] = self._loader("test")
         else:
-            found["test"] = found.pop("val")
-        return found
+            loaders["test"] = loaders.pop("val")
+        return loaders
 
     def _loader(self, name: str) -> DataLoader[Any]:
         """One of the module's data sets."""
@@ -358,9 +360,9 @@ class Wrapped(DatasetModule):
                 f"{where} reads an IterableDataset, which cannot be split among clients; give a map-style data set"
             )
         if type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None:
-            own = type(loader.batch_sampler).__name__ if loader.batch_sampler is not None else "no batches"
+            made_by = type(loader.batch_sampler).__name__ if loader.batch_sampler is not None else "no batches"
             raise ConfigError(
-                f"{where} has a custom batch sampler ({own}), which clients do not use; give a batch_size"
+                f"{where} has a custom batch sampler ({made_by}), which clients do not use; give a batch_size"
             )
         sampler = loader.sampler
         if type(sampler) not in (RandomSampler, SequentialSampler) or getattr(sampler, "replacement", False):
@@ -374,9 +376,9 @@ class Wrapped(DatasetModule):
         try:
             return getattr(self.module, method)(*args)
         except Exception as error:  # any error of a user's module
-            told = ConfigError(f"data.module {self._called} failed in {method}: {reason(error)}")
-            told.details = own_traceback(error)
-            raise told from error
+            refusal = ConfigError(f"data.module {self._called} failed in {method}: {reason(error)}")
+            refusal.details = own_traceback(error)
+            raise refusal from error
 
     def _where(self, name: str) -> str:
         """A part's method of the module, for errors."""
@@ -391,9 +393,11 @@ class Wrapped(DatasetModule):
         try:
             return self._part("train").collate_fn([sample])
         except Exception as error:  # any error of a user's code
-            told = ConfigError(f"{self._where('train')}: collate_fn fails on one sample ({reason(error)}); correct it")
-            told.details = own_traceback(error)
-            raise told from error
+            refusal = ConfigError(
+                f"{self._where('train')}: collate_fn fails on one sample ({reason(error)}); correct it"
+            )
+            refusal.details = own_traceback(error)
+            raise refusal from error
 
     def _target_key(self) -> Key | None:
         return usual_target(self._sample()) if self._target is None else self._target
@@ -426,8 +430,8 @@ class Wrapped(DatasetModule):
             )
             self._targets[name] = numbers[name]
         first = {name: values.reshape(len(values), -1)[:, 0] for name, values in numbers.items()}
-        found = {name: quantile_strata(first["train"], first[name], self._strata_wanted) for name in parts}
-        return {name: pair[0] if name == "train" else pair[1] for name, pair in found.items()}
+        strata = {name: quantile_strata(first["train"], first[name], self._strata_wanted) for name in parts}
+        return {name: pair[0] if name == "train" else pair[1] for name, pair in strata.items()}
 
     def _client_columns(self) -> tuple[list[str], dict[str, IntArray]]:
         """The clients' names in order, and the number of each sample's client."""
@@ -438,12 +442,12 @@ class Wrapped(DatasetModule):
                 name: column(part.dataset, self._client, self._where(name)).tolist()
                 for name, part in self._loaders.items()
             }
-            if odd := next((one for one in values["train"] if isinstance(one, float | list)), None):
+            if odd := next((value for value in values["train"] if isinstance(value, float | list)), None):
                 raise ConfigError(
                     f"{self._where('train')}: {odd!r} at {self._client!r} is not a client; give names or integers"
                 )
             names = in_order(values["train"])
-            self._clients = (names, {name: numbered(own, names) for name, own in values.items()})
+            self._clients = (names, {name: numbered(column_values, names) for name, column_values in values.items()})
         return self._clients
 
 
@@ -462,5 +466,5 @@ def _first_shape(value: Any, but: set[Key | None]) -> tuple[int, ...] | None:
         entries = list(enumerate(value))
     else:
         return None
-    found = (_first_shape(entry, set()) for key, entry in entries if key not in but)
-    return next((shape for shape in found if shape is not None), None)
+    shapes = (_first_shape(entry, set()) for key, entry in entries if key not in but)
+    return next((shape for shape in shapes if shape is not None), None)

@@ -149,9 +149,9 @@ def held_out(owners: IntArray, count: int, fraction: float, seed: int) -> NDArra
     """A mask (n,) of a random share of each owner's samples: ⌊fraction·n⌋ of the n samples of one of `count` owners."""
     everything = CSR.from_owners(np.arange(len(owners)), owners, count)
     chosen, _ = everything.hold_out((fraction,), seed)
-    found = np.zeros(len(owners), dtype=bool)
-    found[chosen.indices] = True
-    return found
+    is_held_out = np.zeros(len(owners), dtype=bool)
+    is_held_out[chosen.indices] = True
+    return is_held_out
 
 
 def _mixed(states: NDArray[np.uint64]) -> NDArray[np.uint64]:

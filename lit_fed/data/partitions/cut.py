@@ -219,8 +219,8 @@ def cut_population(parts: Parts, partition: Partition, settings: CutSettings) ->
         val = CSR.from_sizes(np.concatenate(rows) + num_train, np.array([len(row) for row in rows]))
         shared_val = num_train + np.arange(num_val)
         if strata is not None:
-            own = parts.val.strata
-            strata = np.concatenate([strata, np.full(num_val, -1) if own is None else own])
+            strata_of_val = parts.val.strata
+            strata = np.concatenate([strata, np.full(num_val, -1) if strata_of_val is None else strata_of_val])
     return Cut(
         train=train.through(pool),
         val=val,
@@ -255,9 +255,9 @@ def cut_of_parts(
     """
 
     def rows(part: str, begin: int) -> CSR:
-        found = np.zeros(num_clients, dtype=np.int64)
-        found[list(owners)] = sizes[part]
-        return CSR.from_sizes(np.arange(begin, begin + found.sum(), dtype=np.int64), found)
+        counts = np.zeros(num_clients, dtype=np.int64)
+        counts[list(owners)] = sizes[part]
+        return CSR.from_sizes(np.arange(begin, begin + counts.sum(), dtype=np.int64), counts)
 
     begin, parts = 0, dict[str, CSR]()
     for part in ("train", "val", "calibration"):

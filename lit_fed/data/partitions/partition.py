@@ -118,7 +118,7 @@ class Partition(ABC):
 
 def _from_lists(lists: Sequence[Sequence[int] | IntArray], name: str, size: int, num_clients: int) -> CSR:
     """A partition's lists of positions, one a client, as a `CSR`."""
-    rows = [np.asarray(one) for one in lists]
+    rows = [np.asarray(row) for row in lists]
     if len(rows) != num_clients:
         raise ConfigError(f"partition {name} makes {len(rows)} lists for {num_clients} clients; it must make one each")
     for client_id, row in enumerate(rows):
@@ -289,8 +289,8 @@ class LogNormal(UnequalSizes):
     def shares(self, num_clients: int, generator: np.random.Generator) -> NDArray[np.float64]:
         logarithms = self.sigma * generator.standard_normal(num_clients)
         sizes = np.exp(logarithms - logarithms.max())  # the largest is 1: none overflows
-        found: NDArray[np.float64] = sizes / sizes.sum()
-        return found
+        shares: NDArray[np.float64] = sizes / sizes.sum()
+        return shares
 
 
 class Natural(Partition):
@@ -418,7 +418,7 @@ class Listed(Partition):
             )
         self._check(samples.size if samples.total is None else samples.total)
         numbers = np.arange(samples.size) if samples.numbers is None else samples.numbers
-        wanted, sizes = np.concatenate(self._lists), np.array([len(one) for one in self._lists])
+        wanted, sizes = np.concatenate(self._lists), np.array([len(row) for row in self._lists])
         owners = np.repeat(np.arange(num_clients), sizes)
         positions = np.searchsorted(numbers, wanted).clip(max=samples.size - 1)
         there = numbers[positions] == wanted
@@ -433,7 +433,7 @@ class Listed(Partition):
     def _check(self, size: int) -> None:
         """Refuse sample numbers that are out of range or repeated."""
         wanted = np.concatenate(self._lists)
-        owners = np.repeat(np.arange(len(self._lists)), [len(one) for one in self._lists])
+        owners = np.repeat(np.arange(len(self._lists)), [len(row) for row in self._lists])
         if len(wrong := np.flatnonzero((wanted < 0) | (wanted >= size))):
             raise ConfigError(
                 f"{self.source}: client {owners[wrong[0]]} names sample {wanted[wrong[0]]}, and training samples are "
@@ -463,10 +463,10 @@ def _read(path: Path) -> list[Any]:
         content = content["clients"]
     if isinstance(content, dict):
         if set(content) != {str(client_id) for client_id in range(len(content))}:
-            odd = next(key for key in content if key not in {str(one) for one in range(len(content))})
+            odd = next(key for key in content if key not in {str(place) for place in range(len(content))})
             raise ConfigError(f"{path} has a client {odd!r}; number the {len(content)} clients from 0 on")
         content = [content[str(client_id)] for client_id in range(len(content))]
-        content = [one.get("indices") if isinstance(one, dict) else one for one in content]
+        content = [entry.get("indices") if isinstance(entry, dict) else entry for entry in content]
     if not isinstance(content, list):
         raise ConfigError(f"{path} holds no lists; give a list of sample numbers for each client")
     return content

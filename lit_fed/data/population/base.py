@@ -320,11 +320,11 @@ class FederatedDataModule(LightningDataModule, ABC):
             return views[name]
         if client_id is None:
             return self.shared_view()
-        own = self.view(client_id)
+        of_client = self.view(client_id)
         skewed = None if self.skew is None else self.skew.view(client_id, self.num_clients)
-        if own is None or skewed is None:
-            return skewed if own is None else own
-        return lambda batch: own(skewed(batch))
+        if of_client is None or skewed is None:
+            return skewed if of_client is None else of_client
+        return lambda batch: of_client(skewed(batch))
 
     # The cut.
 
@@ -403,8 +403,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         if wanted is not None:
             _ = self.record.contents  # of all clients' data, before some are freed
             cut = cut.only(wanted)
-            own = (cut.train.indices, cut.val.indices, cut.calibration.indices, cut.public)
-            self.keep(np.unique(np.concatenate(own)), cut.shared_test)
+            kept_rows = (cut.train.indices, cut.val.indices, cut.calibration.indices, cut.public)
+            self.keep(np.unique(np.concatenate(kept_rows)), cut.shared_test)
         return cut
 
     def _check_own_clients(self, clients: IntArray | None) -> None:

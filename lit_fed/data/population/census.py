@@ -49,17 +49,17 @@ def scale_of(
     low, high = inputs.min(), inputs.max()
     if not (np.isfinite(low) and np.isfinite(high)):
         return {}  # refused later, by sample
-    found = f"{what} holds {inputs.dtype} from {low:g} to {high:g}"
+    holds = f"{what} holds {inputs.dtype} from {low:g} to {high:g}"
     if max_value is not None:
         if are_images and inputs.dtype.kind == "f" and max_value > BRIGHTEST and low >= 0 and 0 < high <= 1:
             raise ConfigError(
-                f"{found}, which data.max_value {max_value:g} makes black; store all images on one scale, or set it "
+                f"{holds}, which data.max_value {max_value:g} makes black; store all images on one scale, or set it "
                 "to null"
             )
         return {}
     if are_images and not has_mean and low >= 0 and high > BRIGHTEST:
         raise ConfigError(
-            f"{found}; set data.max_value to the value of white, such as 255, or to 1 to use the values as they are"
+            f"{holds}; set data.max_value to the value of white, such as 255, or to 1 to use the values as they are"
         )
     ranged = f"{what} ({low:g} to {high:g})"
     if low < 0:
@@ -121,9 +121,9 @@ class Contents:
         """Whether two fingerprints are equal up to rounding."""
         if self.sha256 != other.sha256 or len(self.sums) != len(other.sums):
             return False
-        one, two, size = (np.asarray(numbers) for numbers in (self.sums, other.sums, self.sizes))
+        mine, two, size = (np.asarray(numbers) for numbers in (self.sums, other.sums, self.sizes))
         with np.errstate(invalid="ignore"):
-            close = (np.abs(one - two) <= _TOLERANCE * size) | (one == two) | (np.isnan(one) & np.isnan(two))
+            close = (np.abs(mine - two) <= _TOLERANCE * size) | (mine == two) | (np.isnan(mine) & np.isnan(two))
         return bool(close.all())
 
 

@@ -204,10 +204,10 @@ class DatasetModule(FederatedDataModule):
             files, dataset = None, torch.from_numpy(read_x(path, x.shape, x.dtype))
         else:
             paths = image_files(path)
-            found = self.decode(paths)
-            if found is None:
+            decoded = self.decode(paths)
+            if decoded is None:
                 raise ConfigError(f"{type(self).__name__} reads no images from files; name an .npz file with --inputs")
-            files, dataset = [str(one) for one in paths], found
+            files, dataset = [str(file) for file in paths], decoded
         collate = None if files is None else collate_images
         pool = WorkerPool({"inputs": dataset}, self.num_workers, self._device.type == "cuda", collate)
         count, size = np.arange(len(Part(dataset)), dtype=np.int64), self.test_batch_size

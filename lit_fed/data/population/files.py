@@ -193,8 +193,8 @@ def _refuse(odd: NDArray[np.bool_], x: NDArray[Any], path: Path, why: str) -> No
     if odd.any():
         row = int(odd.reshape(len(x), -1).any(axis=1).argmax())
         value = x[row][odd[row]].flat[0] if x.ndim > 1 else x[row]
-        told = why if not np.isfinite(value) else f"{value:.6g}, {why}" if x.dtype.kind == "f" else f"{value}, {why}"
-        raise ConfigError(f"{path}: sample {row} of x holds {told}")
+        says = why if not np.isfinite(value) else f"{value:.6g}, {why}" if x.dtype.kind == "f" else f"{value}, {why}"
+        raise ConfigError(f"{path}: sample {row} of x holds {says}")
 
 
 def _load(path: Path) -> NDArray[Any]:
@@ -210,11 +210,11 @@ def image_files(path: Path) -> list[Path]:
     if not path.is_dir():
         what = "is not an image" if path.is_file() else "does not exist"
         raise ConfigError(f"{path} {what}; name a folder of {', '.join(IMAGES)} files, or one of them, with --inputs")
-    found, others = split_images(path.rglob("*"))
-    if not found:
+    images, others = split_images(path.rglob("*"))
+    if not images:
         raise ConfigError(f"{path} holds no {', '.join(IMAGES)} files; name another folder with --inputs")
-    remark_left_out(path, others, len(found), IMAGES)
-    return found
+    remark_left_out(path, others, len(images), IMAGES)
+    return images
 
 
 def split_images(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:

@@ -145,8 +145,8 @@ class TensorDataModule(FederatedDataModule):
         Raises:
             ConfigError: An input is not a finite number.
         """
-        found: tuple[tuple[Subset, str, Part], ...] = (("train", "training", parts.train), ("test", "test", parts.test))
-        for subset, name, part in found:
+        sets: tuple[tuple[Subset, str, Part], ...] = (("train", "training", parts.train), ("test", "test", parts.test))
+        for subset, name, part in sets:
             y = part.y if self.num_classes is None else part.strata
             self._x[subset] = _inputs(part.x, f"{name} inputs of {parts.source}", self._device)
             self._y[subset] = _tensor(np.asarray(y), self._device)
@@ -235,7 +235,7 @@ class TensorDataModule(FederatedDataModule):
             x = torch.from_numpy(read_x(path, shape, stored[:0].cpu().numpy().dtype))
         else:
             paths = image_files(path)
-            x, files = self._decoded(paths, shape, stored.dtype), [str(one) for one in paths]
+            x, files = self._decoded(paths, shape, stored.dtype), [str(file) for file in paths]
         return NewInputs(viewed(self._loader_of(x, torch.zeros(len(x))), lambda batch: batch[0]), files)
 
     def _loader_of(self, x: Tensor, y: Tensor) -> TensorLoader:
@@ -246,13 +246,13 @@ class TensorDataModule(FederatedDataModule):
 
     def _decoded(self, paths: Sequence[Path], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Images in files as stored inputs."""
-        found = None
+        pixels = None
         if len(shape) == 3 and shape[0] in (1, 3) and shape[1] == shape[2]:
             images = ImageFiles(paths, shape[1], shape[0] == 1)
-            found = self.pixels(collate_images([images[index] for index in range(len(paths))]))
-        if found is None:
+            pixels = self.pixels(collate_images([images[index] for index in range(len(paths))]))
+        if pixels is None:
             raise ConfigError(f"{type(self).__name__} reads no images from files; name an .npz file with --inputs")
-        return found.to(dtype) if dtype.is_floating_point else found.round().to(dtype)
+        return pixels.to(dtype) if dtype.is_floating_point else pixels.round().to(dtype)
 
     def _stored(self, subset: Subset, indices: IntArray) -> IntArray:
         """Rows of samples in the tensors."""
@@ -356,9 +356,9 @@ def channels_first(images: NDArray[Any]) -> NDArray[Any]:
 
 
 def _inputs(array: NDArray[Any], what: str, device: torch.device) -> Tensor:
-    found = _tensor(native(np.asarray(array), what), device)
-    check_finite(found, what)
-    return found
+    tensor = _tensor(native(np.asarray(array), what), device)
+    check_finite(tensor, what)
+    return tensor
 
 
 def _tensor(array: NDArray[Any], device: torch.device) -> Tensor:

@@ -22,8 +22,8 @@ def in_order(values: Iterable[Any]) -> list[str]:
 
     Equal numbers, such as 01 and 1, are in alphabetical order.
     """
-    found = sorted({str(value) for value in values})
-    return sorted(found, key=int) if all(map(_WHOLE.fullmatch, found)) else found
+    names = sorted({str(value) for value in values})
+    return sorted(names, key=int) if all(map(_WHOLE.fullmatch, names)) else names
 
 
 def numbered(values: Sequence[Any] | NDArray[Any], names: Sequence[str]) -> IntArray:
@@ -39,8 +39,8 @@ def client_ranks(train: NDArray[Any] | None, test: NDArray[Any] | None) -> tuple
     ids, ranks = np.unique(train, return_inverse=True)
     if test is None:
         return ranks.astype(np.int64), None
-    found = np.searchsorted(ids, test).clip(max=len(ids) - 1)
-    return ranks.astype(np.int64), np.where(ids[found] == test, found, -1).astype(np.int64)
+    places = np.searchsorted(ids, test).clip(max=len(ids) - 1)
+    return ranks.astype(np.int64), np.where(ids[places] == test, places, -1).astype(np.int64)
 
 
 class NamedClients(Interface):
@@ -89,26 +89,26 @@ def clients_of(
     places: dict[str, list[int]] = {}
     for place, name in enumerate(known or ()):
         places.setdefault(name, []).append(place)
-    found = []
+    chosen = []
     for name in names or ():
         if known is None:
-            found.append(_numbered(name, keys, count))
+            chosen.append(_numbered(name, keys, count))
         elif not isinstance(name, str):
             raise ConfigError(
                 f"{keys.name} {name!r} is a number, and these clients have names; write a name in quotes, or give "
                 f"{keys.position}"
             )
-        elif len(own := places.get(name, [])) == 1:
-            found.append(own[0])
-        elif own:
-            raise ConfigError(f"{keys.name}: {len(own)} clients are named {name!r}; give {keys.position}")
+        elif len(namesakes := places.get(name, [])) == 1:
+            chosen.append(namesakes[0])
+        elif namesakes:
+            raise ConfigError(f"{keys.name}: {len(namesakes)} clients are named {name!r}; give {keys.position}")
         else:
             raise ConfigError(f"{keys.name}: there is no client named {name!r}; {_hint(name, keys, known)}")
     for position in positions or ():
         if type(position) is not int:
             raise ConfigError(f"{keys.position} is {position!r}; it must be a whole number")
-        found.append(_in_range(position, keys.position, count))
-    return found
+        chosen.append(_in_range(position, keys.position, count))
+    return chosen
 
 
 def called(data: NamedClients, client_id: int) -> str:

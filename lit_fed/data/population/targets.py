@@ -63,11 +63,11 @@ def checked_targets(targets: NDArray[Any], output_shape: tuple[int, ...], what: 
             f"{what} have shape {array.shape}, and output_shape is {tuple(output_shape)}; it must be {array.shape[1:]}"
         )
     with np.errstate(over="ignore"):
-        found = array.astype(np.float32)
-    wrong = np.flatnonzero(~np.isfinite(found.reshape(len(found), -1)).all(axis=1))
+        numbers = array.astype(np.float32)
+    wrong = np.flatnonzero(~np.isfinite(numbers.reshape(len(numbers), -1)).all(axis=1))
     if len(wrong):
         raise ConfigError(f"{what}: that of sample {wrong[0]} is not finite; correct or remove the sample")
-    return found
+    return numbers
 
 
 def quantile_strata(train: NDArray[Any], test: NDArray[Any], num_strata: int) -> tuple[IntArray, IntArray]:
@@ -90,5 +90,5 @@ def quantiles(targets: NDArray[Any]) -> list[Any]:
     """Minimum, quartiles and maximum of targets of shape (n,), or of each of k columns; empty without samples."""
     if len(targets) == 0:
         return []
-    found: list[Any] = np.quantile(np.asarray(targets, dtype=np.float64), QUANTILES, axis=0).T.tolist()
-    return found
+    values: list[Any] = np.quantile(np.asarray(targets, dtype=np.float64), QUANTILES, axis=0).T.tolist()
+    return values

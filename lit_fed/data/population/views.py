@@ -181,19 +181,19 @@ class Brightness(FeatureSkew):
 
 
 def _finite(name: str, values: Sequence[float]) -> list[float]:
-    found = [float(value) for value in values]
-    if not found or not all(map(math.isfinite, found)):
-        raise ConfigError(f"{name} is {found}; it must be one finite number or more")
-    return found
+    numbers = [float(value) for value in values]
+    if not numbers or not all(map(math.isfinite, numbers)):
+        raise ConfigError(f"{name} is {numbers}; it must be one finite number or more")
+    return numbers
 
 
 def _of_inputs(change: Callable[[Tensor], Tensor], name: str, batch: Any) -> Any:
     """A batch with its inputs changed: the batch itself, or its first entry."""
     x = batch[0] if isinstance(batch, tuple | list) and len(batch) else batch
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        found = f"{x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+        kind = f"{x.dtype}" if isinstance(x, Tensor) else type(x).__name__
         raise ConfigError(
-            f"data.skew {name} needs inputs of one floating-point tensor, and these are {found}; leave it out"
+            f"data.skew {name} needs inputs of one floating-point tensor, and these are {kind}; leave it out"
         )
     return change(x) if x is batch else (change(x), *batch[1:])
 

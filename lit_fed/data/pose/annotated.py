@@ -228,10 +228,10 @@ def read_skeleton(path: Path, settings: str) -> Skeleton:
 def _category(content: Any, path: Path) -> Mapping[str, Any]:
     """The category with key points."""
     try:
-        found: Mapping[str, Any] = next(entry for entry in content["categories"] if entry.get("keypoints"))
+        category: Mapping[str, Any] = next(entry for entry in content["categories"] if entry.get("keypoints"))
     except (StopIteration, KeyError, TypeError, AttributeError) as error:
         raise _no_coco(path) from error
-    return found
+    return category
 
 
 def _no_coco(path: Path) -> ConfigError:
@@ -356,12 +356,12 @@ class Mpii(PhotoPose):
         return train, self._album(Path(self.root) / self.test_file, testing=True)
 
     def _album(self, path: Path, testing: bool) -> Album:
-        found = list(_mat_rows(path, testing) if path.suffix == ".mat" else _json_rows(path))
-        if not found:
+        persons = list(_mat_rows(path, testing) if path.suffix == ".mat" else _json_rows(path))
+        if not persons:
             raise ConfigError(f"{path} has no person with a visible joint; give at least one")
-        ids = {name: number for number, name in enumerate(dict.fromkeys(name for name, _ in found))}
-        rows = [row | {"image_id": ids[name]} for name, row in found]
-        paths = [Path(self.root) / self.images / name for name, _ in found]
+        ids = {name: number for number, name in enumerate(dict.fromkeys(name for name, _ in persons))}
+        rows = [row | {"image_id": ids[name]} for name, row in persons]
+        paths = [Path(self.root) / self.images / name for name, _ in persons]
         return Album(stacked(rows, str(path)), paths)
 
 

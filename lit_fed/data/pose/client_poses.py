@@ -125,8 +125,8 @@ class ClientPoses(PhotoPose):
         root = Path(self.root)
         if not root.is_dir():
             raise ConfigError(f"{root} is not a folder; set data.root to the folder that holds one folder per client")
-        found = [path.name for path in root.iterdir() if path.is_dir() and not is_hidden(path)]
-        if not (names := in_order(set(found) - set(_NO_CLIENTS))):
+        names_there = [path.name for path in root.iterdir() if path.is_dir() and not is_hidden(path)]
+        if not (names := in_order(set(names_there) - set(_NO_CLIENTS))):
             raise ConfigError(f"{root} holds no client folders; put {root}/<client>/train.json there")
         return names
 
@@ -148,7 +148,7 @@ class ClientPoses(PhotoPose):
         if count < len(names):
             remark(f"data.num_clients is {count}; {names[count]} and later folders in {self.root} take no part")
         self._here = list(range(count)) if wanted is None else sorted(wanted)
-        if beyond := [one for one in self._here if not 0 <= one < count]:
+        if beyond := [client_id for client_id in self._here if not 0 <= client_id < count]:
             raise ConfigError(f"client {beyond[0]} does not exist; clients are 0 to {count - 1}")
         parts = self.read_parts()
         self._remark_held_out(wanted is None)
@@ -160,7 +160,9 @@ class ClientPoses(PhotoPose):
         for client in self._here:
             for part, rows in self._parts_of(client).items():
                 parts[part].append(rows)
-        sizes = {part: np.array([len(rows) for rows in found], dtype=np.int64) for part, found in parts.items()}
+        sizes = {
+            part: np.array([len(rows) for rows in rows_of_part], dtype=np.int64) for part, rows_of_part in parts.items()
+        }
         whole = sizes["train"] + sizes["val"] + sizes["calibration"]
         check_held_out(whole, sizes["train"], self.val_fraction, self.calibration_fraction, self._here)
         shared, public = Path(self.root) / "server" / "test.json", Path(self.root) / "public" / "train.json"
@@ -171,10 +173,10 @@ class ClientPoses(PhotoPose):
                 "split the data anew, or correct the setting"
             )
         parts["shared_test"] = [self._rows(shared)] if shared.is_file() else []
-        self._sizes = {part: [len(rows) for rows in found] for part, found in parts.items()}
+        self._sizes = {part: [len(rows) for rows in rows_of_part] for part, rows_of_part in parts.items()}
         albums = []
         for halves in (("train", "val", "calibration", "public"), ("shared_test", "test")):
-            rows = [row for part in halves for found in parts[part] for row in found]
+            rows = [row for part in halves for rows_of_part in parts[part] for row in rows_of_part]
             albums.append(album_of(rows, self.root, self._names))
         train, test = albums
         self._people = {"train": train.people, "test": test.people}
@@ -182,7 +184,9 @@ class ClientPoses(PhotoPose):
 
     def _remark_held_out(self, is_simulated: bool) -> None:
         """Count the persons that `test_fraction` holds out, as it is rounded down to whole images of a client."""
-        named = [(self._names[one], size) for one, size in zip(self._here, self._sizes["test"], strict=True)]
+        named = [
+            (self._names[client_id], size) for client_id, size in zip(self._here, self._sizes["test"], strict=True)
+        ]
         held = [(name, size) for name, size in named if not (Path(self.root) / name / "test.json").is_file()]
         if self.test_fraction and held:
             counts = ", ".join(f"{size} of {name}" for name, size in held[:_NAMED]) + ", …" * (len(held) > _NAMED)
@@ -207,19 +211,19 @@ class ClientPoses(PhotoPose):
         """A client's persons by part; parts without a file are held out of its training persons."""
         name = self._names[client]
         folder = Path(self.root) / name
-        own = {"train": self._rows(folder / "train.json", name)}
-        if not own["train"]:
+        rows_by_part = {"train": self._rows(folder / "train.json", name)}
+        if not rows_by_part["train"]:
             raise nobody(folder / "train.json")
         fractions = {"test": self.test_fraction, "val": self.val_fraction, "calibration": self.calibration_fraction}
         for part, fraction in fractions.items():
             if (file := folder / f"{part}.json").is_file():
-                own[part] = self._rows(file, name)
+                rows_by_part[part] = self._rows(file, name)
             else:
                 seed = derive_seed(self.seed, "client-poses", "hold-out", name, part)
-                own[part], own["train"] = _held_out(own["train"], fraction, seed)
-        if not own["train"]:
+                rows_by_part[part], rows_by_part["train"] = _held_out(rows_by_part["train"], fraction, seed)
+        if not rows_by_part["train"]:
             raise ConfigError(f"data.test_fraction {self.test_fraction:g} leaves client {name} no person; lower it")
-        return own
+        return rows_by_part
 
     def _rows(self, path: Path, client: str | None = None) -> Rows:
         """The persons of a file, with the client's name."""
@@ -281,7 +285,7 @@ def pose_settings_of(data: PoseDataModule) -> dict[str, Any]:
             "edges": [list(pair) for pair in skeleton.edges],
             "unscored": list(skeleton.unscored),
         },
-        "input_sizes": {name: list(data.resolutions[data.level(one)]) for one, name in enumerate(folders)},
+        "input_sizes": {name: list(data.resolutions[data.level(client_id)]) for client_id, name in enumerate(folders)},
         "resolutions": [list(size) for size in data.resolutions],
         "test_resolutions": [list(size) for size in data.test_resolutions],
         "interpolations": list(data.interpolations),
@@ -351,7 +355,7 @@ def _category(skeleton: Skeleton) -> dict[str, Any]:
         "id": 1,
         "name": "person",
         "keypoints": list(skeleton.joints),
-        "skeleton": [[one + 1, other + 1] for one, other in skeleton.edges],
+        "skeleton": [[joint + 1, other + 1] for joint, other in skeleton.edges],
         "flip_pairs": [list(pair) for pair in skeleton.flip_pairs],
         "unscored": list(skeleton.unscored),
     }

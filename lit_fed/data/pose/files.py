@@ -268,8 +268,8 @@ class _Persons(Dataset[tuple[dict[str, Tensor], dict[str, Tensor]]]):
             person = self._augmentation.draw(truth | person, self._upper, self._aspect)
         image = self._read(self._album.paths[index])
         if self._album.sizes is not None:
-            found = (image.shape[1], image.shape[0])
-            check_size(self._album.paths[index], found, self._album.sizes[index], self._album.people.source)
+            size_read = (image.shape[1], image.shape[0])
+            check_size(self._album.paths[index], size_read, self._album.sizes[index], self._album.people.source)
         left, top, right, bottom = _window(person, self._widest, image.shape[1], image.shape[0])
         origin = torch.tensor([[left, top]], dtype=torch.float32)
         person["centre"] = person["centre"] - origin
@@ -316,7 +316,7 @@ def photograph_loader(data: PoseDataModule, path: Path, num_workers: int, device
     pool = WorkerPool({"inputs": persons}, num_workers, device.type == "cuda", _collate)
     every = np.arange(len(persons), dtype=np.int64)
     loader = WorkerLoader(pool, "inputs", every, data.test_batch_size, None, lambda seen: seen, device)
-    return NewInputs(loader, [str(one) for one in album.paths])
+    return NewInputs(loader, [str(image_path) for image_path in album.paths])
 
 
 def _collate(samples: list[Any]) -> Any:

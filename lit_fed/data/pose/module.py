@@ -244,12 +244,12 @@ class PoseDataModule(FederatedDataModule):
     def views(self) -> Mapping[str, View]:
         """Every test resolution, and the lowest level scaled to each larger one."""
         lowest = self.resolutions[-1]
-        found: dict[str, View] = {named_size(size): self.view_of(size) for size in self.test_resolutions}
+        views: dict[str, View] = {named_size(size): self.view_of(size) for size in self.test_resolutions}
         for size in self.test_resolutions:
             if size[0] > lowest[0]:
                 for way in self.interpolations:
-                    found[f"{named_size(lowest)}_as_{named_size(size)}_{way}"] = self.view_of(lowest, size, way)
-        return found
+                    views[f"{named_size(lowest)}_as_{named_size(size)}_{way}"] = self.view_of(lowest, size, way)
+        return views
 
     @override
     def pictured(self) -> Mapping[str, Sequence[str]]:
@@ -350,13 +350,13 @@ class PoseDataModule(FederatedDataModule):
             images = [(int(number), Path(file).name) for number, file in zip(numbers, files, strict=True)]
             readers: list[Callable[[], NDArray[np.uint8]]] = [partial(read_photograph, Path(file)) for file in files]
         else:
-            found = [self.image_of(int(number)) for number in numbers]
-            numbered = len({number for number, _, _ in found}) == len(set(numbers.tolist()))
+            photographs = [self.image_of(int(number)) for number in numbers]
+            numbered = len({number for number, _, _ in photographs}) == len(set(numbers.tolist()))
             images = [
                 (number if numbered else int(unique), name)
-                for unique, (number, name, _) in zip(numbers, found, strict=True)
+                for unique, (number, name, _) in zip(numbers, photographs, strict=True)
             ]
-            readers = [reader for _, _, reader in found]
+            readers = [reader for _, _, reader in photographs]
         rows, results = found_records(points, scores, images, self.joint_names, self.skeleton.category)
 
         def picture() -> Figure:

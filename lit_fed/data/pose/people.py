@@ -90,7 +90,7 @@ class Skeleton:
         COCO's for its joints, and CrowdPose's for head, neck and all others.
         """
         known = ((sigma for part, sigma in _SIGMAS.items() if part in name.lower()) for name in self.joints)
-        return tuple(next(found, _OTHER_SIGMA) for found in known)
+        return tuple(next(matching, _OTHER_SIGMA) for matching in known)
 
     @property
     def upper(self) -> tuple[bool, ...]:
@@ -173,9 +173,9 @@ def skeletons_picture(photographs: Sequence[Posed], skeleton: Skeleton) -> Figur
         height, width = shown.image.shape[:2]
         axes.imshow(shown.image)
         for points in shown.persons:
-            for one, other in skeleton.edges:
-                color = colors[one] if colors[one] != _MIDDLE else colors[other]
-                axes.plot(*points[[one, other]].T, color=color, linewidth=2.0, solid_capstyle="round")
+            for first, other in skeleton.edges:
+                color = colors[first] if colors[first] != _MIDDLE else colors[other]
+                axes.plot(*points[[first, other]].T, color=color, linewidth=2.0, solid_capstyle="round")
             size = 6 if skeleton.edges else 14
             axes.scatter(*points.T, s=size, color=colors, edgecolors="black", linewidths=0.3, zorder=3)
         axes.set_xlim(-0.5, width - 0.5)
@@ -214,10 +214,10 @@ def found_records(
 
 def by_image(images: Sequence[tuple[int, str]]) -> Mapping[int, list[int]]:
     """The places of the persons on each image."""
-    found: dict[int, list[int]] = {}
+    places_by_image: dict[int, list[int]] = {}
     for place, (number, _) in enumerate(images):
-        found.setdefault(number, []).append(place)
-    return found
+        places_by_image.setdefault(number, []).append(place)
+    return places_by_image
 
 
 Floats = NDArray[np.float32]

@@ -88,10 +88,10 @@ class UCIHAR(TensorDataModule):
         windows = [self._numbers(inside / f"{name}_{split}.txt", np.float32) for name in self.signals]
         labels = self._numbers(self.folder / split / f"y_{split}.txt", np.int64).ravel() - 1
         people = self._subjects(split)
-        for name, found in zip(self.signals, windows, strict=True):
-            if found.shape != (len(labels), self.input_shape[1]):
+        for name, values in zip(self.signals, windows, strict=True):
+            if values.shape != (len(labels), self.input_shape[1]):
                 raise ConfigError(
-                    f"{inside / f'{name}_{split}.txt'} holds {found.shape[0]} rows of {found.shape[1]} numbers, and "
+                    f"{inside / f'{name}_{split}.txt'} holds {values.shape[0]} rows of {values.shape[1]} numbers, and "
                     f"y_{split}.txt {len(labels)} labels; it must have a row of {self.input_shape[1]} for each"
                 )
         if len(people) != len(labels):
@@ -137,7 +137,7 @@ class PAMAP2(TensorDataModule):
         "descending stairs", "vacuum cleaning", "ironing", "rope jumping",
     ]  # fmt: skip
     num_classes = len(activities)
-    columns = tuple(unit + own for unit in (3, 20, 37) for own in (1, 2, 3, 7, 8, 9, 10, 11, 12))
+    columns = tuple(unit + column for unit in (3, 20, 37) for column in (1, 2, 3, 7, 8, 9, 10, 11, 12))
     """The columns in use, counted from 0; a unit's first is its temperature."""
 
     def __init__(self, window: int = 256, stride: int | None = None, test_fraction: float = 0.2, **kwargs: Any) -> None:
@@ -175,40 +175,40 @@ class PAMAP2(TensorDataModule):
     def load_arrays(self) -> Parts:
         parts: dict[bool, list[tuple[NDArray[np.float32], int, int]]] = {False: [], True: []}
         for client, path in enumerate(self._files()):
-            found = list(self._windows(path))
-            if not any(not is_test for _, _, is_test in found):
+            windows = list(self._windows(path))
+            if not any(not is_test for _, _, is_test in windows):
                 raise ConfigError(
                     f"{path} holds no window of {self.window} samples of one activity to train on; lower data.window"
                 )
-            for window, label, is_test in found:
+            for window, label, is_test in windows:
                 parts[is_test].append((window, label, client))
         if not parts[True]:
             raise ConfigError(
                 f"{self.folder} holds no window to test on; lower data.window or raise data.test_fraction"
             )
         train, test = (
-            Part(np.stack([x for x, _, _ in part]), *np.array([own for _, *own in part], dtype=np.int64).T)
+            Part(np.stack([x for x, _, _ in part]), *np.array([numbers for _, *numbers in part], dtype=np.int64).T)
             for part in (parts[False], parts[True])
         )
         return _of_people(Parts(train, test), self)
 
     def _files(self) -> list[Path]:
-        found = sorted(self.folder.glob("subject*.dat"))
-        if not found:
+        files = sorted(self.folder.glob("subject*.dat"))
+        if not files:
             raise ConfigError(
                 f"{self.folder} holds no subject101.dat and so on; set data.root to the folder of PAMAP2_Dataset"
             )
-        return found
+        return files
 
     def _windows(self, path: Path) -> Iterator[tuple[NDArray[np.float32], int, bool]]:
         """A person's windows (27, window), each with its class and whether it is a test window."""
         rows = _table(path, np.float64, "download the file anew", usecols=(1, *self.columns))
         labels, values = rows[:, 0].astype(np.int64), rows[:, 1:]
-        for own in values.T:
-            known = np.flatnonzero(~np.isnan(own))
+        for sensor in values.T:
+            known = np.flatnonzero(~np.isnan(sensor))
             if not len(known):
                 raise ConfigError(f"{path} lacks all values of a sensor; download the file anew")
-            own[:] = np.interp(np.arange(len(own)), known, own[known])
+            sensor[:] = np.interp(np.arange(len(sensor)), known, sensor[known])
         ends = np.flatnonzero(np.diff(labels)) + 1
         for start, stop in zip([0, *ends], [*ends, len(labels)], strict=True):
             if labels[start] in self.activities:
@@ -222,12 +222,12 @@ class PAMAP2(TensorDataModule):
 def _table(path: Path, dtype: type[Any], advice: str, usecols: tuple[int, ...] | None = None) -> NDArray[Any]:
     """The numbers of a text file (rows, columns)."""
     try:
-        found: NDArray[Any] = np.loadtxt(path, dtype=dtype, usecols=usecols, ndmin=2)
+        numbers: NDArray[Any] = np.loadtxt(path, dtype=dtype, usecols=usecols, ndmin=2)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is missing or damaged ({reason(error)}); {advice}") from error
-    if not found.size:
+    if not numbers.size:
         raise ConfigError(f"{path} is empty; {advice}")
-    return found
+    return numbers
 
 
 def _of_people(parts: Parts, data: UCIHAR | PAMAP2) -> Parts:

@@ -83,10 +83,10 @@ class TinyImageNet(DecodedImages):
         left_out: list[Path] = []
         for wnid, label in number.items():
             folder = self.folder / "train" / wnid / "images"
-            found = sorted(str(file) for file in folder.glob("*.JPEG"))
-            if not found:
+            images = sorted(str(file) for file in folder.glob("*.JPEG"))
+            if not images:
                 raise ConfigError(f"{folder} holds no .JPEG files; {self._advice}")
-            train += [(file, label) for file in found]
+            train += [(file, label) for file in images]
             left_out += sorted(file for file in folder.iterdir() if file.suffix != ".JPEG" and not is_hidden(file))
         remark_left_out(self.folder / "train", left_out, len(train), [".JPEG"])
         test: list[tuple[str, int]] = []
@@ -115,10 +115,10 @@ class TinyImageNet(DecodedImages):
         path = self.folder / name
         if not path.is_file():
             raise ConfigError(f"{path} does not exist; {self._advice}")
-        found = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
-        if not found:
+        lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+        if not lines:
             raise ConfigError(f"{path} is empty; {self._advice}")
-        return found
+        return lines
 
     @property
     def _advice(self) -> str:
