@@ -141,6 +141,12 @@ class GraphClient(Client):
         """The copies."""
         return [*self._static.values(), *self._static_results.values()]
 
+    def check_results(self) -> None:
+        """Refuse an objective that puts other tensors into ``results``."""
+        mine = self._static_results
+        if self.results.keys() != mine.keys() or any(self.results[key] is not mine[key] for key in mine):
+            raise _refusal("client.results as a memory from step to step")
+
     @property
     def round_idx(self) -> int:
         """The round, from 0."""
@@ -252,6 +258,7 @@ class Graph:
         self._returned = map_tensors(loop.state.task_run.returned, Tensor.detach)
         loop.state.client.forget()
         loop.state.task_run.forget()
+        cast("GraphClient", loop.state.client).check_results()
         if any(buffer is not other for buffer, other in zip(buffers, loop.model.all_buffers(), strict=True)):
             raise ConfigError(f"{_KEY}, and training_step replaces a buffer; write it in place, by copy_")
         if any(metric.update_called for metric in loop.metrics):

@@ -29,8 +29,9 @@ from tests.methods.test_across_every_method import assert_same_run
 from tests.support import LeastSquares, Points, Wanderer, Wandering, assert_same, fit, kept, weights
 
 GRAPH: dict[str, Any] = {"compile": "graph"}
-REFUSED = {"fedgen", "spherefed"}
-"""Methods that read a number from the device here: on a CPU, ``one_hot`` looks at the labels."""
+REFUSED = {"fedgen", "spherefed", "fedala", "pfedme", "fedsam", "mofedsam", "fedspeed", "fedsmoo"}
+"""Methods that read a number from the device here (on a CPU, ``one_hot`` looks at the labels), remember something from
+step to step, or repeat random numbers in a second pass."""
 
 
 @pytest.fixture
