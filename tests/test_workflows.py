@@ -5,10 +5,11 @@ import tomllib
 from datetime import date, timedelta
 from unittest.mock import Mock
 
-import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.conftest import DAILY, long_files, pytest_collection_modifyitems, third
+from tests.conftest import DAILY, DAYS, is_due, pytest_collection_modifyitems
 from tests.support import ROOT
 
 WORKFLOWS = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / ".github/workflows").glob("*.yml")}
@@ -30,25 +31,23 @@ def test_wheel_and_site_are_built() -> None:
     ]
 
 
-@pytest.mark.parametrize("first", [date(2026, 11, 27), date(2027, 12, 31)])
-def test_three_days_in_a_row_run_every_long_test(first: date) -> None:
-    days = [third(first + timedelta(days=later)) for later in range(3)]
-    assert set().union(*days) == set(long_files())
-    assert days[0] & days[1] == days[1] & days[2] == days[0] & days[2] == set(DAILY)
-    assert max(map(len, days)) - min(map(len, days)) <= 1
-    assert third(first + timedelta(days=3)) == days[0]
+@given(st.text(), st.dates(max_value=date(9999, 12, 1)))
+def test_seven_days_in_a_row_run_every_long_test_once(name: str, first: date) -> None:
+    days = [is_due(name, first + timedelta(days=later)) for later in range(DAYS)]
+    assert sum(days) == 1
+    assert all(is_due(f"{DAILY}::{name}", first + timedelta(days=later)) for later in range(DAYS))
 
 
-def test_ci_runs_the_third_of_today() -> None:
-    assert '-m long --third "$(date +%F)"\n' in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+def test_ci_runs_the_long_tests_of_today() -> None:
+    assert '-m long --day "$(date +%F)"\n' in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert (ROOT / DAILY).is_file()
 
 
-def test_a_third_leaves_out_long_tests_of_other_days_and_no_quick_ones() -> None:
-    """A file of another day has long and quick tests, a file of the day a long one."""
+def test_a_day_leaves_out_long_tests_of_other_days_and_no_quick_ones() -> None:
     day = date(2026, 11, 27)
-    (other, *_), (own, *_) = sorted(set(long_files()) - third(day)), sorted(third(day))
-    paths = {"slow": other, "quick": other, "of_the_day": own}
-    items = [Mock(path=path, get_closest_marker=lambda _, name=name: name != "quick") for name, path in paths.items()]
+    other, own = (next(name for name in map(str, range(100)) if is_due(name, day) is due) for due in (False, True))
+    marks = {(other, "slow"): True, (other, "quick"): False, (own, "slow"): True}
+    items = [Mock(nodeid=name, get_closest_marker=lambda _, long=long: long) for (name, _), long in marks.items()]
     slow, *rest = items
     config = Mock(getoption=lambda _: day)
     pytest_collection_modifyitems(config, items)
