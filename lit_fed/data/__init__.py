@@ -25,6 +25,7 @@ from lit_fed.data.partitions.partition import (
     Partition,
     Quantity,
     Samples,
+    SizeLaw,
     UnequalSizes,
 )
 from lit_fed.data.population.base import Batches, FederatedDataModule, Subset
@@ -98,6 +99,7 @@ __all__ = [
     "Rotations",
     "Samples",
     "Shards",
+    "SizeLaw",
     "Skeleton",
     "Subset",
     "Table",

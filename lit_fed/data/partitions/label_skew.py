@@ -17,6 +17,7 @@ from lit_fed.data.partitions.partition import (
     check_enough,
     class_index,
     equal_sizes,
+    shared_out,
     too_few,
 )
 from lit_fed.errors import ConfigError
@@ -175,8 +176,7 @@ class Dirichlet(Partition):
                 continue
             if not mass > 0:
                 return None
-            cuts = (np.cumsum(shares / mass) * (stop - start)).astype(np.int64)[:-1]
-            sizes[label] = np.diff(cuts, prepend=0, append=stop - start)
+            sizes[label] = shared_out(stop - start, shares / mass)
             held += sizes[label]
         return indices, sizes
 

@@ -11,13 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from lit_fed.checks import check_range
+from lit_fed.checks import check_choice, check_range
 from lit_fed.data.partitions.csr import CSR, ClientIndices, IntArray
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import numpy_generator
@@ -226,8 +226,7 @@ class UnequalSizes(Partition):
             shares = self.shares(num_clients, generator)
             if not shares.sum() > 0:  # a tiny α underflows
                 continue
-            cuts = (np.cumsum(shares) * samples.size).astype(np.int64)[:-1]
-            sizes = np.diff(cuts, prepend=0, append=samples.size)
+            sizes = shared_out(samples.size, shares)
             if sizes.min() >= self.min_samples:
                 return CSR.from_sizes(generator.permutation(samples.size), sizes)
             smallest = max(smallest, int(sizes.min()))
@@ -293,6 +292,44 @@ class LogNormal(UnequalSizes):
         return shares
 
 
+Law = Literal["linear", "square", "exponential"]
+
+
+class SizeLaw(Partition):
+    """Clients hold random samples in numbers that follow from their places: client k of N gets ⌊n·f(k)/Σⱼ f(j)⌋.
+
+    With k = 1 … N, f(k) is k (linear), k² (square) or exp(k) (exponential); the last client, the largest, gets the
+    remainder, too. The sizes do not depend on the seed, and the samples need no strata.
+
+    The laws of ``flwr_datasets``: ``LinearPartitioner``, ``SquarePartitioner``, ``ExponentialPartitioner``.
+
+    Args:
+        law: The function f.
+    """
+
+    def __init__(self, law: Law = "linear") -> None:
+        check_choice("SizeLaw.law", law, get_args(Law))
+        self.law = law
+
+    @override
+    def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
+        """Refuse a law that leaves a client without samples.
+
+        Raises:
+            ConfigError: It is such a law.
+        """
+        places = np.arange(1, num_clients + 1, dtype=np.float64)
+        units = {"linear": places, "square": places**2, "exponential": np.exp(places - num_clients)}[self.law]
+        sizes = (units * samples.size / units.sum()).astype(np.int64)
+        sizes[-1] += samples.size - sizes.sum()
+        if sizes[0] == 0:
+            raise ConfigError(
+                f"SizeLaw(law={self.law!r}) gives client 0 of {num_clients} none of the {samples.size} training "
+                "samples; lower data.num_clients or choose a flatter partition.law"
+            )
+        return CSR.from_sizes(numpy_generator(seed, "partition", "sizelaw").permutation(samples.size), sizes)
+
+
 class Natural(Partition):
     """The data set's own clients: the writer, the phone, the person who recorded the sample.
 
@@ -347,6 +384,12 @@ def class_index(labels: IntArray, num_classes: int) -> CSR:
 def equal_sizes(total: int, parts: int) -> IntArray:
     """Sizes of `parts` pieces of `total`; the first pieces take the remainder, one each."""
     return np.full(parts, total // parts, dtype=np.int64) + (np.arange(parts) < total % parts)
+
+
+def shared_out(total: int, shares: NDArray[np.float64]) -> IntArray:
+    """Sizes of pieces of `total` in given shares that sum to 1, shape (n,): cut by the cumulative sum, rounded down."""
+    cuts = (np.cumsum(shares) * total).astype(np.int64)[:-1]
+    return np.diff(cuts, prepend=0, append=total)
 
 
 def check_draws(name: str, alpha: float, min_samples: int, max_retries: int) -> None:
