@@ -16,7 +16,7 @@ from lit_fed.data.loaders.transforms import (
 )
 from lit_fed.data.partitions.csr import CSR, ClientIndices
 from lit_fed.data.partitions.cut import Part, Parts
-from lit_fed.data.partitions.label_skew import ClassesPerClient, Dirichlet, Shards
+from lit_fed.data.partitions.label_skew import ClassesPerClient, Dirichlet, ExtendedDirichlet, Pathological, Shards
 from lit_fed.data.partitions.partition import (
     IID,
     Listed,
@@ -73,6 +73,7 @@ __all__ = [
     "DigitPairs",
     "Digits",
     "Dirichlet",
+    "ExtendedDirichlet",
     "FashionMNIST",
     "FeatureSkew",
     "FederatedDataModule",
@@ -87,6 +88,7 @@ __all__ = [
     "Part",
     "Partition",
     "Parts",
+    "Pathological",
     "PhotoPose",
     "PoseAugmentation",
     "PoseDataModule",
