@@ -16,7 +16,14 @@ from lit_fed.data.loaders.transforms import (
 )
 from lit_fed.data.partitions.csr import CSR, ClientIndices
 from lit_fed.data.partitions.cut import Part, Parts
-from lit_fed.data.partitions.label_skew import ClassesPerClient, Dirichlet, ExtendedDirichlet, Pathological, Shards
+from lit_fed.data.partitions.label_skew import (
+    ClassesPerClient,
+    Dirichlet,
+    ExtendedDirichlet,
+    InnerDirichlet,
+    Pathological,
+    Shards,
+)
 from lit_fed.data.partitions.partition import (
     IID,
     Listed,
@@ -78,6 +85,7 @@ __all__ = [
     "FeatureSkew",
     "FederatedDataModule",
     "ImageDataModule",
+    "InnerDirichlet",
     "Listed",
     "Loader",
     "LogNormal",

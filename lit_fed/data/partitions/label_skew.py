@@ -5,6 +5,8 @@ Other strata of a data set, such as quantiles of its targets, take the classes' 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from typing_extensions import override
 
@@ -352,3 +354,81 @@ class ExtendedDirichlet(ClassesPerClient):
             smallest = max(smallest, fewest)
         name, remedy = f"ExtendedDirichlet(k={self.k}, alpha={self.alpha})", "raise partition.alpha or partition.k"
         raise ConfigError(too_few(name, remedy, num_clients, self.min_samples, self.max_retries, smallest))
+
+
+class InnerDirichlet(Partition):
+    """Clients of given sizes hold classes in Dirichlet-distributed proportions.
+
+    With C classes, client k draws its proportions π_k ~ Dir(α·1_C) and then the class of each of its n_k samples from
+    π_k. If clients draw more samples of a class than it has, random draws of them are kept and the others repeated
+    without the class, with π_k renormalised. The smaller α, the fewer classes dominate a client; n_k does not depend on
+    α. Samples beyond Σ n_k are unused.
+
+    Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, arXiv:2111.04263; with the sizes of
+    `LogNormal` its unbalanced data.
+
+    Args:
+        alpha: α > 0, the concentration.
+        sizes: The number of samples of each client, or a partition whose sizes to take, such as `LogNormal`, `Quantity`
+            or `SizeLaw`; null for equal sizes.
+
+    Note:
+        The paper's code, and ``flwr_datasets``, draw sample by sample, each for a random client that is not yet full.
+        Here all clients draw at once, and again what was not to be had. The two agree in law until a class is
+        exhausted.
+    """
+
+    def __init__(self, alpha: float = 0.5, sizes: Partition | list[int] | None = None) -> None:
+        check_range("InnerDirichlet.alpha", alpha, above=0)
+        if isinstance(sizes, list):
+            for client_id, size in enumerate(sizes):
+                check_range(f"InnerDirichlet.sizes[{client_id}]", size, least=1)
+        self.alpha, self.sizes = alpha, sizes
+
+    @override
+    def count(self, own: Callable[[], int | None]) -> int | None:
+        return len(self.sizes) if isinstance(self.sizes, list) else None
+
+    @override
+    def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
+        """Refuse sizes that do not fit the samples.
+
+        Raises:
+            ConfigError: The number of sizes differs from the number of clients, or their sum exceeds the samples.
+        """
+        labels = samples.strata_for(self)
+        left = self._sizes(samples, num_clients, seed)
+        by_class = class_index(labels, 1 + int(labels.max()))
+        generator = numpy_generator(seed, "partition", "inner_dirichlet")
+        proportions = generator.dirichlet(np.full(len(by_class), self.alpha), num_clients)
+        free, held = by_class.sizes, np.zeros((num_clients, len(by_class)), dtype=np.int64)
+        while left.any():  # ends: what is not served has exhausted a class
+            weights = proportions * (free > 0)
+            weights[~(weights.sum(axis=1) > 0)] = free  # none of the client's classes is left
+            drawn = generator.multinomial(left, weights / weights.sum(axis=1, keepdims=True))
+            for label in np.flatnonzero(drawn.sum(axis=0) > free):
+                drawn[:, label] = generator.multivariate_hypergeometric(
+                    drawn[:, label], free[label], method="marginals"
+                )
+            left, free, held = left - drawn.sum(axis=1), free - drawn.sum(axis=0), held + drawn
+        taken = [generator.permutation(by_class[label])[: held[:, label].sum()] for label in range(len(by_class))]
+        owners = np.repeat(np.tile(np.arange(num_clients), len(by_class)), held.T.ravel())
+        return CSR.from_owners(np.concatenate(taken), owners, num_clients)
+
+    def _sizes(self, samples: Samples, num_clients: int, seed: int) -> IntArray:
+        """Number of samples of each client, shape (num_clients,)."""
+        if self.sizes is None:
+            return equal_sizes(samples.size, num_clients)
+        if isinstance(self.sizes, Partition):
+            return self.sizes(samples, num_clients, seed).sizes
+        if len(self.sizes) != num_clients:
+            raise ConfigError(
+                f"partition.sizes has {len(self.sizes)} sizes, and data.num_clients is {num_clients}; leave the number "
+                "of clients out"
+            )
+        sizes = np.array(self.sizes, dtype=np.int64)
+        if sizes.sum() > samples.size:
+            raise ConfigError(
+                f"partition.sizes sum to {sizes.sum()}, and there are {samples.size} training samples; lower them"
+            )
+        return sizes

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lit_fed.data.partitions.label_skew import ClassesPerClient, ExtendedDirichlet, Pathological
-from lit_fed.data.partitions.partition import Partition, Samples
+from lit_fed.data.partitions.label_skew import ClassesPerClient, ExtendedDirichlet, InnerDirichlet, Pathological
+from lit_fed.data.partitions.partition import LogNormal, Partition, Samples, SizeLaw
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import numpy_generator
 from tests.data.partitions.test_partition import assert_each_once, labels_of_4, seeds
@@ -40,7 +40,7 @@ def test_with_a_least_share_of_one_pathological_gives_equal_parts():
 
 def test_pathological_sizes_are_uniform_but_for_the_client_with_the_remainder():
     # 2 clients of 1,000 samples: one gets U{50 … 500}, the other the rest; the mean of the smaller is 275, of deviation
-    # √((451² − 1)/12) = 130.2, so that the mean of 400 draws deviates by 6.5. Either client is the larger half the time.
+    # √((451² − 1)/12) = 130.2, so that the mean of 400 draws deviates by 6.5. Either client is as often the larger.
     smaller, first_is_larger = [], 0
     for seed in range(400):
         sizes = Pathological(1, least=0.1)(Samples.of(np.zeros(1000, dtype=np.int64)), 2, seed).sizes
@@ -85,7 +85,51 @@ def test_extended_dirichlet_of_all_classes_is_dirichlet_without_a_cap_by_hand():
     assert found.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("partition", [Pathological(2), ExtendedDirichlet(2, 0.5, min_samples=1)])
+@given(
+    labels_of_4, st.lists(st.integers(1, 40), min_size=1, max_size=8), st.sampled_from([1e-3, 0.1, 1.0, 100.0]), seeds
+)
+def test_inner_dirichlet_gives_each_client_its_size_and_no_sample_twice(labels, sizes, alpha, seed):
+    labels = np.concatenate([labels, np.zeros(max(0, sum(sizes) - len(labels)), dtype=np.int64)])
+    partition = InnerDirichlet(alpha, sizes)
+    csr = partition(Samples.of(labels), len(sizes), seed)
+    assert csr.sizes.tolist() == sizes
+    assert len(np.unique(csr.indices)) == sum(sizes)
+    assert partition.count(lambda: None) == len(sizes)
+
+
+@given(labels_of_4, st.integers(1, 10), seeds)
+def test_inner_dirichlet_takes_all_samples_in_equal_sizes_or_those_of_a_partition(labels, num_clients, seed):
+    equal = InnerDirichlet(0.3)(Samples.of(labels), num_clients, seed)
+    assert_each_once(equal, len(labels))
+    assert equal.sizes.max() - equal.sizes.min() <= 1
+    for sizes in (LogNormal(0.3, min_samples=1), SizeLaw("linear") if num_clients < 9 else LogNormal(0.0, 1)):
+        csr = InnerDirichlet(0.3, sizes)(Samples.of(labels), num_clients, seed)
+        assert_each_once(csr, len(labels))
+        assert csr.sizes.tolist() == sizes(Samples.of(labels), num_clients, seed).sizes.tolist()
+
+
+def test_inner_dirichlet_draws_proportions_of_classes_inside_a_client():
+    # A share of Dir(α·1_4) has the variance (1/4)(3/4)/(4α + 1): 0.0625 for α = 1/2. Its 200 samples add the binomial
+    # E[π(1 − π)]/200 = (3/16 − 0.0625)/200. No class is exhausted, since only a tenth of the samples is dealt out.
+    labels = np.arange(2_000_000) % 4
+    shares = InnerDirichlet(0.5, [200] * 1000)(Samples.of(labels), 1000, 0).histogram(labels, 4) / 200
+    assert shares.mean(axis=0) == pytest.approx([0.25] * 4, abs=5 * (0.0625 / 1000) ** 0.5)
+    assert shares.var() == pytest.approx(0.0625 + (3 / 16 - 0.0625) / 200, rel=0.1)
+
+
+def test_inner_dirichlet_by_hand_where_a_class_runs_out():
+    # One client of 5 takes both samples of class 0 at most, and the rest from class 1, however small α is.
+    labels = np.array([0, 1, 0, 1, 1, 1])
+    for seed in range(20):
+        held = InnerDirichlet(0.01, [5])(Samples.of(labels), 1, seed).histogram(labels, 2)[0].tolist()
+        assert held in ([1, 4], [2, 3])
+    # Clients that take everything hold everything.
+    assert InnerDirichlet(0.01, [4, 2])(Samples.of(labels), 2, 0).histogram(labels, 2).sum(axis=0).tolist() == [2, 4]
+
+
+@pytest.mark.parametrize(
+    "partition", [Pathological(2), ExtendedDirichlet(2, 0.5, min_samples=1), InnerDirichlet(0.5, SizeLaw("linear"))]
+)
 def test_how_many_samples_of_a_class_a_client_holds_does_not_depend_on_the_samples_order(partition: Partition):
     labels = np.arange(400) % 4
     shuffled = np.random.default_rng(0).permutation(labels)
@@ -95,7 +139,7 @@ def test_how_many_samples_of_a_class_a_client_holds_does_not_depend_on_the_sampl
     assert first.tolist() != other.tolist()
 
 
-@pytest.mark.parametrize("partition", [Pathological(1), ExtendedDirichlet(1, 50.0, min_samples=1)])
+@pytest.mark.parametrize("partition", [Pathological(1), ExtendedDirichlet(1, 50.0, min_samples=1), InnerDirichlet()])
 def test_100_000_clients_are_cut_in_one_sweep(partition: Partition):
     labels = np.arange(4_000_000) % 10
     csr = partition(Samples.of(labels), 100_000, 0)
@@ -115,6 +159,17 @@ def test_100_000_clients_are_cut_in_one_sweep(partition: Partition):
             "class 0 has 5 training samples for the 6 clients that hold it; lower data.num_clients or partition.k, or",
         ),
         (lambda: Pathological(2)(Samples(50), 2, 0), "partition Pathological needs the class"),
+        (lambda: InnerDirichlet(0.0), "InnerDirichlet.alpha is 0.0; it must be above 0"),
+        (lambda: InnerDirichlet(1.0, [3, 0]), "InnerDirichlet.sizes[1] is 0; it must be at least 1"),
+        (
+            lambda: InnerDirichlet(1.0, [3, 4])(Samples.of(np.arange(50) % 2), 3, 0),
+            "partition.sizes has 2 sizes, and data.num_clients is 3; leave the number of clients out",
+        ),
+        (
+            lambda: InnerDirichlet(1.0, [30, 21])(Samples.of(np.arange(50) % 2), 2, 0),
+            "partition.sizes sum to 51, and there are 50 training samples; lower them",
+        ),
+        (lambda: InnerDirichlet()(Samples(50), 2, 0), "partition InnerDirichlet needs the class"),
         (lambda: ExtendedDirichlet(alpha=0.0), "ExtendedDirichlet.alpha is 0.0"),
         (lambda: ExtendedDirichlet(min_samples=0), "ExtendedDirichlet.min_samples is 0"),
         (lambda: ExtendedDirichlet()(Samples.of(np.arange(50) % 2), 10, 0), "cannot give 10 clients 10 samples each"),
