@@ -35,6 +35,7 @@ from lit_fed.data.partitions.partition import (
     SizeLaw,
     UnequalSizes,
 )
+from lit_fed.data.partitions.target_skew import Continuous
 from lit_fed.data.population.base import Batches, FederatedDataModule, Subset
 from lit_fed.data.population.dataset_module import DatasetModule, Datasets
 from lit_fed.data.population.in_memory import Arrays, ImageDataModule, TensorDataModule
@@ -74,6 +75,7 @@ __all__ = [
     "ClientIndices",
     "ClientPoses",
     "CocoKeypoints",
+    "Continuous",
     "DatasetModule",
     "Datasets",
     "Diabetes",

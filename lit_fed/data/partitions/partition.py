@@ -34,6 +34,7 @@ class Samples:
         source: The samples' origin, for errors.
         numbers: The data set's number of each sample, ascending, shape (n,); None for 0 … n − 1.
         total: Number of samples of the data set; None for n.
+        targets: Numerical target of each sample, the first of several, shape (n,); None without known ones.
     """
 
     size: int
@@ -42,6 +43,7 @@ class Samples:
     source: str = "the data set"
     numbers: IntArray | None = None
     total: int | None = None
+    targets: NDArray[np.floating[Any]] | None = None
 
     @classmethod
     def of(cls, strata: IntArray, clients: IntArray | None = None) -> Samples:
