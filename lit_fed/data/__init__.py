@@ -26,6 +26,7 @@ from lit_fed.data.partitions.label_skew import (
 )
 from lit_fed.data.partitions.partition import (
     IID,
+    Grouped,
     Listed,
     LogNormal,
     Natural,
@@ -86,6 +87,7 @@ __all__ = [
     "FashionMNIST",
     "FeatureSkew",
     "FederatedDataModule",
+    "Grouped",
     "ImageDataModule",
     "InnerDirichlet",
     "Listed",

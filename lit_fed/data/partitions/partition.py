@@ -332,19 +332,17 @@ class SizeLaw(Partition):
         return CSR.from_sizes(numpy_generator(seed, "partition", "sizelaw").permutation(samples.size), sizes)
 
 
-class Natural(Partition):
-    """The data set's own clients: the writer, the phone, the person who recorded the sample.
-
-    With a smaller `num_clients` than the data set has, its first clients are used. Test samples follow the data set's
-    own client of each test sample. If it names none, or if all test samples are of other clients (UCI-HAR's official
-    split), the default of `Partition.split_test` applies.
-    """
+class OwnClients(Partition):
+    """Clients are made of the data set's own clients, in their order."""
 
     keeps_clients = True
+    owners = 1
+    """The number of the data set's own clients that make a client."""
 
     @override
     def count(self, own: Callable[[], int | None]) -> int | None:
-        return own()
+        number = own()
+        return None if number is None else -(-number // self.owners)
 
     @override
     def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
@@ -353,17 +351,19 @@ class Natural(Partition):
         Raises:
             ConfigError: It is such a data set.
         """
+        name = type(self).__name__
         if samples.clients is None:
             raise ConfigError(
-                "partition Natural needs a data set that names the client of each sample (an array file's "
+                f"partition {name} needs a data set that names the client of each sample (an array file's "
                 "client_train, a folder per client), and this one does not; choose IID, Dirichlet or Shards"
             )
-        csr = CSR.from_owners(np.arange(samples.size), np.asarray(samples.clients, dtype=np.int64), num_clients)
+        clients = self._of_owners(samples.clients)
+        csr = CSR.from_owners(np.arange(samples.size), clients, num_clients)
         empty = np.flatnonzero(csr.sizes == 0)
         if len(empty):
             raise ConfigError(
-                f"client {empty[0]} of {num_clients} has no training samples under partition Natural, as the data set "
-                f"has {len(np.unique(samples.clients))} clients with samples; lower data.num_clients or "
+                f"client {empty[0]} of {num_clients} has no training samples under partition {name}, as the data set "
+                f"has {len(np.unique(clients))} clients with samples; lower data.num_clients or "
                 "algorithm.public_size"
             )
         return csr
@@ -371,11 +371,41 @@ class Natural(Partition):
     @override
     def split_test(self, train: CSR, train_samples: Samples, test_samples: Samples, seed: int) -> ClientIndices:
         if test_samples.clients is not None:
-            owners = np.asarray(test_samples.clients, dtype=np.int64)
-            split = CSR.from_owners(np.arange(test_samples.size), owners, len(train))
+            split = CSR.from_owners(np.arange(test_samples.size), self._of_owners(test_samples.clients), len(train))
             if len(split.indices):
                 return split
         return super().split_test(train, train_samples, test_samples, seed)
+
+    def _of_owners(self, owners: IntArray) -> IntArray:
+        """The client of each sample (n,), from the data set's own; below 0 for none."""
+        return np.asarray(owners, dtype=np.int64) // self.owners
+
+
+class Natural(OwnClients):
+    """The data set's own clients: the writer, the phone, the person who recorded the sample.
+
+    With a smaller `num_clients` than the data set has, its first clients are used. Test samples follow the data set's
+    own client of each test sample. If it names none, or if all test samples are of other clients (UCI-HAR's official
+    split), the default of `Partition.split_test` applies.
+    """
+
+
+class Grouped(OwnClients):
+    """Several of the data set's own clients make one: the writers of a class, the people of a household, a hospital.
+
+    The data set's own clients, in their order, are cut into groups of `owners`: own client j is part of client
+    ⌊j/owners⌋, and the last client may have fewer. A `num_clients` smaller by one leaves this last one out. Training
+    and test samples follow as under `Natural`, which it is with ``owners=1``, but clients have no names.
+
+    ``GroupedNaturalIdPartitioner`` of ``flwr_datasets``, with its mode ``allow-smaller``.
+
+    Args:
+        owners: The number of the data set's own clients that make a client.
+    """
+
+    def __init__(self, owners: int = 2) -> None:
+        check_range("Grouped.owners", owners, least=1)
+        self.owners = owners
 
 
 def class_index(labels: IntArray, num_classes: int) -> CSR:

@@ -12,7 +12,16 @@ from hypothesis.extra import numpy as hnp
 
 from lit_fed.data.partitions.csr import _GOLDEN, CSR, _mixed, sha256_of
 from lit_fed.data.partitions.label_skew import ClassesPerClient, Dirichlet, Shards
-from lit_fed.data.partitions.partition import IID, MatchedTestSplit, Natural, Partition, Quantity, Samples, SizeLaw
+from lit_fed.data.partitions.partition import (
+    IID,
+    Grouped,
+    MatchedTestSplit,
+    Natural,
+    Partition,
+    Quantity,
+    Samples,
+    SizeLaw,
+)
 from lit_fed.errors import ConfigError
 
 labels_of_4 = hnp.arrays(np.int64, st.integers(40, 200), elements=st.integers(0, 3))
@@ -97,6 +106,31 @@ def test_natural_follows_the_ids():
     assert [csr[k].tolist() for k in range(3)] == [[1, 3], [2], [0, 4, 5]]
     test = Natural().split_test(csr, Samples(6, clients=ids), Samples(3, clients=np.array([1, 1, 7])), 0)
     assert [test[k].tolist() for k in range(3)] == [[], [0, 1], []]
+
+
+def test_groups_hold_what_their_owners_hold():
+    # Owners 0 and 1 make client 0, 2 and 3 client 1, 4 alone client 2.
+    ids = np.array([2, 0, 4, 1, 3, 2])
+    csr = Grouped(2)(Samples(6, clients=ids), 3, 0)
+    assert [csr[k].tolist() for k in range(3)] == [[1, 3], [0, 4, 5], [2]]
+    test = Grouped(2).split_test(csr, Samples(6, clients=ids), Samples(4, clients=np.array([3, -1, 4, 5])), 0)
+    assert [test[k].tolist() for k in range(3)] == [[], [0], [2, 3]]
+    assert [Grouped(size).count(lambda: 5) for size in (1, 2, 3, 5, 9)] == [5, 3, 2, 1, 1]
+    assert Grouped(2).count(lambda: None) is None
+
+
+@given(hnp.arrays(np.int64, st.integers(1, 100), elements=st.integers(0, 9)), st.integers(1, 12), seeds)
+def test_groups_use_every_sample_once_and_divide_no_owner(ids, owners, seed):
+    ids = np.unique(ids, return_inverse=True)[1]
+    samples, partition = Samples(len(ids), clients=ids), Grouped(owners)
+    num_clients = partition.count(lambda: 1 + int(ids.max()))
+    csr = partition(samples, num_clients, seed)
+    assert_each_once(csr, len(ids))
+    held = [set(ids[csr[k]].tolist()) for k in range(num_clients)]
+    assert sum(map(len, held)) == 1 + ids.max()  # none twice
+    assert all(len(own) == owners for own in held[:-1])
+    if owners == 1:
+        assert csr.indices.tolist() == Natural()(samples, num_clients, seed).indices.tolist()
 
 
 @pytest.mark.parametrize(
@@ -308,6 +342,12 @@ def test_100_000_clients_keep_no_object_each(partition: Partition):
         ),
         (lambda: Natural()(Samples(5), 2, 0), "names the client of each sample"),
         (lambda: Natural()(Samples(3, clients=np.array([0, 0, 2])), 3, 0), "client 1 of 3 has no training samples"),
+        (lambda: Grouped(0), "Grouped.owners is 0; it must be at least 1"),
+        (lambda: Grouped()(Samples(5), 2, 0), "partition Grouped needs a data set that names the client of each"),
+        (
+            lambda: Grouped()(Samples(3, clients=np.array([0, 1, 1])), 2, 0),
+            "client 1 of 2 has no training samples under partition Grouped, as the data set has 1 clients",
+        ),
         (lambda: IID()(Samples(5), 2, 0)[2], "client 2 does not exist"),
         (lambda: IID()(Samples(5), 2, 0)[-1], "client -1 does not exist"),
     ],
