@@ -16,17 +16,27 @@ from lit_fed.data.loaders.transforms import (
 )
 from lit_fed.data.partitions.csr import CSR, ClientIndices
 from lit_fed.data.partitions.cut import Part, Parts
-from lit_fed.data.partitions.label_skew import ClassesPerClient, Dirichlet, Shards
+from lit_fed.data.partitions.label_skew import (
+    ClassesPerClient,
+    Dirichlet,
+    ExtendedDirichlet,
+    InnerDirichlet,
+    Pathological,
+    Shards,
+)
 from lit_fed.data.partitions.partition import (
     IID,
+    Grouped,
     Listed,
     LogNormal,
     Natural,
     Partition,
     Quantity,
     Samples,
+    SizeLaw,
     UnequalSizes,
 )
+from lit_fed.data.partitions.target_skew import Continuous
 from lit_fed.data.population.base import Batches, FederatedDataModule, Subset
 from lit_fed.data.population.dataset_module import DatasetModule, Datasets
 from lit_fed.data.population.in_memory import Arrays, ImageDataModule, TensorDataModule
@@ -66,16 +76,20 @@ __all__ = [
     "ClientIndices",
     "ClientPoses",
     "CocoKeypoints",
+    "Continuous",
     "DatasetModule",
     "Datasets",
     "Diabetes",
     "DigitPairs",
     "Digits",
     "Dirichlet",
+    "ExtendedDirichlet",
     "FashionMNIST",
     "FeatureSkew",
     "FederatedDataModule",
+    "Grouped",
     "ImageDataModule",
+    "InnerDirichlet",
     "Listed",
     "Loader",
     "LogNormal",
@@ -86,6 +100,7 @@ __all__ = [
     "Part",
     "Partition",
     "Parts",
+    "Pathological",
     "PhotoPose",
     "PoseAugmentation",
     "PoseDataModule",
@@ -98,6 +113,7 @@ __all__ = [
     "Rotations",
     "Samples",
     "Shards",
+    "SizeLaw",
     "Skeleton",
     "Subset",
     "Table",

@@ -20,6 +20,7 @@ from lit_fed.data import (
     Puppets,
     Quantity,
     Shards,
+    SizeLaw,
 )
 
 FOLDER = Path(__file__).parents[2] / "configs" / "data"
@@ -92,6 +93,9 @@ def test_short_names_and_single_settings():
     assert (data.num_clients, data.partition.alpha) == (4, 2.0)
     for partition, cls in (("Shards", Shards), ("Quantity", Quantity), ("Natural", Natural)):
         assert isinstance(parse("--data", "Digits", "--data.partition", partition).partition, cls)
+    inner = ("--data", "Digits", "--data.partition", "InnerDirichlet", "--data.partition.sizes")
+    assert parse(*inner, "[30, 20, 10]").num_clients == 3
+    assert isinstance(parse(*inner, "SizeLaw", "--data.partition.sizes.law", "square").partition.sizes, SizeLaw)
     data = parse("--data", "Digits", "--data.skew", "NoiseLevels", "--data.skew.sigma", "2")
     assert isinstance(data.skew, NoiseLevels)
     assert data.skew.sigma == 2

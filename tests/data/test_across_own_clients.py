@@ -18,6 +18,7 @@ from lit_fed.data import (
     ClientArrays,
     ClientFolders,
     Dirichlet,
+    Grouped,
     Natural,
     Table,
     TensorDataModule,
@@ -113,6 +114,22 @@ def test_clients_who_take_no_part_are_said(tmp_path: Path, capsys: pytest.Captur
         f"data.num_clients is 2, and client_train of {tmp_path / 'a.npz'} names 3 clients; the others take no part "
         "(null takes all of them)"
     )
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MADE if kind != "arrays"])
+def test_own_clients_may_be_grouped(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = MADE[kind][0](tmp_path, partition=Grouped(2))
+    data.setup()
+    assert (data.num_clients, data.client_names) == (2, None)
+    sizes = [len(data._ready.train[client_id]) for client_id in range(2)]
+    assert sizes[0] == 2 * sizes[1]  # three clients of equal size
+    assert capsys.readouterr().out == ""
+
+
+def test_groups_that_take_no_part_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ArrayFile(archive(tmp_path), num_clients=1, partition=Grouped(2)).setup()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "names 3 clients, which make 2 clients; the others take no part (null takes all of them)" in line
 
 
 def test_one_client_alone_may_be_cut(tmp_path: Path) -> None:

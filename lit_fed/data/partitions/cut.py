@@ -51,7 +51,9 @@ class Part:
     def samples(self, rows: IntArray, source: str) -> Samples:
         """Some of the samples, as partitions see them."""
         strata, clients = (None if array is None else array[rows] for array in (self.strata, self.clients))
-        return Samples(len(rows), strata, clients, source, rows, len(self))
+        y = np.asarray(self.y)
+        targets = y[(rows, *(y.ndim - 1) * (0,))] if y.dtype.kind == "f" else None
+        return Samples(len(rows), strata, clients, source, rows, len(self), targets)
 
     def checked(self, num_classes: int | None, what: str, source: str) -> Part:
         """A checked copy with strata in int64, these being the classes if there are any."""

@@ -1,9 +1,11 @@
-"""Partitions in which clients see different classes: shards, Dirichlet (LDA), a number of classes per client.
+"""Partitions in which clients see different classes: shards, Dirichlet shares, a number of classes per client.
 
 Other strata of a data set, such as quantiles of its targets, take the classes' place.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 from typing_extensions import override
@@ -17,6 +19,7 @@ from lit_fed.data.partitions.partition import (
     check_enough,
     class_index,
     equal_sizes,
+    shared_out,
     too_few,
 )
 from lit_fed.errors import ConfigError
@@ -175,8 +178,7 @@ class Dirichlet(Partition):
                 continue
             if not mass > 0:
                 return None
-            cuts = (np.cumsum(shares / mass) * (stop - start)).astype(np.int64)[:-1]
-            sizes[label] = np.diff(cuts, prepend=0, append=stop - start)
+            sizes[label] = shared_out(stop - start, shares / mass)
             held += sizes[label]
         return indices, sizes
 
@@ -213,13 +215,13 @@ class ClassesPerClient(Partition):
         labels = samples.strata_for(self)
         num_classes = 1 + int(labels.max())
         if self.k > num_classes:
-            raise ConfigError(f"ClassesPerClient.k is {self.k}, and the data have {num_classes} classes; lower it")
+            raise ConfigError(f"{type(self).__name__}.k is {self.k}, and the data have {num_classes} classes; lower it")
         by_class = class_index(labels, num_classes)
         chosen = self._choose(num_classes, num_clients, numpy_generator(seed, "partition", "classes"))
         clients_of = CSR.from_owners(np.repeat(np.arange(num_clients), self.k), chosen.ravel(), num_classes)
         if self.samples_per_client is None:
             generator = numpy_generator(seed, "partition", "classes", "deal")
-            return self._deal(by_class, clients_of, num_clients, generator)
+            return self.deal(by_class, clients_of, num_clients, generator)
         indices = np.empty(num_clients * self.samples_per_client, dtype=np.int64)
         quotas = equal_sizes(self.samples_per_client, self.k)
         position = 0
@@ -247,8 +249,12 @@ class ClassesPerClient(Partition):
             chosen[client_id] = picks
         return chosen
 
-    @staticmethod
-    def _deal(by_class: CSR, clients_of: CSR, num_clients: int, generator: np.random.Generator) -> CSR:
+    def pieces(self, total: int, parts: int, generator: np.random.Generator) -> IntArray:
+        """Sizes of the pieces of a class with `total` samples for `parts` clients, shape (parts,)."""
+        del generator
+        return equal_sizes(total, parts)
+
+    def deal(self, by_class: CSR, clients_of: CSR, num_clients: int, generator: np.random.Generator) -> CSR:
         """Deal every class out among the clients that chose it."""
         indices = by_class.indices.copy()
         owners = np.full(len(indices), -1, dtype=np.int64)
@@ -261,7 +267,168 @@ class ClassesPerClient(Partition):
             if stop - start < len(clients):
                 raise ConfigError(
                     f"class {label} has {stop - start} training samples for the {len(clients)} clients that hold it; "
-                    "lower data.num_clients or partition.k, or set partition.samples_per_client"
+                    "lower data.num_clients or partition.k, or choose ClassesPerClient with samples_per_client"
                 )
-            owners[start:stop] = np.repeat(clients, equal_sizes(stop - start, len(clients)))
+            owners[start:stop] = np.repeat(clients, self.pieces(stop - start, len(clients), generator))
         return CSR.from_owners(indices, owners, num_clients)
+
+
+class Pathological(ClassesPerClient):
+    """Every client holds exactly k distinct classes, in unequal numbers.
+
+    Classes are chosen as by `ClassesPerClient`. Of the m clients that hold a class with n samples, each gets a number
+    drawn uniformly from max(1, ⌊least·n/m⌋) … ⌊n/m⌋, and one of them, at random, gets the remainder, too.
+
+    Zhang et al., "PFLlib: A Beginner-Friendly and Comprehensive Personalized Federated Learning Library and Benchmark",
+    JMLR 2025, arXiv:2312.04992 (its pathological partition without balance).
+
+    Args:
+        k: Distinct classes per client.
+        least: Least number of samples in a client's class, as a share of an equal part; 1 for equal parts.
+
+    Note:
+        PFLlib's code gives the first classes to the first clients, and the remainder to the last client of a class.
+        Here a client's number has no influence.
+    """
+
+    def __init__(self, k: int = 2, least: float = 0.1) -> None:
+        check_range("Pathological.k", k, least=1)
+        check_range("Pathological.least", least, above=0, most=1)
+        super().__init__(k)
+        self.least = least
+
+    @override
+    def pieces(self, total: int, parts: int, generator: np.random.Generator) -> IntArray:
+        smallest = max(1, int(self.least * total / parts))
+        sizes = generator.integers(smallest, total // parts, parts, endpoint=True)
+        sizes[generator.integers(parts)] += total - sizes.sum()
+        return sizes
+
+
+class ExtendedDirichlet(ClassesPerClient):
+    """Every client holds samples of at most k classes, each spread over its clients in Dirichlet-distributed shares.
+
+    Classes are chosen as by `ClassesPerClient`. With q_c in {0, 1}^N marking the clients that chose class c, its
+    samples are shuffled and cut in the shares p_c ~ Dir(α·q_c). The shares are redrawn until the smallest client holds
+    at least `min_samples`. With k the number of classes it is `Dirichlet` without a cap.
+
+    Li and Lyu, "Convergence Analysis of Sequential Federated Learning on Heterogeneous Data", NeurIPS 2023,
+    arXiv:2311.03154 (its extended Dirichlet strategy, ExDir(C, α)).
+
+    Args:
+        k: Distinct classes that a client may hold, the paper's C.
+        alpha: α > 0, the concentration.
+        min_samples: Least number of training samples of a client.
+        max_retries: Number of draws before giving up.
+
+    Note:
+        The paper draws each client's classes independently, and its public code redraws them until every class has
+        half of its average number of clients. Here they are chosen evenly: these numbers differ by at most one. A small
+        α may leave a client without samples of a class that it chose.
+    """
+
+    def __init__(self, k: int = 2, alpha: float = 0.5, min_samples: int = 10, max_retries: int = 1000) -> None:
+        check_range("ExtendedDirichlet.k", k, least=1)
+        check_draws("ExtendedDirichlet", alpha, min_samples, max_retries)
+        super().__init__(k)
+        self.alpha, self.min_samples, self.max_retries = alpha, min_samples, max_retries
+
+    @override
+    def pieces(self, total: int, parts: int, generator: np.random.Generator) -> IntArray:
+        return shared_out(total, generator.dirichlet(np.full(parts, self.alpha)))
+
+    @override
+    def deal(self, by_class: CSR, clients_of: CSR, num_clients: int, generator: np.random.Generator) -> CSR:
+        """Deal until every client has enough.
+
+        Raises:
+            ConfigError: No draw gave every client `min_samples`.
+        """
+        check_enough("ExtendedDirichlet", self.min_samples, num_clients, len(by_class.indices))
+        smallest = 0
+        for _ in range(self.max_retries):
+            cut = super().deal(by_class, clients_of, num_clients, generator)
+            fewest = int(cut.sizes.min())
+            if fewest >= self.min_samples:
+                return cut
+            smallest = max(smallest, fewest)
+        name, remedy = f"ExtendedDirichlet(k={self.k}, alpha={self.alpha})", "raise partition.alpha or partition.k"
+        raise ConfigError(too_few(name, remedy, num_clients, self.min_samples, self.max_retries, smallest))
+
+
+class InnerDirichlet(Partition):
+    """Clients of given sizes hold classes in Dirichlet-distributed proportions.
+
+    With C classes, client k draws its proportions π_k ~ Dir(α·1_C) and then the class of each of its n_k samples from
+    π_k. If clients draw more samples of a class than it has, random draws of them are kept and the others repeated
+    without the class, with π_k renormalised. The smaller α, the fewer classes dominate a client; n_k does not depend on
+    α. Samples beyond Σ n_k are unused.
+
+    Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, arXiv:2111.04263; with the sizes of
+    `LogNormal` its unbalanced data.
+
+    Args:
+        alpha: α > 0, the concentration.
+        sizes: The number of samples of each client, or a partition whose sizes to take, such as `LogNormal`, `Quantity`
+            or `SizeLaw`; null for equal sizes.
+
+    Note:
+        The paper's code, and ``flwr_datasets``, draw sample by sample, each for a random client that is not yet full.
+        Here all clients draw at once, and again what was not to be had. The two agree in law until a class is
+        exhausted.
+    """
+
+    def __init__(self, alpha: float = 0.5, sizes: Partition | list[int] | None = None) -> None:
+        check_range("InnerDirichlet.alpha", alpha, above=0)
+        if isinstance(sizes, list):
+            for client_id, size in enumerate(sizes):
+                check_range(f"InnerDirichlet.sizes[{client_id}]", size, least=1)
+        self.alpha, self.sizes = alpha, sizes
+
+    @override
+    def count(self, own: Callable[[], int | None]) -> int | None:
+        return len(self.sizes) if isinstance(self.sizes, list) else None
+
+    @override
+    def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
+        """Refuse sizes that do not fit the samples.
+
+        Raises:
+            ConfigError: The number of sizes differs from the number of clients, or their sum exceeds the samples.
+        """
+        labels = samples.strata_for(self)
+        left = self._sizes(samples, num_clients, seed)
+        by_class = class_index(labels, 1 + int(labels.max()))
+        generator = numpy_generator(seed, "partition", "inner_dirichlet")
+        proportions = generator.dirichlet(np.full(len(by_class), self.alpha), num_clients)
+        free, held = by_class.sizes, np.zeros((num_clients, len(by_class)), dtype=np.int64)
+        while left.any():  # ends: what is not served has exhausted a class
+            weights = proportions * (free > 0)
+            weights[~(weights.sum(axis=1) > 0)] = free  # none of the client's classes is left
+            drawn = generator.multinomial(left, weights / weights.sum(axis=1, keepdims=True))
+            for label in np.flatnonzero(drawn.sum(axis=0) > free):
+                drawn[:, label] = generator.multivariate_hypergeometric(
+                    drawn[:, label], free[label], method="marginals"
+                )
+            left, free, held = left - drawn.sum(axis=1), free - drawn.sum(axis=0), held + drawn
+        taken = [generator.permutation(by_class[label])[: held[:, label].sum()] for label in range(len(by_class))]
+        owners = np.repeat(np.tile(np.arange(num_clients), len(by_class)), held.T.ravel())
+        return CSR.from_owners(np.concatenate(taken), owners, num_clients)
+
+    def _sizes(self, samples: Samples, num_clients: int, seed: int) -> IntArray:
+        """Number of samples of each client, shape (num_clients,)."""
+        if self.sizes is None:
+            return equal_sizes(samples.size, num_clients)
+        if isinstance(self.sizes, Partition):
+            return self.sizes(samples, num_clients, seed).sizes
+        if len(self.sizes) != num_clients:
+            raise ConfigError(
+                f"partition.sizes has {len(self.sizes)} sizes, and data.num_clients is {num_clients}; leave the number "
+                "of clients out"
+            )
+        sizes = np.array(self.sizes, dtype=np.int64)
+        if sizes.sum() > samples.size:
+            raise ConfigError(
+                f"partition.sizes sum to {sizes.sum()}, and there are {samples.size} training samples; lower them"
+            )
+        return sizes

@@ -11,13 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from lit_fed.checks import check_range
+from lit_fed.checks import check_choice, check_range
 from lit_fed.data.partitions.csr import CSR, ClientIndices, IntArray
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import numpy_generator
@@ -34,6 +34,7 @@ class Samples:
         source: The samples' origin, for errors.
         numbers: The data set's number of each sample, ascending, shape (n,); None for 0 … n − 1.
         total: Number of samples of the data set; None for n.
+        targets: Numerical target of each sample, the first of several, shape (n,); None without known ones.
     """
 
     size: int
@@ -42,6 +43,7 @@ class Samples:
     source: str = "the data set"
     numbers: IntArray | None = None
     total: int | None = None
+    targets: NDArray[np.floating[Any]] | None = None
 
     @classmethod
     def of(cls, strata: IntArray, clients: IntArray | None = None) -> Samples:
@@ -226,8 +228,7 @@ class UnequalSizes(Partition):
             shares = self.shares(num_clients, generator)
             if not shares.sum() > 0:  # a tiny α underflows
                 continue
-            cuts = (np.cumsum(shares) * samples.size).astype(np.int64)[:-1]
-            sizes = np.diff(cuts, prepend=0, append=samples.size)
+            sizes = shared_out(samples.size, shares)
             if sizes.min() >= self.min_samples:
                 return CSR.from_sizes(generator.permutation(samples.size), sizes)
             smallest = max(smallest, int(sizes.min()))
@@ -293,19 +294,55 @@ class LogNormal(UnequalSizes):
         return shares
 
 
-class Natural(Partition):
-    """The data set's own clients: the writer, the phone, the person who recorded the sample.
+Law = Literal["linear", "square", "exponential"]
 
-    With a smaller `num_clients` than the data set has, its first clients are used. Test samples follow the data set's
-    own client of each test sample. If it names none, or if all test samples are of other clients (UCI-HAR's official
-    split), the default of `Partition.split_test` applies.
+
+class SizeLaw(Partition):
+    """Clients hold random samples in numbers that follow from their places: client k of N gets ⌊n·f(k)/Σⱼ f(j)⌋.
+
+    With k = 1 … N, f(k) is k (linear), k² (square) or exp(k) (exponential); the last client, the largest, gets the
+    remainder, too. The sizes do not depend on the seed, and the samples need no strata.
+
+    The laws of ``flwr_datasets``: ``LinearPartitioner``, ``SquarePartitioner``, ``ExponentialPartitioner``.
+
+    Args:
+        law: The function f.
     """
 
+    def __init__(self, law: Law = "linear") -> None:
+        check_choice("SizeLaw.law", law, get_args(Law))
+        self.law = law
+
+    @override
+    def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
+        """Refuse a law that leaves a client without samples.
+
+        Raises:
+            ConfigError: It is such a law.
+        """
+        places = np.arange(1, num_clients + 1, dtype=np.float64)
+        units = {"linear": places, "square": places**2, "exponential": np.exp(places - num_clients)}[self.law]
+        sizes = (units * samples.size / units.sum()).astype(np.int64)
+        sizes[-1] += samples.size - sizes.sum()
+        if sizes[0] == 0:
+            raise ConfigError(
+                f"SizeLaw(law={self.law!r}) gives client 0 of {num_clients} none of the {samples.size} training "
+                "samples; lower data.num_clients or choose a flatter partition.law"
+            )
+        return CSR.from_sizes(numpy_generator(seed, "partition", "sizelaw").permutation(samples.size), sizes)
+
+
+class OwnClients(Partition):
+    """Clients are made of the data set's own clients, in their order."""
+
     keeps_clients = True
+    owners = 1
+    """The number of the data set's own clients that make a client."""
 
     @override
     def count(self, own: Callable[[], int | None]) -> int | None:
-        return own()
+        number = own()
+        return None if number is None else -(-number // self.owners)
 
     @override
     def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
@@ -314,17 +351,19 @@ class Natural(Partition):
         Raises:
             ConfigError: It is such a data set.
         """
+        name = type(self).__name__
         if samples.clients is None:
             raise ConfigError(
-                "partition Natural needs a data set that names the client of each sample (an array file's "
+                f"partition {name} needs a data set that names the client of each sample (an array file's "
                 "client_train, a folder per client), and this one does not; choose IID, Dirichlet or Shards"
             )
-        csr = CSR.from_owners(np.arange(samples.size), np.asarray(samples.clients, dtype=np.int64), num_clients)
+        clients = self._of_owners(samples.clients)
+        csr = CSR.from_owners(np.arange(samples.size), clients, num_clients)
         empty = np.flatnonzero(csr.sizes == 0)
         if len(empty):
             raise ConfigError(
-                f"client {empty[0]} of {num_clients} has no training samples under partition Natural, as the data set "
-                f"has {len(np.unique(samples.clients))} clients with samples; lower data.num_clients or "
+                f"client {empty[0]} of {num_clients} has no training samples under partition {name}, as the data set "
+                f"has {len(np.unique(clients))} clients with samples; lower data.num_clients or "
                 "algorithm.public_size"
             )
         return csr
@@ -332,11 +371,41 @@ class Natural(Partition):
     @override
     def split_test(self, train: CSR, train_samples: Samples, test_samples: Samples, seed: int) -> ClientIndices:
         if test_samples.clients is not None:
-            owners = np.asarray(test_samples.clients, dtype=np.int64)
-            split = CSR.from_owners(np.arange(test_samples.size), owners, len(train))
+            split = CSR.from_owners(np.arange(test_samples.size), self._of_owners(test_samples.clients), len(train))
             if len(split.indices):
                 return split
         return super().split_test(train, train_samples, test_samples, seed)
+
+    def _of_owners(self, owners: IntArray) -> IntArray:
+        """The client of each sample (n,), from the data set's own; below 0 for none."""
+        return np.asarray(owners, dtype=np.int64) // self.owners
+
+
+class Natural(OwnClients):
+    """The data set's own clients: the writer, the phone, the person who recorded the sample.
+
+    With a smaller `num_clients` than the data set has, its first clients are used. Test samples follow the data set's
+    own client of each test sample. If it names none, or if all test samples are of other clients (UCI-HAR's official
+    split), the default of `Partition.split_test` applies.
+    """
+
+
+class Grouped(OwnClients):
+    """Several of the data set's own clients make one: the writers of a class, the people of a household, a hospital.
+
+    The data set's own clients, in their order, are cut into groups of `owners`: own client j is part of client
+    ⌊j/owners⌋, and the last client may have fewer. A `num_clients` smaller by one leaves this last one out. Training
+    and test samples follow as under `Natural`, which it is with ``owners=1``, but clients have no names.
+
+    ``GroupedNaturalIdPartitioner`` of ``flwr_datasets``, with its mode ``allow-smaller``.
+
+    Args:
+        owners: The number of the data set's own clients that make a client.
+    """
+
+    def __init__(self, owners: int = 2) -> None:
+        check_range("Grouped.owners", owners, least=1)
+        self.owners = owners
 
 
 def class_index(labels: IntArray, num_classes: int) -> CSR:
@@ -347,6 +416,12 @@ def class_index(labels: IntArray, num_classes: int) -> CSR:
 def equal_sizes(total: int, parts: int) -> IntArray:
     """Sizes of `parts` pieces of `total`; the first pieces take the remainder, one each."""
     return np.full(parts, total // parts, dtype=np.int64) + (np.arange(parts) < total % parts)
+
+
+def shared_out(total: int, shares: NDArray[np.float64]) -> IntArray:
+    """Sizes of pieces of `total` in given shares that sum to 1, shape (n,): cut by the cumulative sum, rounded down."""
+    cuts = (np.cumsum(shares) * total).astype(np.int64)[:-1]
+    return np.diff(cuts, prepend=0, append=total)
 
 
 def check_draws(name: str, alpha: float, min_samples: int, max_retries: int) -> None:

@@ -417,9 +417,11 @@ class FederatedDataModule(LightningDataModule, ABC):
                 f"{what} names {count} clients, which data.partition {type(self.partition).__name__} would ignore; set "
                 f"data.partition to Natural{number}, or {instead}"
             )
-        if count > self.num_clients:
+        made = self.partition.count(lambda: count) or count
+        if made > self.num_clients:
+            verb = "names" if made == count else f"names {count} clients, which make"
             remark(
-                f"data.num_clients is {self.num_clients}, and {what} names {count} clients; the others take no part "
+                f"data.num_clients is {self.num_clients}, and {what} {verb} {made} clients; the others take no part "
                 "(null takes all of them)"
             )
 

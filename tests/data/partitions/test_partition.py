@@ -12,7 +12,16 @@ from hypothesis.extra import numpy as hnp
 
 from lit_fed.data.partitions.csr import _GOLDEN, CSR, _mixed, sha256_of
 from lit_fed.data.partitions.label_skew import ClassesPerClient, Dirichlet, Shards
-from lit_fed.data.partitions.partition import IID, MatchedTestSplit, Natural, Partition, Quantity, Samples
+from lit_fed.data.partitions.partition import (
+    IID,
+    Grouped,
+    MatchedTestSplit,
+    Natural,
+    Partition,
+    Quantity,
+    Samples,
+    SizeLaw,
+)
 from lit_fed.errors import ConfigError
 
 labels_of_4 = hnp.arrays(np.int64, st.integers(40, 200), elements=st.integers(0, 3))
@@ -99,6 +108,31 @@ def test_natural_follows_the_ids():
     assert [test[k].tolist() for k in range(3)] == [[], [0, 1], []]
 
 
+def test_groups_hold_what_their_owners_hold():
+    # Owners 0 and 1 make client 0, 2 and 3 client 1, 4 alone client 2.
+    ids = np.array([2, 0, 4, 1, 3, 2])
+    csr = Grouped(2)(Samples(6, clients=ids), 3, 0)
+    assert [csr[k].tolist() for k in range(3)] == [[1, 3], [0, 4, 5], [2]]
+    test = Grouped(2).split_test(csr, Samples(6, clients=ids), Samples(4, clients=np.array([3, -1, 4, 5])), 0)
+    assert [test[k].tolist() for k in range(3)] == [[], [0], [2, 3]]
+    assert [Grouped(size).count(lambda: 5) for size in (1, 2, 3, 5, 9)] == [5, 3, 2, 1, 1]
+    assert Grouped(2).count(lambda: None) is None
+
+
+@given(hnp.arrays(np.int64, st.integers(1, 100), elements=st.integers(0, 9)), st.integers(1, 12), seeds)
+def test_groups_use_every_sample_once_and_divide_no_owner(ids, owners, seed):
+    ids = np.unique(ids, return_inverse=True)[1]
+    samples, partition = Samples(len(ids), clients=ids), Grouped(owners)
+    num_clients = partition.count(lambda: 1 + int(ids.max()))
+    csr = partition(samples, num_clients, seed)
+    assert_each_once(csr, len(ids))
+    held = [set(ids[csr[k]].tolist()) for k in range(num_clients)]
+    assert sum(map(len, held)) == 1 + ids.max()  # none twice
+    assert all(len(own) == owners for own in held[:-1])
+    if owners == 1:
+        assert csr.indices.tolist() == Natural()(samples, num_clients, seed).indices.tolist()
+
+
 @pytest.mark.parametrize(
     ("num_classes", "alpha", "sizes", "smallest", "largest", "std", "tries"),
     [  # The splits that the authors of FedDr+ ship, computed independently of this package.
@@ -151,6 +185,25 @@ def test_quantity_gives_dirichlet_shares_of_the_samples():
     # Shares of Dir(α·1_N) have the variance (1/N)(1 − 1/N)/(αN + 1): for N = 100 and α = 2 it is 0.0099/201.
     sizes = Quantity(2.0, min_samples=1)(Samples(1_000_000), 100, 0).sizes
     assert sizes.std() / 1e6 == pytest.approx((0.0099 / 201) ** 0.5, rel=0.2)
+
+
+@given(st.integers(60, 400), st.integers(1, 5), st.sampled_from(["linear", "square", "exponential"]), seeds)
+def test_a_size_law_uses_every_sample_once_in_sizes_that_no_seed_changes(num_samples, num_clients, law, seed):
+    # The least share of 60 samples: 1/55 for the squares of 1 … 5, and 1/(1 + e + e² + e³) = 1/31 for 4 exponentials.
+    num_clients = min(num_clients, 4) if law == "exponential" else num_clients
+    csr = SizeLaw(law)(Samples(num_samples), num_clients, seed)
+    assert_each_once(csr, num_samples)
+    assert csr.sizes.min() >= 1
+    assert (np.diff(csr.sizes) >= 0).all()
+    assert csr.sizes.tolist() == SizeLaw(law)(Samples(num_samples), num_clients, seed + 1).sizes.tolist()
+
+
+def test_sizes_follow_their_law():
+    # 1 + 2 + 3 + 4 = 10 parts of 100; 1 + 4 + 9 + 16 = 30 parts of 95: 3.2, 12.7, 28.5, 50.7, and the remainder 2 last.
+    assert SizeLaw()(Samples(100), 4, 0).sizes.tolist() == [10, 20, 30, 40]
+    assert SizeLaw("square")(Samples(95), 4, 0).sizes.tolist() == [3, 12, 28, 52]
+    # 1 : e : e² are 9.003 %, 24.473 %, 66.524 %; so 90.03, 244.73, 665.24 of 1,000, and the remainder 1 last.
+    assert SizeLaw("exponential")(Samples(1000), 3, 0).sizes.tolist() == [90, 244, 666]
 
 
 @given(st.integers(20, 200), st.integers(1, 20), seeds)
@@ -282,8 +335,19 @@ def test_100_000_clients_keep_no_object_each(partition: Partition):
         (lambda: Quantity(alpha=-1.0), "Quantity.alpha is -1.0"),
         (lambda: Quantity()(Samples(50), 10, 0), "Quantity cannot give 10 clients 10 samples each from 50"),
         (lambda: Quantity(0.01, 1, 3)(Samples(50), 40, 0), "Quantity(alpha=0.01) gave some of 40 clients fewer than 1"),
+        (lambda: SizeLaw("cubic"), "SizeLaw.law is 'cubic'; it must be 'linear', 'square' or 'exponential'"),
+        (
+            lambda: SizeLaw("square")(Samples(50), 40, 0),
+            "SizeLaw(law='square') gives client 0 of 40 none of the 50 training samples; lower data.num_clients or",
+        ),
         (lambda: Natural()(Samples(5), 2, 0), "names the client of each sample"),
         (lambda: Natural()(Samples(3, clients=np.array([0, 0, 2])), 3, 0), "client 1 of 3 has no training samples"),
+        (lambda: Grouped(0), "Grouped.owners is 0; it must be at least 1"),
+        (lambda: Grouped()(Samples(5), 2, 0), "partition Grouped needs a data set that names the client of each"),
+        (
+            lambda: Grouped()(Samples(3, clients=np.array([0, 1, 1])), 2, 0),
+            "client 1 of 2 has no training samples under partition Grouped, as the data set has 1 clients",
+        ),
         (lambda: IID()(Samples(5), 2, 0)[2], "client 2 does not exist"),
         (lambda: IID()(Samples(5), 2, 0)[-1], "client -1 does not exist"),
     ],
