@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from inspect import getsource
+from inspect import getsource, signature
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import yaml
 from examples.my_data import Blobs
 from examples.my_lora import LoRALinear
 from examples.my_module import LitDigits
-from lit_fed import Algorithm, Classifier, Regularizer
+from lit_fed import Algorithm, Classifier, FederatedTrainer, Regularizer
 from lit_fed.command.cli import main
 from lit_fed.data import Digits, FederatedDataModule, Samples
 from lit_fed.methods import FedAvg, Scaffold
@@ -454,6 +454,15 @@ def test_every_class_is_in_the_tables() -> None:
     named |= {one.__name__ for one in exported if issubclass(one, Algorithm | Regularizer)} - {"ServerOptimizer"}
     assert {"UniformParticipation", "PersonalTest", "Dirichlet", "ArrayFile", "Scaffold", "LD"} <= named
     assert not [name for name in sorted(named) if f"`{name}`" not in GUIDE]
+
+
+def test_words_have_the_keys_that_exist_and_one_meaning() -> None:
+    text = TEXT[ROOT / "docs/glossary.md"]
+    keys = set(re.findall(r"`trainer\.(\w+)`", text))
+    assert {"participation", "kinds", "max_rounds"} <= keys <= signature(FederatedTrainer).parameters.keys()
+    meanings = re.findall(r"^\| ([^|]+) \|", text.partition("## One word each")[0], re.MULTILINE)
+    words = [word for word in meanings if word not in ("word", "for a first run")]
+    assert len(words) == len(set(words))
 
 
 def test_every_method_file_is_in_the_readme() -> None:
