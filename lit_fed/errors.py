@@ -91,9 +91,13 @@ class ClientTimeout(LitFedError):
 class NothingToAverage(LitFedError, ValueError):
     """All updates of a round have weight 0."""
 
+    status = 1
+
 
 class NobodyLeft(LitFedError):
     """Too many consecutive clients failed."""
+
+    status = 1
 
 
 class WireError(LitFedError):
@@ -106,6 +110,8 @@ class WireError(LitFedError):
 
 class ProcessLost(LitFedError):
     """Another process of the run has ended, so that collectives fail."""
+
+    status = 1
 
 
 class ClientFailure(LitFedError):

@@ -2,9 +2,15 @@
 # # A first federation
 #
 # Twenty clients with unequal parts of scikit-learn's digits, five of them a round. Nothing is downloaded, and a CPU is
-# enough. Open this file as a notebook in Jupyter (with jupytext) or VS Code, or run it with `python`.
+# enough.
 
 # %%
+# %pip install lit-fed
+
+# %%
+import csv
+
+import matplotlib.pyplot as plt
 from lightning import seed_everything
 
 from lit_fed import Classifier, FederatedTrainer
@@ -36,7 +42,7 @@ def run(method, rounds=10):
         enable_progress_bar=False,
     )
     trainer.fit(model, data, method)
-    return trainer.metrics
+    return trainer
 
 
 averaged = run(FedAvg())
@@ -48,4 +54,19 @@ near = run(FedProx(mu=0.1))
 
 # %%
 for name in ("global/acc", "clients/acc_mean", "clients/acc_min", "drift/update_norm_mean"):
-    print(f"{name:<24} FedAvg {averaged[name]:.3f}  FedProx {near[name]:.3f}")
+    print(f"{name:<24} FedAvg {averaged.metrics[name]:.3f}  FedProx {near.metrics[name]:.3f}")
+
+# %% [markdown]
+# Each round is a row of `metrics.csv`.
+
+# %%
+figure, axes = plt.subplots(figsize=(6, 3.5), layout="constrained")
+for name, trainer in {"FedAvg": averaged, "FedProx": near}.items():
+    with open(trainer.log_dir / "metrics.csv", newline="", encoding="utf-8") as file:
+        axes.plot([float(row["global/acc"]) for row in csv.DictReader(file)], label=name)
+axes.set(xlabel="round", ylabel="accuracy of the global model", ylim=(0, 1))
+_ = axes.legend(loc="lower right")
+
+# %% [markdown]
+# Another method is another third argument, another population another second one, and `Classifier` may be any
+# `LightningModule`: see the notebook on a module and data of your own.

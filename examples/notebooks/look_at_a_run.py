@@ -4,22 +4,27 @@
 # What a run leaves behind are plain files. Here a small run is made first; for one of your own set `folder` to it.
 
 # %%
+# %pip install lit-fed
+
+# %%
 import csv
 from collections import defaultdict
 
 import matplotlib.pyplot as plt
 import torch
+from lightning import seed_everything
 
 from lit_fed import Classifier, FederatedTrainer, load_network
 from lit_fed.data import Digits, Dirichlet
 from lit_fed.methods import FedAvg
 
+seed_everything(0, verbose=False)
 data = Digits(num_clients=8, partition=Dirichlet(alpha=0.3), batch_size=20)
 model = Classifier("small_cnn", num_classes=10, input_shape=data.input_shape)
 trainer = FederatedTrainer(max_rounds=6, local_epochs=2, accelerator="cpu", devices=1, enable_progress_bar=False)
 trainer.fit(model, data, FedAvg())
 folder = trainer.log_dir
-print(sorted(path.name for path in folder.iterdir()))
+print(sorted(path.name for path in folder.iterdir() if not path.name.startswith((".", "events"))))
 
 # %% [markdown]
 # `metrics.csv` has a row a round.

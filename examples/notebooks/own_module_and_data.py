@@ -5,6 +5,9 @@
 # The data are made up here: each client measures with an offset of its own.
 
 # %%
+# %pip install lit-fed
+
+# %%
 import numpy as np
 import torch
 from lightning import LightningModule, seed_everything

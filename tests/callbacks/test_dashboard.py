@@ -57,6 +57,10 @@ class Data:
     client_names: list[str] | None = None
     num_clients, input_shape = 4, (1, 8, 8)
 
+    @property
+    def record(self) -> Data:
+        return self
+
     def picture(self) -> Any:
         return render(partition_picture(np.arange(40).reshape(4, 10)))
 
