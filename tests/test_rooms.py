@@ -15,6 +15,7 @@ import torch
 from lightning import LightningModule
 from lightning.pytorch.cli import LightningCLI
 from torch.autograd import Variable
+from torch.nn.modules import batchnorm
 from torch.optim import SGD
 from torch.optim import optimizer as torch_optimizer
 from torch.utils import _pytree
@@ -123,6 +124,7 @@ PRIVATE = {
         "_foreach_mul", "_foreach_mul_", "_foreach_norm", "_foreach_sign", "_foreach_sqrt", "_foreach_sub",
         "_foreach_zero_", "_softmax_backward_data", "_C",
     },
+    batchnorm: {"_BatchNorm"},
     torch._C: {"_autograd"},
     torch._C._autograd: {"_profiler_enabled"},
     _pytree: {"tree_flatten", "tree_map", "tree_unflatten"},
@@ -141,6 +143,7 @@ WRITTEN = {"_opt_called", "_subcommand_method_arguments", "_subcommand_parsers",
 """What is only written for them, overridden, or made in a constructor."""
 OTHERS = {  # of other packages, and
     *("_actions", "_StoreAction", "_common", "_loaders_dumpers", "_exit", "_run_exitfuncs", "_get_file_writer"),
+    "_completions_jsonschema",  # of jsonargparse: `lit-fed schema`
     "_pld",  # of dp-accounting too: one release's privacy losses, composed anew each round
     "_rdp",  # of dp-accounting, an extra: the numbers of tests/privacy/test_accounting.py need it
     *("_asdict", "_fields", "_make", "_replace"),  # of named tuples, which are documented

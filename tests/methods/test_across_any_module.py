@@ -107,8 +107,8 @@ def run(folder: Path, name: str, rounds: int, **kwargs: Any) -> FederatedTrainer
 @pytest.mark.parametrize("name", METHODS)
 def test_a_strangers_module_learns_and_resumes(name: str, tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", name, 4, evaluate_every=2, local_epochs=2)
-    assert whole.metrics["clients/hits_mean"] > 0.3, "guessing gives 0.1"
-    assert whole.metrics["train/hits"] > 0.3
+    assert whole.metrics["clients/hits_mean"] > 0.25, "guessing gives 0.1"
+    assert whole.metrics["train/hits"] > 0.25
     run(tmp_path / "parts", name, 2, evaluate_every=2, local_epochs=2)
     parts = run(tmp_path / "parts", name, 4, evaluate_every=2, local_epochs=2, ckpt_path="last")
     assert_same(weights(parts), weights(whole))

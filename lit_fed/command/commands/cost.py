@@ -17,7 +17,7 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning import LightningModule
 from torch import nn
 
-from lit_fed.command.reading.parts import Parts, add_parts, build_parts, instantiate
+from lit_fed.command.reading.parts import ReadParts, add_parts, build_parts, instantiate
 from lit_fed.command.refusals.explain import missing
 from lit_fed.command.roots import PARTS
 from lit_fed.command.table import Call
@@ -239,7 +239,7 @@ def run(call: Call) -> int:
     return 0
 
 
-def _of_run(parts: Parts, settings: Namespace) -> RunCost:
+def _of_run(parts: ReadParts, settings: Namespace) -> RunCost:
     return foresee(FederatedTrainer(**settings.trainer), *parts)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from jsonargparse import ArgumentParser
 
-from lit_fed.command.reading.parts import Parts, add_parts, build_parts, set_seed
+from lit_fed.command.reading.parts import ReadParts, add_parts, build_parts, set_seed
 from lit_fed.command.table import Call
 from lit_fed.trainer import FederatedTrainer
 
@@ -16,7 +16,7 @@ class Made(NamedTuple):
     """A trainer with the run's settings, and the run's parts."""
 
     trainer: FederatedTrainer
-    parts: Parts
+    parts: ReadParts
 
 
 def add_run(parser: ArgumentParser) -> None:

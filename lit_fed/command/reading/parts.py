@@ -24,8 +24,8 @@ from lit_fed.parsing import ROUNDS, Parser
 from lit_fed.trainer import FederatedTrainer
 
 
-class Parts(NamedTuple):
-    """Parts of a run; the model by kind of network if clients have different ones."""
+class ReadParts(NamedTuple):
+    """ReadParts of a run; the model by kind of network if clients have different ones."""
 
     model: LightningModule | dict[str, LightningModule]
     data: Any
@@ -39,7 +39,7 @@ def add_parts(parser: ArgumentParser, required: bool = True) -> None:
         parser.add_subclass_arguments(base, name, required=required)
 
 
-def build_parts(parser: ArgumentParser, settings: Namespace) -> tuple[Parts, Namespace]:
+def build_parts(parser: ArgumentParser, settings: Namespace) -> tuple[ReadParts, Namespace]:
     """Make the data first, then the model with the settings that follow from the data.
 
     Args:
@@ -61,7 +61,7 @@ def build_parts(parser: ArgumentParser, settings: Namespace) -> tuple[Parts, Nam
     left = ("data",) if models is None else ("data", "model")
     left_over = Namespace({key: value for key, value in settings.items() if key not in left})
     rest = instantiate(parser, left_over, max_rounds)
-    return Parts(rest.model if models is None else models, data, rest.algorithm), rest
+    return ReadParts(rest.model if models is None else models, data, rest.algorithm), rest
 
 
 def _model_of_kind(model: Namespace, name: str, own: Any, max_rounds: int | None) -> LightningModule:

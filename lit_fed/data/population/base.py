@@ -555,16 +555,16 @@ class FederatedDataModule(LightningDataModule, ABC):
         return Census(self._ready, self.num_classes, name, self.fingerprint_of, self.input_scale, self.agree)
 
     @cached_property
-    def record(self) -> Record:
+    def record(self) -> PartitionRecord:
         """A run's record of the population: its hashes, a row for each client, and a picture; known after `setup`."""
-        return Record(self)
+        return PartitionRecord(self)
 
     def fingerprint_of(self, client_id: int) -> str:
         """The SHA-256 by which a server recognises a client's data; by default of its indices."""
         return self._ready.of(client_id).fingerprint(client_id)
 
     def describe(self, client_id: int) -> dict[str, Any]:
-        """One client's row of ``partition.json``, in plain Python values; see `Record.row`."""
+        """One client's row of ``partition.json``, in plain Python values; see `PartitionRecord.row`."""
         return self.record.row(client_id)
 
     def figure(self) -> Figure | None:
@@ -575,7 +575,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         return self.record.figure()
 
 
-class Record:
+class PartitionRecord:
     """A population in plain Python values.
 
     Args:

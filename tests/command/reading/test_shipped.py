@@ -137,7 +137,7 @@ complete_it() {
 }
 complete_it lit-fed sim
 complete_it lit-fed fit --trainer.max
-complete_it lit-fed fit -c method/fedpro
+complete_it lit-fed fit -c method/fedprox
 complete_it lit-fed fit --algorithm FedProx
 complete_it lit-fed fit --algorithm.weighti
 complete_it lit-fed fit --trainer.enable_progress_bar t
