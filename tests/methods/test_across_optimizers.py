@@ -167,7 +167,8 @@ def test_every_method_that_corrects_or_measures_is_in_the_table() -> None:
 
     classes = [one for one in vars(methods).values() if isinstance(one, type) and issubclass(one, FedAvg)]
     found = {one for one in classes if one.correct is not Algorithm.correct or "one_optimizer" in one.needs}
-    assert found == {FedDyn, FedNova, Scaffold}
+    # FedSAM and its kin minimise another objective, of perturbed weights: they do not end at the optimum with any optimizer.
+    assert {one for one in found if not issubclass(one, methods.FedSAM)} == {FedDyn, FedNova, Scaffold}
 
 
 def table() -> dict[str, dict[str, Any]]:
