@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import machine  # beside this file
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 
@@ -66,6 +67,7 @@ def main() -> None:
             print(
                 f"| {nodes} | {length:,} | {plain:.4f} | {seconds:.3f} | {sent:,} | {sent - 8 * length:,} |", flush=True
             )
+    print(machine.line())
 
 
 if __name__ == "__main__":
