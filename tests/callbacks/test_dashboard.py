@@ -90,7 +90,7 @@ def a_federation(task: Any = None, model: Any = None) -> Any:
         algorithm=SimpleNamespace(figures=lambda server: {}),
         server={},
         global_models=lambda round_idx: models,
-        is_partly_personal=False,
+        is_partly_personal=lambda *_: False,
     )
 
 
