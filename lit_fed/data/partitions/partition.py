@@ -332,7 +332,7 @@ class SizeLaw(Partition):
         return CSR.from_sizes(numpy_generator(seed, "partition", "sizelaw").permutation(samples.size), sizes)
 
 
-class OwnClients(Partition):
+class _OwnClients(Partition):
     """Clients are made of the data set's own clients, in their order."""
 
     keeps_clients = True
@@ -381,7 +381,7 @@ class OwnClients(Partition):
         return np.asarray(owners, dtype=np.int64) // self.owners
 
 
-class Natural(OwnClients):
+class Natural(_OwnClients):
     """The data set's own clients: the writer, the phone, the person who recorded the sample.
 
     With a smaller `num_clients` than the data set has, its first clients are used. Test samples follow the data set's
@@ -390,7 +390,7 @@ class Natural(OwnClients):
     """
 
 
-class Grouped(OwnClients):
+class Grouped(_OwnClients):
     """Several of the data set's own clients make one: the writers of a class, the people of a household, a hospital.
 
     The data set's own clients, in their order, are cut into groups of `owners`: own client j is part of client
