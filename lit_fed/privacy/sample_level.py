@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -38,7 +38,6 @@ _MOST = 4096  # samples of an expected batch: sums of up to 8,192 clipped gradie
 _COMPARED = 16
 _PUBLIC = (
     "batch_size", "census", "client_names", "has_val", "input_shape", "num_clients", "num_classes", "num_samples",
-    "public_loader",
 )  # fmt: skip
 
 
@@ -98,14 +97,15 @@ class SampleLevel(Keyed):
         (loop,) = around.loops.values()
         refuse(loop)
         self._gradients = SampleGradients(loop, self.clip_norm, self.physical_batch, self._enter, self._noise_of)
-        data, client = around.data, self._asked(around, loop)
+        data, asked = around.data, [self._asked(around, loop, is_new) for is_new in (True, False)]
         with aside(loop):
-            phases = _phases(around, client)
-            self._try(around, client, phases)
+            phases = [_phases(around, client) for client in asked]
+            self._try(around, asked[0], list({phase.name: phase for part in phases for phase in part}.values()))
         loop.replays = self._gradients
         ids = range(data.num_clients)
         self._sizes = np.array([data.census.num_samples(one) for one in ids], np.int64)
-        self._steps = sum((_steps(phase, self._sizes, data.batch_size) for phase in phases), np.zeros_like(self._sizes))
+        made = [[_steps(phase, self._sizes, data.batch_size) for phase in part] for part in phases]
+        self._steps = np.maximum(*(sum(part, np.zeros_like(self._sizes)) for part in made))
         return {
             "mechanism": "SampleLevel", "unit": "one sample of a client", "accountant": "",
             "relation": "the data of one sample replaced by none", "batch_size": data.batch_size,
@@ -164,13 +164,16 @@ class SampleLevel(Keyed):
                 f"trainer.protocols has {odd[0]}, for which clients send tensors past trainer.privacy; leave it out"
             )
 
-    def _asked(self, around: Surroundings, loop: Any) -> Client:
-        """A client whose data beside the gradient are refused by name."""
+    def _asked(self, around: Surroundings, loop: Any, is_new: bool) -> Client:
+        """A client whose data beside the gradient are refused by name; one that is known finds another model."""
         data: Any = _Guarded(around.data, type(around.algorithm).__name__)
         received = around.broadcast.payloads[around.kinds[0]]
+        if not is_new:
+            received = {name: tensor + 1 if tensor.is_floating_point() else tensor for name, tensor in received.items()}
         return Client(
-            0, 0, "train", around.seed, loop.model, data, around.work, received=received, task_run=loop.state.task_run
-        )
+            0, 0, "train", around.seed, loop.model, data, around.work, is_new=is_new, received=received,
+            task_run=loop.state.task_run,
+        )  # fmt: skip
 
     def _try(self, around: Surroundings, client: Client, phases: list[Phase]) -> None:
         """Compare samples of the first client that has two, alone and in a batch."""
@@ -368,8 +371,15 @@ class _Guarded:
     def __init__(self, data: Any, method: str) -> None:
         self._data, self._method = data, method
 
+        self.public: list[Any] = []
+        """The loaders of the public set that were asked for."""
+
     def train_loader(self, *_args: Any, **_kwargs: Any) -> _Own:
         return _Own()
+
+    def public_loader(self, *args: Any, **kwargs: Any) -> Any:
+        self.public.append(self._data.public_loader(*args, **kwargs))
+        return self.public[-1]
 
     def __getattr__(self, name: str) -> Any:
         if name not in _PUBLIC:
@@ -393,13 +403,13 @@ def _drawing(loader: Any) -> Any:
 
 def _phases(around: Surroundings, client: Client) -> list[Phase]:
     """The phases of a client's work on its own data, of a method that reads them nowhere else."""
-    method = type(around.algorithm).__name__
+    method, data = type(around.algorithm).__name__, cast("_Guarded", client.data)
     untrained_answer(client, around.algorithm)
     found: list[Phase] = []
     for one in around.algorithm.phases(client):
-        if not isinstance(one.loader, _Own):
+        if any(one.loader is loader for loader in data.public):
             continue
-        if isinstance(one, Pass) or not one.moves:
+        if isinstance(one, Pass) or not one.moves or not isinstance(one.loader, _Own):
             raise ConfigError(
                 f"trainer.privacy cannot go around {method}: its {one.name!r} reads a client's data beside the steps "
                 "of its training"

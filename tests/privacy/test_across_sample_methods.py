@@ -18,6 +18,7 @@ _TWICE = "algorithm.objective uses client.gradients, of a batch as a whole"
 _VIEWS = "the data come from a ViewLoader, which cannot draw every sample by itself; take data without views"
 REFUSED = {
     **dict.fromkeys(["fedetf", "fedgen", "fedlc", "fedrod", "fedrs", "hfedckd"], _COUNTS),
+    "fedala": "its 'ala' reads a client's data beside the steps of its training",  # from its second round on
     **dict.fromkeys(["fedproto", "fedtgp"], "its 'prototypes' reads a client's data beside the steps of its training"),
     **dict.fromkeys(["fedsam", "fedsmoo", "fedspeed", "mofedsam", "per_fedavg"], _TWICE),
     "fedbn": "batch norm in 'network.conv1.1' mixes the samples of a batch; take group norm",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_fed.algorithm import Client, Pass, Phase
 from lit_fed.callbacks import Callback, RoundRecord, Run
 from lit_fed.data import Arrays
 from lit_fed.engine.wire.batches import batch_size_of
@@ -21,6 +23,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.methods import Ditto, FedAvg, LocalOnly
 from lit_fed.methods.frozen_heads import CalibratedTest
 from lit_fed.participation import (
+    Asynchronous,
     Fate,
     FullParticipation,
     PoissonParticipation,
@@ -239,6 +242,31 @@ def test_the_steps_of_every_phase_are_charged(tmp_path: Path) -> None:
     assert made.metrics["privacy/epsilon"] == expected
 
 
+class Later(FedAvg):
+    """Another phase from a client's second round on, or other epochs."""
+
+    def __init__(self, epochs: int, wrapped: bool = False) -> None:
+        super().__init__(weighting="uniform")
+        self.epochs, self.wrapped = epochs, wrapped
+
+    def phases(self, client: Client) -> list[Phase | Pass]:
+        loader = client.train_loader()
+        if client.is_new:
+            return [Phase("train", loader, epochs=1)]
+        return [Phase("train", chain(loader) if self.wrapped else loader, epochs=self.epochs)]
+
+
+def test_the_phases_of_later_rounds_are_charged_from_the_first(tmp_path: Path) -> None:
+    """Two clients of 4 samples in batches of 2: 2 steps in the first round, 6 later; each round is charged 6."""
+    made = run(tmp_path, noise=1.0, data=points(4, batch_size=2), algorithm=Later(3), max_rounds=2)
+    assert made.run.federation.server["around.privacy"]["_steps"].tolist() == [6, 6]
+
+
+def test_a_loader_of_ones_own_around_the_clients_data_is_refused_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot go around Later: its 'train' reads a client's data beside the steps"):
+        run(tmp_path, data=points(4, batch_size=2), algorithm=Later(1, wrapped=True), max_rounds=2)
+
+
 def test_no_two_phases_of_a_round_draw_the_same_batches(tmp_path: Path, batches: list[Any]) -> None:
     run(tmp_path, noise=1.0, data=points(64, batch_size=8), algorithm=Ditto(weighting="uniform"))
     sizes = [batch_size_of(batch) for batch in batches]
@@ -302,6 +330,7 @@ def test_a_setting_out_of_its_range_is_refused(settings: dict[str, Any], says: s
         ({"executor": "vectorized"}, "takes the gradient of every sample, of one client at a time; use sequential"),
         ({"data": points(2, batch_size=5000)}, "data.batch_size is 5000; SampleLevel sums up to 4096"),
         ({"participation": WeightedParticipation(2)}, "draws clients by their data"),
+        ({"participation": Asynchronous(1, 1)}, "lets each client work in its own time"),
         ({"participation": FullParticipation(stragglers=Stragglers(1.0, late="next_round"))}, "set it to lost"),
         ({"module": Wanderer(), "data": points(4)}, "set trainer.buffers to local or server"),
         ({"module": Wanderer(), "data": points(4), "buffers": "local"}, "batch norm in 'network.1' mixes the samples"),
