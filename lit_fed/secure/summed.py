@@ -213,6 +213,11 @@ class SummedSecurely(Wrapper):
             raise ConfigError(f"{key} has nothing to sum: clients of {method} send nothing; leave it out")
         if odd := sorted(name for name, (dtype, _) in layout.items() if not dtype.is_floating_point):
             raise ConfigError(f"{key} cannot sum {odd[0]!r}, which holds whole numbers; set trainer.buffers to local")
+        if not around.participation.one_model:
+            raise ConfigError(
+                f"{key} sums a round's own updates, and under {type(around.participation).__name__} the server weighs "
+                "each by its staleness; choose another trainer.participation"
+            )
         stragglers = around.participation.stragglers
         if stragglers is not None and stragglers.late == "next_round":
             raise ConfigError(f"{key} sums a round's own updates; set participation.stragglers.late to lost")

@@ -20,6 +20,7 @@ from lit_fed.engine.wire.payload import layout_of
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAvg, FedExP, LocalOnly, Scaffold
+from lit_fed.participation import Asynchronous, FullParticipation, Stragglers
 from lit_fed.privacy import ClientLevel
 from lit_fed.privacy.bounded_sum import BoundedSum, Frame
 from lit_fed.robust import ALIE, Median
@@ -171,6 +172,9 @@ def test_one_process_and_two_have_the_same_bits_from_the_shipped_file(tmp_path: 
 # ---------------------------------------------------------------------- refusals
 
 
+LATE = FullParticipation(stragglers=Stragglers(1.0, late="next_round"))
+
+
 @pytest.mark.parametrize(
     ("more", "line"),
     [
@@ -180,6 +184,8 @@ def test_one_process_and_two_have_the_same_bits_from_the_shipped_file(tmp_path: 
         ({"privacy": ClientLevel(1.0, 1.0)}, "trainer.privacy needs single updates"),
         ({"algorithm": FedExP()}, "trainer.secure_sum cannot go around FedExP"),
         ({"algorithm": LocalOnly()}, "trainer.secure_sum"),
+        ({"participation": Asynchronous(2, 1)}, "under Asynchronous the server weighs each by its staleness"),
+        ({"participation": LATE}, "set participation.stragglers.late to lost"),
     ],
 )
 def test_what_reads_single_updates_is_refused_by_name(tmp_path: Path, more: dict[str, Any], line: str) -> None:
