@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from lit_fed.engine.evaluation.protocols import Protocol
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.reducers import Reducer
@@ -106,26 +105,7 @@ class ClientLevel(Keyed):
                 f"trainer.privacy bounds a client's own update, and {mixed} draws from all clients' samples at once, "
                 "so that one client changes which samples the others train on; leave it out"
             )
-        if not around.participation.one_model:
-            raise ConfigError(
-                f"trainer.privacy accounts for rounds of clients that start from one model, and in "
-                f"{type(around.participation).__name__} arrivals are not such a sample; take PoissonParticipation"
-            )
-        if around.participation.by_data:
-            raise ConfigError(
-                f"trainer.privacy cannot account for {type(around.participation).__name__}, which draws clients by "
-                "their data; take PoissonParticipation"
-            )
-        stragglers = around.participation.stragglers
-        if stragglers is not None and stragglers.late == "next_round":
-            raise ConfigError(
-                "trainer.privacy accounts for a round's own cohort, and participation.stragglers.late is next_round; "
-                "set it to lost"
-            )
-        if odd := [type(one).__name__ for one in around.protocols if type(one).layout is not Protocol.layout]:
-            raise ConfigError(
-                f"trainer.protocols has {odd[0]}, for which clients send tensors past trainer.privacy; leave it out"
-            )
+        self._check_rounds(around)
 
     def prepare(self, around: Surroundings, resumed: bool) -> None:
         """Open the key; the first process alone reads its file.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fed.checks import check_range
+from lit_fed.engine.evaluation.protocols import Protocol
 from lit_fed.engine.method.wrapper import Privacy, Surroundings
 from lit_fed.errors import ConfigError
 from lit_fed.privacy.keys import RunKey
@@ -54,6 +55,25 @@ class Keyed(Privacy):
     @property
     def _noise_from(self) -> str:
         return _SEED if self.key_file is None else _KEY
+
+    def _check_rounds(self, around: Surroundings) -> None:
+        """Refuse cohorts that no account covers, and protocols that send tensors beside the updates."""
+        participation = around.participation
+        if not participation.one_model or participation.by_data:
+            why = "draws clients by their data" if participation.by_data else "lets each client work in its own time"
+            raise ConfigError(
+                f"trainer.privacy cannot account for {type(participation).__name__}, which {why}; take "
+                "PoissonParticipation"
+            )
+        if participation.stragglers is not None and participation.stragglers.late == "next_round":
+            raise ConfigError(
+                "trainer.privacy accounts for a round's own cohort, and participation.stragglers.late is next_round; "
+                "set it to lost"
+            )
+        if odd := [type(one).__name__ for one in around.protocols if type(one).layout is not Protocol.layout]:
+            raise ConfigError(
+                f"trainer.protocols has {odd[0]}, for which clients send tensors past trainer.privacy; leave it out"
+            )
 
     def _open(self, around: Surroundings, resumed: bool) -> None:
         """Open the key; the first process alone reads its file."""

@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_flatten
 from lit_fed.checks import check_range
 from lit_fed.engine.clients.executor import untrained_answer
 from lit_fed.engine.clients.local import num_batches
-from lit_fed.engine.evaluation.protocols import Protocol
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client, Pass, Phase
 from lit_fed.engine.method.wrapper import Surroundings
@@ -146,23 +145,7 @@ class SampleLevel(Keyed):
                 f"trainer.privacy: the model has buffers that are averaged, such as {min(around.averaged)!r}; set "
                 "trainer.buffers to local or server"
             )
-        participation = around.participation
-        if not participation.one_model or participation.by_data:
-            why = "draws clients by their data" if participation.by_data else "lets each client work in its own time"
-            raise ConfigError(
-                f"trainer.privacy cannot account for {type(participation).__name__}, which {why}; take "
-                "PoissonParticipation"
-            )
-        stragglers = around.participation.stragglers
-        if stragglers is not None and stragglers.late == "next_round":
-            raise ConfigError(
-                "trainer.privacy accounts for a round's own cohort, and participation.stragglers.late is next_round; "
-                "set it to lost"
-            )
-        if odd := [type(one).__name__ for one in around.protocols if type(one).layout is not Protocol.layout]:
-            raise ConfigError(
-                f"trainer.protocols has {odd[0]}, for which clients send tensors past trainer.privacy; leave it out"
-            )
+        self._check_rounds(around)
 
     def _asked(self, around: Surroundings, loop: Any, is_new: bool) -> Client:
         """A client whose data beside the gradient are refused by name; one that is known finds another model."""
