@@ -44,9 +44,9 @@ class PFedMe(FedAvg):
 
     Note:
         θ begins a round at w and goes on from batch to batch, as in the authors' code, so that with K = 1 its gradient
-        is one step old. Buffers such as batch norm's see
-        all K passes, and are averaged. β = 0, PFLlib's default, never moves the global model and is refused. A
-        regularizer is a term of w's step. ``strategy=ddp`` is refused, because θ would differ between processes.
+        is one step old. Buffers such as batch norm's see all K passes, and are averaged. β = 0, PFLlib's default, never
+        moves the global model and is refused. A regularizer is a term of w's step. ``strategy=ddp`` is refused, because
+        θ would differ between processes.
     """
 
     needs = frozenset({"loss", "whole_batches"})

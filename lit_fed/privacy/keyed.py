@@ -1,4 +1,4 @@
-"""What the promises of privacy share: a bound, a budget, and a key from which noise and draws follow."""
+"""A bound, a budget, and a key from which noise and draws follow: the common part of both levels of privacy."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ Noise = Callable[[Tensor], Tensor]
 
 
 class PoissonLoader:
-    """Batches in which every sample is by a draw of its own; as many as one pass of another loader has.
+    """Batches into which every sample is drawn by itself; as many as in one pass of another loader.
 
     Args:
         loader: Loads chosen samples.

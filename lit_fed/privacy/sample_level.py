@@ -46,9 +46,9 @@ class SampleLevel(Keyed):
     .. math:: \tilde g = \frac{1}{B} \left[\sum_{i \in S} \min\left(1, \frac{C}{\lVert g_i \rVert}\right) g_i +
         \mathcal{N}(0, z^2 C^2 I)\right]
 
-    Every sample of a client is in a batch S by a draw of its own with probability q = min(1, B / n), B being
-    ``data.batch_size``; the expected size qn divides the sum. An empty batch is a step of noise alone. The client adds
-    the noise, so that what it sends is private against the server too.
+    Each sample of a client enters a batch S independently, with probability q = min(1, B / n), where B is
+    ``data.batch_size``; the expected size qn divides the sum. An empty batch is a step of noise alone. Noise is added
+    in the client's steps, so that its update, too, is private; who holds the run's key can remove it.
 
     Args:
         clip_norm: C, the largest norm of a sample's gradient, over all trained parameters together.
@@ -222,7 +222,7 @@ class SampleLevel(Keyed):
     # ------------------------------------------------------------------ a client's work
 
     def loader(self, loader: Iterable[Any], client: Client) -> Iterable[Any]:
-        """Batches in which every sample is by a draw of its own."""
+        """Batches into which every sample is drawn by itself."""
         self._meet(client)
         count = client.num_samples
         rate = min(1.0, client.population.batch_size / max(count, 1))

@@ -59,7 +59,7 @@ _CONTENT: dict[str, type | tuple[type, ...]] = {
     "inputs": dict,
 }
 _SENT = ("payloads", "frozen", "num_bytes")
-"""What is kept of a broadcast on which clients still work."""
+"""Parts of a broadcast that are kept while clients work on it."""
 _APART = ("partition", "data", "clients")
 """Entries that tell of the clients' data, and of who took part."""
 _PRIMITIVES = (str, bytes, bool, int, float, type(None))
