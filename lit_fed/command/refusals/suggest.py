@@ -59,8 +59,9 @@ def join_and(words: Sequence[str]) -> str:
 
 
 def close(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The known word that is most similar; empty if none is similar."""
-    return next(iter(get_close_matches(word, list(known), n=1, cutoff=cutoff)), "")
+    """The known word that is most similar, whatever its case: ``Scaffold`` for SCAFFOLD; empty if none is similar."""
+    spellings = {name.casefold(): name for name in known}
+    return spellings.get(next(iter(get_close_matches(word.casefold(), list(spellings), n=1, cutoff=cutoff)), ""), "")
 
 
 def in_order(keys: Sequence[str]) -> list[str]:

@@ -45,6 +45,9 @@ def written(text: str) -> str:
             "model: there is no LightningModule named 'lit_fed.Classifer'; did you mean",
         ),
         (["--algorithm", "FedAvgg"], "algorithm: there is no Algorithm named 'FedAvgg'; did you mean FedAvg?"),
+        (["--algorithm", "SCAFFOLD"], "did you mean Scaffold?"),  # as the papers write them
+        (["--algorithm", "MOON"], "did you mean Moon?"),
+        (["--algorithm", "LG-FedAvg"], "did you mean LGFedAvg?"),
         (["--algorithm", "Classifier"], "algorithm: there is no Algorithm named 'Classifier'"),
         (
             ["--data", "collections.OrderedDict"],
