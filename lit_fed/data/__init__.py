@@ -3,6 +3,7 @@
 from lit_fed.data.formats.archives import ArrayFile, ClientArrays
 from lit_fed.data.formats.client_folders import ClientFolders
 from lit_fed.data.formats.csv_text import CSVText
+from lit_fed.data.formats.hugging_face import HuggingFace
 from lit_fed.data.formats.table import Table
 from lit_fed.data.formats.wrapped import Wrapped
 from lit_fed.data.loaders.tensor_loader import Loader, TensorLoader
@@ -88,6 +89,7 @@ __all__ = [
     "FeatureSkew",
     "FederatedDataModule",
     "Grouped",
+    "HuggingFace",
     "ImageDataModule",
     "InnerDirichlet",
     "Listed",
