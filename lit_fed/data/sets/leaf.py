@@ -33,9 +33,9 @@ class LEAF(TensorDataModule):
     """FEMNIST, Shakespeare or Sent140 of LEAF: ``<root>/train/*.json`` and ``<root>/test/*.json``, a client per user.
 
     Each file holds ``users`` and, by user, the lists ``x`` and ``y`` in ``user_data``. Without these two folders, the
-    files in ``<root>/all_data`` or in `root` itself are read, and a share of every user's samples is held out. FEMNIST's
-    inputs are images (1, 28, 28) of white 1 in 62 classes; Shakespeare's are the 80 characters before the one to
-    predict, as ids 1 to 80 (0 for an unknown one); Sent140's are tweets as token ids, words hashed as in `CSVText`,
+    files in ``<root>/all_data`` or in `root` itself are read, and a share of every user's samples is held out.
+    FEMNIST's inputs are images (1, 28, 28) of white 1 in 62 classes; Shakespeare's are the 80 characters before the one
+    to predict, as ids 1 to 80 (0 for an unknown one); Sent140's are tweets as token ids, words hashed as in `CSVText`,
     negative or positive.
 
     Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018, arXiv:1812.01097.
@@ -141,8 +141,8 @@ class LEAF(TensorDataModule):
         files = sorted(folder.glob("*.json")) if folder.is_dir() else []
         if not files:
             raise ConfigError(
-                f"{folder} holds no .json file; set data.root to the folder data that LEAF's preprocess.sh writes, with "
-                "its folders train and test"
+                f"{folder} holds no .json file; set data.root to the folder data that LEAF's preprocess.sh writes, "
+                "with its folders train and test"
             )
         by_user = dict[str, tuple[NDArray[Any], NDArray[np.int64]]]()
         for file in files:
@@ -170,7 +170,7 @@ class LEAF(TensorDataModule):
             own = data.get(user) if isinstance(user, str) else None
             x, y = (own.get(key) if isinstance(own, dict) else None for key in "xy")
             if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
-                raise ConfigError(f"{file}: user {user!r} has no lists x and y of one length; write it anew")
+                raise ConfigError(f"{file}: user {user!r} has no lists x and y of one length; write it")
             if x:
                 where = [f"{file}, user {user}, sample {place}" for place in range(len(x))]
                 inputs = np.stack([self._input(value, place) for value, place in zip(x, where, strict=True)])
