@@ -164,7 +164,7 @@ def test_targets_of_a_regression_and_natural_clients_pass_through(tmp_path: Path
         (lambda: Domains({"a": Puppets()}), "data.domains.a: Puppets has a"),
         (lambda: ready({"a": Digits(), "b": DigitPairs()}), "a has input_shape (1, 8, 8), and data.domains.b has (1"),
         (lambda: ready({"a": Digits(), "b": Digits(image_size=16)}), "domains share classes and shapes"),
-        (lambda: ready({"a": Digits(partition=Natural())}), "has no training samples under partition Natural"),
+        (lambda: ready({"a": Digits(partition=Natural())}), "partition Natural needs a data set that names the client"),
         (lambda: next(iter(ready({"a": Digits()}, transforms={"a": v2.Resize(4)}).test_loader())), "keeps their shape"),
         (lambda: ready({"a": Digits()}).new_inputs(Path("x.npz")), "Domains cannot tell the domain of x.npz"),
     ],
