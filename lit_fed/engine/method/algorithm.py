@@ -322,9 +322,15 @@ def zeros_like(tensors: Payload) -> Tensors:
     return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
 
 
-def global_model(algorithm: Algorithm[Any], server: Server, round_idx: int, kind: str) -> dict[str, Tensor]:
-    """The global model of a kind by parameter and buffer name; empty for methods without one."""
+def held_model(server: Server, kind: str) -> Payload:
+    """The model of a kind in the server's state, from which clients train; empty for methods without one."""
     held: Payload = server["models"].get(kind, {}) if "models" in server else server.get("model", {})
+    return held
+
+
+def global_model(algorithm: Algorithm[Any], server: Server, round_idx: int, kind: str) -> dict[str, Tensor]:
+    """The global model of a kind, as it is tested, by parameter and buffer name; empty for methods without one."""
+    held = held_model(server, kind)
     if not held:
         return {}
     tested = algorithm.broadcast(server, round_idx, kind, "test")
