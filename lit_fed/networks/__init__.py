@@ -1,6 +1,14 @@
 """Networks by name: lit_fed's, and all of timm."""
 
-from lit_fed.networks.adapters import Adapter, AdapterNames, LoRALinear, LoRAWeight, adapt_network, adapters_of
+from lit_fed.networks.adapters import (
+    Adapter,
+    AdapterNames,
+    LoRALinear,
+    LoRAWeight,
+    adapt_network,
+    adapters_of,
+    merge_adapters,
+)
 from lit_fed.networks.basic import (
     MLP,
     VGG11,
@@ -62,6 +70,7 @@ __all__ = [
     "class_cosines",
     "classifier",
     "features",
+    "merge_adapters",
     "orthonormal_classes",
     "simplex_etf",
 ]

@@ -7,6 +7,7 @@ Equation 3: :math:`h = W_0x + \frac\alpha rBAx`, with :math:`A \in \mathbb R^{r\
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import re
@@ -196,6 +197,21 @@ def fresh_factor(lora_a: Tensor, generator: torch.Generator | None = None) -> Te
     """Draw A, (r, n), anew in place."""
     with torch.no_grad():
         return nn.init.kaiming_uniform_(lora_a, a=math.sqrt(5), generator=generator)
+
+
+def merge_adapters(network: nn.Module) -> nn.Module:
+    """A copy of a network with our adapters added to its weights, under the names of the network without adapters."""
+    whole = copy.deepcopy(network)
+    for name, module in list(whole.named_modules()):
+        if isinstance(module, LoRALinear):
+            merged = nn.Linear(module.in_features, module.out_features, module.bias is not None, device="meta")
+            added = module.scale * module.lora_B.detach() @ module.lora_A.detach()
+            merged.weight, merged.bias = nn.Parameter(module.weight.detach() + added), module.bias
+            whole.set_submodule(name, merged.train(module.training))
+        for tensor in list(getattr(module, "parametrizations", ())):
+            if isinstance(module.parametrizations[tensor][0], LoRAWeight):  # type: ignore[index]  # a dictionary
+                parametrize.remove_parametrizations(module, tensor)
+    return whole
 
 
 @dataclass(frozen=True)

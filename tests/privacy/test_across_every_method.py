@@ -18,8 +18,20 @@ pytest.importorskip("dp_accounting")
 
 _OTHER = "what its server makes of updates is not a mean of what clients send"
 _OTHERS = [
-    *("fd_avg", "feddf", "fedex_lora", "fedexp", "fedgen", "fedmd", "fednova", "fedproto", "fedtgp", "flora", "hetlora"),
-    *("hfedckd", "suwa", "uwa"),
+    *(
+        "fd_avg",
+        "feddf",
+        "fedex_lora",
+        "fedexp",
+        "fedgen",
+        "fedmd",
+        "fednova",
+        "fedproto",
+        "fedtgp",
+        "flora",
+        "hetlora",
+    ),
+    *("hetlora", "hfedckd", "suwa", "uwa"),
 ]
 REFUSED = {
     **dict.fromkeys(_OTHERS, _OTHER),

@@ -17,8 +17,20 @@ from tests.support import ROOT, saved_weights
 
 _OTHER = "its server does not average what clients send"
 _OTHERS = [
-    *("fd_avg", "feddf", "fedex_lora", "fedexp", "fedgen", "fedmd", "fednova", "fedproto", "fedtgp", "flora", "hetlora"),
-    *("hfedckd", "suwa", "uwa"),
+    *(
+        "fd_avg",
+        "feddf",
+        "fedex_lora",
+        "fedexp",
+        "fedgen",
+        "fedmd",
+        "fednova",
+        "fedproto",
+        "fedtgp",
+        "flora",
+        "hetlora",
+    ),
+    *("hetlora", "hfedckd", "suwa", "uwa"),
 ]
 REFUSED = {
     **dict.fromkeys(_OTHERS, _OTHER),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from lightning import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from lit_fed.algorithm import (
@@ -34,7 +34,7 @@ from lit_fed.algorithm import (
 )
 from lit_fed.errors import ConfigError
 from lit_fed.methods.fedavg import FedAvg
-from lit_fed.networks.adapters import AdapterNames, adapters_of
+from lit_fed.networks.adapters import AdapterNames, adapters_of, merge_adapters
 
 LEFT, RIGHT = "left.", "right."  # prefixes of factors, beside the base's name
 
@@ -50,8 +50,8 @@ class OnAdapters(FedAvg):
     def adapt(self, task: LightningModule) -> None:
         if not adapters_of(task):
             raise ConfigError(
-                f"algorithm {type(self).__name__} needs adapters in model {task_name(task)}; set model.adapter.rank to 4, or "
-                "choose FedAvg"
+                f"algorithm {type(self).__name__} needs adapters in model {task_name(task)}; set model.adapter.rank, "
+                "such as to 4, or choose FedAvg"
             )
 
 
@@ -155,6 +155,11 @@ class Merging(Products):
         bases = {one.base: held[one.base] for one in self.adapters[kind]}  # the same names in every round
         products = {base: held[base] + left @ server["right"][base] for base, left in server["left"].items()}
         return {**sent, **bases, **merged, **products}
+
+    @override
+    def release(self, task: LightningModule) -> nn.Module:
+        """The network with adapters and products in its weights, because its base is not the one of the beginning."""
+        return merge_adapters(super().release(task))
 
     @override
     def start(self, client: Client) -> Tensors:

@@ -22,7 +22,7 @@ EVERY = [FFALoRA, FLoRA, FedExLoRA, FedSALoRA, HetLoRA]
 
 @pytest.mark.parametrize("method", EVERY)
 def test_a_model_without_adapters_is_refused(method: type[OnAdapters], tmp_path: Path) -> None:
-    said = rf"algorithm {method.__name__} needs adapters in model LeastSquares; set model\.adapter\.rank to 4"
+    said = rf"algorithm {method.__name__} needs adapters in model LeastSquares; set model\.adapter\.rank, such as to 4"
     with pytest.raises(ConfigError, match=said):
         fit(tmp_path, algorithm=method())
 
