@@ -127,6 +127,9 @@ class Merging(Products):
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
     """
 
+    also = 0
+    """Products that a round merges beside one of each client."""
+
     @override
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
         return {**super().setup(models, population), "left": {}, "right": {}, "sum": {}}
@@ -155,6 +158,20 @@ class Merging(Products):
         bases = {one.base: held[one.base] for one in self.adapters[kind]}  # the same names in every round
         products = {base: held[base] + left @ server["right"][base] for base, left in server["left"].items()}
         return {**sent, **bases, **merged, **products}
+
+    @override
+    def forecast(self, server: Server, round_idx: int, kind: str) -> Payload:
+        """The broadcast with the factors of earlier rounds, of cohorts of the nominal size and the largest rank."""
+        held, sent = server["models"][kind], dict(self.broadcast(server, round_idx, kind))
+        rank = max(len(server["models"][k][one.lora_a]) for k, found in self.adapters.items() for one in found)
+        width = round_idx * rank * (self.population.participation.nominal_cohort_size + self.also)
+        for one in self.adapters[kind]:
+            (m, n), zero = held[one.base].shape, held[one.base].new_zeros(())  # expanded, it needs no memory
+            if 0 < width * (m + n) < m * n:
+                sent |= {LEFT + one.base: zero.expand(m, width), RIGHT + one.base: zero.expand(width, n)}
+            elif width:
+                sent[one.base] = zero.expand(m, n)
+        return sent
 
     @override
     def release(self, task: LightningModule) -> nn.Module:

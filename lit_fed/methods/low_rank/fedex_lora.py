@@ -41,6 +41,8 @@ class FedExLoRA(Merging):
         ConfigError: If the model has no adapters, or clients have different networks.
     """
 
+    also = 1  # the product of means
+
     @override
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
         sole(models, self)

@@ -37,8 +37,8 @@ def test_fedavg_over_adapters_in_groups(tmp_path: Path) -> None:
     assert_groups_are_sequential(tmp_path, "FedAvg")
 
 
-# The mlp of the digits: 64 → 200 → 200 → 10. A and B of the hidden layers, and the head with its bias.
-A_FACTORS, B_FACTORS, HEAD = 4 * (64 + 200), 4 * (200 + 200), 200 * 10 + 10
+# The mlp of the digits: 64 → 64 → 10. A and B of the hidden layer, and the head with its bias.
+A_FACTORS, B_FACTORS, HEAD = 4 * 64, 4 * 64, 64 * 10 + 10
 SENT = {
     "FedAvg": A_FACTORS + B_FACTORS + HEAD,
     "FFALoRA": B_FACTORS + HEAD,
@@ -53,6 +53,23 @@ SENT = {
 def test_four_bytes_for_each_number_that_trains_and_is_shared_go_up(method: str, tmp_path: Path) -> None:
     run = run_quickstart(tmp_path, "--algorithm", method, "--model.adapter.rank", "4", rounds=1)
     assert [float(row["comm/uplink_bytes"]) for row in rows(run / "metrics.csv")] == [4 * 4 * SENT[method]]
+
+
+@pytest.mark.parametrize("method", ["FLoRA", "FedExLoRA"])
+def test_the_factors_are_counted_and_forecast(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A cohort of 4 with rank 4: in round 1 the base takes 16 columns of FLoRA, 20 of FedEx-LoRA, then twice that."""
+    run = run_quickstart(tmp_path, "--algorithm", method, "--model.adapter.rank", "4", rounds=3)
+    width, shared = {"FLoRA": 16, "FedExLoRA": 20}[method], A_FACTORS + B_FACTORS + HEAD
+    expected = [shared + min(r * width * (64 + 64), 64 * 64) for r in range(3)]
+    assert [float(row["comm/downlink_bytes"]) for row in rows(run / "metrics.csv")] == [16 * size for size in expected]
+    from tests.methods.run_methods import CONFIGS, SMALL
+
+    words = [w for key, value in SMALL.items() if "protocols" not in key for w in (f"--{key}", value)]
+    capsys.readouterr()
+    words += ["--algorithm", method, "--model.adapter.rank", "4", "--trainer.max_rounds", "3"]
+    main(["cost", "-c", str(CONFIGS / "quickstart.yaml"), *words])
+    told = capsys.readouterr().out
+    assert [f"{4 * size:,}" in told for size in expected] == [True] * 3
 
 
 @pytest.mark.parametrize("method", [FLoRA, FedExLoRA])
