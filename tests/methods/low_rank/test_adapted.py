@@ -13,7 +13,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.methods import FedExLoRA, FedSALoRA, FFALoRA, FLoRA, HetLoRA
 from lit_fed.methods.low_rank.adapted import OnAdapters
 from lit_fed.participation import Asynchronous
-from tests.methods.low_rank.support import Beside, assert_groups_are_sequential
+from tests.methods.low_rank.support import Beside, OnTwo, assert_groups_are_sequential
 from tests.methods.support import run_quickstart
 from tests.support import ROOT, fit, rows, weights
 
@@ -97,3 +97,9 @@ def test_its_file_runs_on_a_transformer(name: str, tmp_path: Path) -> None:
     }  # fmt: skip
     main(["fit", *words, *[word for key, value in small.items() for word in (f"--{key}", str(value))]])
     assert len(rows(tmp_path / "lightning_logs/version_0/metrics.csv")) == 2
+
+
+def test_a_checkpoint_holds_the_base_once(tmp_path: Path) -> None:
+    made = fit(tmp_path, OnTwo(sizes=(2, 300, 400)), max_rounds=1)
+    base, size = 4 * (2 * 300 + 300 * 400), (made.log_dir / "checkpoints" / "last.ckpt").stat().st_size
+    assert base < size < 1.2 * base
