@@ -36,7 +36,8 @@ def hash_of(tensor: Tensor) -> str:
     """SHA-256 of a tensor's dtype, shape and bytes."""
     plain = tensor.detach().cpu().contiguous()
     digest = hashlib.sha256(f"{plain.dtype} {tuple(plain.shape)}".encode())
-    digest.update(plain.flatten().view(torch.uint8).numpy() if plain.numel() else b"")
+    if plain.numel():
+        digest.update(plain.flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]  # an array is a buffer
     return digest.hexdigest()
 
 

@@ -524,7 +524,7 @@ class Node:
 
 def _frozen_of(federation: Federation) -> dict[str, Payload]:
     """The frozen tensors that a node's models begin with, by kind."""
-    found = {}
+    found = dict[str, Payload]()
     for kind, loop in federation.loops.items():
         held = held_model(federation.server, kind)
         found[kind] = {name: held[name] for name in loop.model.split.frozen if name in held}

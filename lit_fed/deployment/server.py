@@ -53,8 +53,8 @@ class Parting(Callback):
             tensors: dict[str, Payload] = {}
             held: Hashes = {}
             for kind in sorted({federation.kinds[client_id] for client_id in home.clients}):
-                there = home.frozen.setdefault(kind, {})
-                frozen, held[kind] = hashes.divide(kind, broadcast.frozen.get(kind, {}), there)
+                known = home.frozen.setdefault(kind, {})
+                frozen, held[kind] = hashes.divide(kind, broadcast.frozen.get(kind, {}), known)
                 tensors |= {f"payload/{kind}": broadcast.wire[kind], f"frozen/{kind}": frozen}
             versions = {str(client_id): federation.store.version(client_id) for client_id in home.clients}
             fields = {"run": self.roster.identity.run_id, "round": round_idx, "versions": versions}

@@ -209,7 +209,7 @@ def merge_adapters(network: nn.Module) -> nn.Module:
             merged.weight, merged.bias = nn.Parameter(module.weight.detach() + added), module.bias
             whole.set_submodule(name, merged.train(module.training))
         for tensor in list(getattr(module, "parametrizations", ())):
-            if isinstance(module.parametrizations[tensor][0], LoRAWeight):  # type: ignore[index]  # a dictionary
+            if isinstance(module.parametrizations[tensor][0], LoRAWeight):
                 parametrize.remove_parametrizations(module, tensor)
     return whole
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from runpy import run_path
 from typing import Any
 
 import pytest
@@ -10,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from examples.my_lora import LitLoRA
 from lit_fed.errors import ConfigError
 from lit_fed.networks import Adapter, LoRALinear, adapt_network, adapters_of, build_network, classifier
 from lit_fed.networks.adapters import LoRAWeight
+from tests.support import ROOT
 
 VIT = {"patch_size": 4, "embed_dim": 32, "depth": 1, "num_heads": 2}
 
@@ -208,7 +209,7 @@ def test_a_network_without_linear_layers_is_refused() -> None:
 
 
 def test_adapters_of_others_are_found() -> None:
-    task = LitLoRA(rank=4)
+    task = run_path(str(ROOT / "examples" / "my_lora.py"))["LitLoRA"](rank=4)
     found = adapters_of(task)
     assert [one.base for one in found] == ["network.1.base.weight", "network.3.base.weight"]
     assert {one.scale for one in found} == {2.0}  # α is 8
