@@ -287,6 +287,13 @@ class Algorithm(ABC, Generic[AggregateT]):
         network = getattr(task, "network", None)
         return network if isinstance(network, nn.Module) else task
 
+    def tested(self, server: Server, round_idx: int, kind: str) -> Payload:
+        """Tensors of the global model as it is tested, saved and handed out; by default the broadcast for tests.
+
+        A method whose clients make some of them of what they receive (`start`) makes them here, too.
+        """
+        return self.broadcast(server, round_idx, kind, "test")
+
     def forecast(self, server: Server, round_idx: int, kind: str) -> Payload:
         """Names and shapes of a round's broadcast, for ``cost``, which never calls `step`."""
         return self.broadcast(server, round_idx, kind)
@@ -333,5 +340,5 @@ def global_model(algorithm: Algorithm[Any], server: Server, round_idx: int, kind
     held = held_model(server, kind)
     if not held:
         return {}
-    tested = algorithm.broadcast(server, round_idx, kind, "test")
+    tested = algorithm.tested(server, round_idx, kind)
     return {**held, **{name: tensor for name, tensor in tested.items() if name in held}}

@@ -149,15 +149,18 @@ class Merging(Products):
 
     @override
     def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
-        """The shared tensors, with the factors of the merged products; for tests, with the merged bases."""
-        sent, held = super().broadcast(server, round_idx, kind, stage), server["models"][kind]
+        """The shared tensors, and of each base the factors of the merged products or the sum."""
+        held = server["models"][kind]
         merged = {base: held[base] + total for base, total in server["sum"].items()}
-        if stage == "train":
-            factors = {**add_prefix(LEFT, server["left"]), **add_prefix(RIGHT, server["right"])}
-            return {**sent, **merged, **factors}
-        bases = {one.base: held[one.base] for one in self.adapters[kind]}  # the same names in every round
+        factors = {**add_prefix(LEFT, server["left"]), **add_prefix(RIGHT, server["right"])}
+        return {**super().broadcast(server, round_idx, kind, stage), **merged, **factors}
+
+    @override
+    def tested(self, server: Server, round_idx: int, kind: str) -> Payload:
+        """The broadcast, with the products merged into the bases."""
+        held = server["models"][kind]
         products = {base: held[base] + left @ server["right"][base] for base, left in server["left"].items()}
-        return {**sent, **bases, **merged, **products}
+        return {**super().tested(server, round_idx, kind), **products}
 
     @override
     def forecast(self, server: Server, round_idx: int, kind: str) -> Payload:

@@ -46,7 +46,8 @@ def test_the_base_and_the_mean_product_are_the_mean_of_weights(sizes: Any, round
     server, metrics = stepped(
         method, {"model": task}, [("model", *pair) for pair in zip(updates, WEIGHTS, strict=True)], rounds
     )
-    tested, sent = (method.broadcast(server, rounds, "model", stage) for stage in ("test", "train"))
+    sent = method.broadcast(server, rounds, "model")
+    tested = {**server["models"]["model"], **method.tested(server, rounds, "model")}
     square = 0.0
     for one in adapters_of(task):
         base = task.get_parameter(one.base).double()
