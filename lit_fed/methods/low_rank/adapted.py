@@ -132,6 +132,7 @@ class Merging(Products):
 
     @override
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+        self._merged: tuple[Payload, Tensors] = ({}, {})
         return {**super().setup(models, population), "left": {}, "right": {}, "sum": {}}
 
     def merge(self, server: Server, base: str, left: Tensor, right: Tensor) -> None:
@@ -184,9 +185,11 @@ class Merging(Products):
     @override
     def start(self, client: Client) -> Tensors:
         """The received tensors, with the products merged into the base."""
-        begun = super().start(client)
-        (left, _), (right, _) = split_prefix(LEFT, client.received), split_prefix(RIGHT, client.received)
-        return begun | {base: client.model.tensor(base) + factor @ right[base] for base, factor in left.items()}
+        if self._merged[0] is not client.received:  # once for all clients of a broadcast
+            (left, _), (right, _) = split_prefix(LEFT, client.received), split_prefix(RIGHT, client.received)
+            merged = {base: client.model.tensor(base) + factor @ right[base] for base, factor in left.items()}
+            self._merged = client.received, merged
+        return super().start(client) | self._merged[1]
 
 
 class _WithFactors(Reducer[Payload]):
