@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 from lit_fed.errors import ConfigError
 from lit_fed.networks import Adapter, LoRALinear, adapt_network, adapters_of, build_network, classifier
 from lit_fed.networks.adapters import LoRAWeight
+from lit_fed.tasks import Classifier, KeypointEstimator, Regressor
 from tests.support import ROOT
 
 VIT = {"patch_size": 4, "embed_dim": 32, "depth": 1, "num_heads": 2}
@@ -239,3 +240,19 @@ def test_a_parametrized_weight_is_merged_by_torch() -> None:
     assert isinstance(attention.parametrizations.in_proj_weight[0], LoRAWeight)
     parametrize.remove_parametrizations(attention, "in_proj_weight")
     torch.testing.assert_close(attention.in_proj_weight, wanted)
+
+
+def test_every_task_of_ours_takes_adapters() -> None:
+    pose = KeypointEstimator(
+        "pose_vit_tiny", num_joints=4, input_shape=(3, 32, 24), network_args={"depth": 1, "embed_dim": 16},
+        flip_test=False, adapter=Adapter(rank=2),
+    )  # fmt: skip
+    for task in (
+        Regressor("mlp", input_shape=(5,), adapter=Adapter(rank=1)),
+        Classifier(adapter=Adapter(rank=0)),
+        pose,
+    ):
+        head = {id(parameter) for parameter in task.head.parameters()}
+        for name, parameter in task.named_parameters():
+            assert parameter.requires_grad == (id(parameter) in head or "lora_" in name), name
+    assert adapters_of(pose)
