@@ -29,7 +29,7 @@ from lit_fed.engine.method.client import (
     Update,
 )
 from lit_fed.engine.method.kinds import Kinds
-from lit_fed.engine.method.model import Model, Split, chosen_names
+from lit_fed.engine.method.model import Model, Split
 from lit_fed.engine.method.population import Population
 from lit_fed.engine.method.reducers import ByPrefix, Gather, Reducer, WeightedMean
 from lit_fed.engine.method.task_run import Outputs
@@ -37,6 +37,7 @@ from lit_fed.engine.wire.batches import batch_size_of, halve_batch
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout, Payload, add_prefix, num_bytes, split_prefix
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.face import live_here
+from lit_fed.patterns import chosen_names
 from lit_fed.tensors import map_tensors
 
 __all__ = [

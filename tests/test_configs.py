@@ -281,7 +281,13 @@ FEW_PUPPETS = tuple(
     }.items()
     for word in (f"--data.init_args.{key}", value)
 )
-NEEDS = {CONFIGS / "method" / "fedfrozen.yaml": CONFIGS / "network" / "vit_pocket.yaml"}  # attention
+NEEDS = {
+    CONFIGS / "method" / "fedfrozen.yaml": CONFIGS / "network" / "vit_pocket.yaml",  # attention
+    **{
+        CONFIGS / "method" / f"{name}.yaml": CONFIGS / "network" / "lora.yaml"  # adapters
+        for name in ("fedex_lora", "fedsa_lora", "ffa_lora", "flora", "hetlora")
+    },
+}
 
 
 @pytest.mark.long

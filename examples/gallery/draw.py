@@ -64,6 +64,19 @@ def houses(rng: np.random.Generator, path: Path) -> None:
                 rows.writerow([town, *(f"{number:.2f}" for number in numbers)])
 
 
+def notes(rng: np.random.Generator, path: Path) -> None:
+    """Write messages of forty agents in one file; an agent has few or many, and topics of their own."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["agent", "text", "topic"])
+        for agent in range(40):
+            shares = rng.dirichlet(np.full(len(TOPICS), 0.5))
+            for label in rng.choice(len(TOPICS), size=int(rng.geometric(0.015)), p=shares):
+                topic, words = list(TOPICS.items())[label]
+                drawn = [*rng.choice(SMALL_TALK.split(), 8), *rng.choice(words.split(), 3)]
+                rows.writerow([f"agent {agent}", " ".join(rng.permutation(drawn)), topic])
+
+
 if __name__ == "__main__":
     rng = np.random.default_rng(0)
     (FOLDER / "tickets").mkdir(parents=True, exist_ok=True)
@@ -76,4 +89,6 @@ if __name__ == "__main__":
     }
     np.savez_compressed(FOLDER / "walks.npz", **parts)
     houses(rng, FOLDER / "houses.csv")
-    print(f"written to {FOLDER}: tickets/train.csv.gz, tickets/test.csv.gz, walks.npz, houses.csv")
+    (FOLDER / "notes").mkdir(exist_ok=True)
+    notes(rng, FOLDER / "notes/train.csv")
+    print(f"written to {FOLDER}: tickets/train.csv.gz, tickets/test.csv.gz, walks.npz, houses.csv, notes/train.csv")

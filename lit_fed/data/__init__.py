@@ -3,6 +3,8 @@
 from lit_fed.data.formats.archives import ArrayFile, ClientArrays
 from lit_fed.data.formats.client_folders import ClientFolders
 from lit_fed.data.formats.csv_text import CSVText
+from lit_fed.data.formats.domains import Domains
+from lit_fed.data.formats.hugging_face import HuggingFace
 from lit_fed.data.formats.table import Table
 from lit_fed.data.formats.wrapped import Wrapped
 from lit_fed.data.loaders.tensor_loader import Loader, TensorLoader
@@ -52,6 +54,8 @@ from lit_fed.data.pose import (
     Puppets,
     Skeleton,
 )
+from lit_fed.data.sets.heart_disease import HeartDisease
+from lit_fed.data.sets.leaf import LEAF
 from lit_fed.data.sets.scikit import Diabetes, DigitPairs, Digits
 from lit_fed.data.sets.sensors import PAMAP2, UCIHAR
 from lit_fed.data.sets.tiny_imagenet import TinyImageNet
@@ -62,6 +66,7 @@ __all__ = [
     "CIFAR100",
     "CSR",
     "IID",
+    "LEAF",
     "PAMAP2",
     "UCIHAR",
     "ArrayFile",
@@ -83,11 +88,14 @@ __all__ = [
     "DigitPairs",
     "Digits",
     "Dirichlet",
+    "Domains",
     "ExtendedDirichlet",
     "FashionMNIST",
     "FeatureSkew",
     "FederatedDataModule",
     "Grouped",
+    "HeartDisease",
+    "HuggingFace",
     "ImageDataModule",
     "InnerDirichlet",
     "Listed",

@@ -16,6 +16,7 @@ from typing_extensions import override
 from lit_fed.checks import check_range
 from lit_fed.data.partitions.cut import named
 from lit_fed.deployment.ends import Alert
+from lit_fed.deployment.frozen import KnownHashes
 from lit_fed.deployment.heard import Due, Heard, answer, hear, held
 from lit_fed.deployment.roster import KnownNode, Roster
 from lit_fed.deployment.serving import Reply
@@ -169,6 +170,7 @@ class GridExecutor(Executor):
         self.patience = patience
         self.tolerant = tolerant
         self.num_bytes = 0
+        self._hashes = KnownHashes()
         self._totals: list[Totals] = []
         self._round_idx = -1
         self._late: set[str] = set()  # nodes' processes that missed this round's deadline
@@ -309,8 +311,9 @@ class GridExecutor(Executor):
             "version": store.version(client_id), "drop": dropped, "together": self._together(client_id, home, work),
             **work.fields,
         }  # fmt: skip
-        tensors = {"payload": broadcast.wire[kind], "frozen": broadcast.frozen.get(kind, {})}
-        return Message(cast("Any", work.word), fields, tensors)
+        there = home.frozen.setdefault(kind, {})
+        frozen, fields["frozen"] = self._hashes.divide(kind, broadcast.frozen.get(kind, {}), there)
+        return Message(cast("Any", work.word), fields, {"payload": broadcast.wire[kind], "frozen": frozen})
 
     def _together(self, client_id: int, home: KnownNode, work: _Work) -> list[int]:
         """Return all clients of a client's node that get the same request; fixed with the first message to the node."""

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from lit_fed.data.population.census import SCALES, ClientReport
+from lit_fed.deployment.frozen import Hashes, read_hashes
 from lit_fed.deployment.wire import (
     TOLD,
     Message,
@@ -64,11 +65,12 @@ def hear(blob: bytes, limit: int, most: int, read: Callable[[Message], T]) -> T:
 
 
 class Greeting(NamedTuple):
-    """A node's answer to a hello: its process's id, its clients, and whether it reports metrics in sums only."""
+    """A node's answer to a hello: its process's id, its clients, whether it reports sums only, its frozen tensors."""
 
     boot: str
     clients: Mapping[int, ClientReport]
     sums: bool
+    frozen: Hashes
 
 
 def greeting(message: Message, num_clients: int, num_classes: int | None) -> Greeting:
@@ -89,7 +91,7 @@ def greeting(message: Message, num_clients: int, num_classes: int | None) -> Gre
         raise WireError("a node has no clients; start it with --client")
     if not _BOOT.fullmatch(boot := message.get("boot", str)):
         raise WireError(f"the process id {shown(boot, 40)!r} is malformed; run the same lit_fed on both ends")
-    return Greeting(boot, clients, message.get("sums", bool))
+    return Greeting(boot, clients, message.get("sums", bool), read_hashes(message.fields.get("frozen", {})))
 
 
 def _report(content: Mapping[str, Any], who: str, num_classes: int | None) -> ClientReport:

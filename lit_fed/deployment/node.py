@@ -25,12 +25,14 @@ from typing_extensions import override
 from lit_fed.checks import check_range
 from lit_fed.data.population.naming import called
 from lit_fed.deployment.ends import Alert
+from lit_fed.deployment.frozen import FrozenTensors, UnknownTensor, read_hashes
 from lit_fed.deployment.roster import agreed, difference, refuse_secure_sum
 from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, TOLD, Message, check_payload, decode, encode, shown
 from lit_fed.engine.clients.executor import failure
 from lit_fed.engine.clients.local import TaskStage
 from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol
 from lit_fed.engine.loop.run import Run
+from lit_fed.engine.method.algorithm import held_model
 from lit_fed.engine.method.client import Stage
 from lit_fed.engine.storage.files import write_atomically
 from lit_fed.engine.storage.packs import Version, VersionedFiles
@@ -43,6 +45,7 @@ from lit_fed.trainer import FederatedTrainer, Tasks
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
+    from lit_fed.engine.evaluation.federation import Federation
     from lit_fed.engine.method.algorithm import Algorithm
 
 
@@ -270,6 +273,7 @@ class Node:
         if empty := [one for one in self.clients if not data.census.num_samples(one)]:
             say(Alert(f"client {called(data, empty[0])} has no training samples"))
         self.federation = self.run.federation
+        self.frozen = FrozenTensors(_frozen_of(self.federation), folder, self.say)
         self.reports = {one: data.census.report(one, histogram) for one in self.clients}
         samples = {one: report.samples for one, report in self.reports.items()}
         self.withheld = None
@@ -325,6 +329,8 @@ class Node:
                 return encode(self._failed(client_id, round_idx, cause, moved=True))
             broadcast = self._take_in(message, client_id, round_idx)
             outcome = self._train(client_id, broadcast) if message.word == "train" else self._ask(message, broadcast)
+        except UnknownTensor as error:  # the server greets the node again, and learns what it holds
+            return encode(self._failed(client_id, round_idx, str(error), moved=True))
         except (Exception, SystemExit) as error:
             outcome = failure(client_id, round_idx, error)
         sums = {}
@@ -364,7 +370,8 @@ class Node:
         else:
             clients = {str(client_id): asdict(report) for client_id, report in self.reports.items()}
             self._say_where("registered with the server")
-            return Message("answer", {"boot": self.boot, "clients": clients, "sums": self.withheld is not None})
+            fields = {"boot": self.boot, "clients": clients, "sums": self.withheld is not None}
+            return Message("answer", fields | {"frozen": self.frozen.hashes})
         self.say(Alert(f"refused the server: {cause}"))
         return self._failed(-1, -1, shown(cause))
 
@@ -384,10 +391,14 @@ class Node:
             raise WireError("the end of the run is for other clients; run the same lit_fed on both ends")
         self._open(message)
         self._count("keep")
-        payloads, frozen = dict[str, Payload](), dict[str, Payload]()
+        payloads, frozen, named = (
+            dict[str, Payload](),
+            dict[str, Payload](),
+            read_hashes(message.fields.get("frozen", {})),
+        )
         for kind in {self.federation.kinds[client_id] for client_id in self.clients}:
             payloads[kind] = self.federation.channel.downlink.arrive(message.tensors.get(f"payload/{kind}", {})).payload
-            frozen[kind] = message.tensors.get(f"frozen/{kind}", {})
+            frozen[kind] = self._frozen(kind, message.tensors.get(f"frozen/{kind}", {}), named.get(kind, {}))
             self._check(payloads[kind], round_idx, kind, "predict")
         versions_told = {int(name): read_version(version) for name, version in versions.items()}
         Kept(self._run_id, round_idx, versions_told, payloads, frozen).write(self.folder)
@@ -434,13 +445,23 @@ class Node:
                 store.files.forget([(str(client_id), drop_round)], delete=True)
         store.load_state_dict({} if version is None else {str(client_id): version}, round_idx)
         kind, device = federation.kinds[client_id], federation.fabric.device
+        named = read_hashes({kind: message.fields.get("frozen", {})})[kind]
+        groups = {
+            "payload": message.tensors.get("payload", {}),
+            "frozen": self._frozen(kind, message.tensors.get("frozen", {}), named),
+        }
         received: dict[str, dict[str, Any]] = {
-            group: {name: tensor.to(device) for name, tensor in message.tensors.get(group, {}).items()}
-            for group in ("payload", "frozen")
+            group: {name: tensor.to(device) for name, tensor in tensors.items()} for group, tensors in groups.items()
         }
         payload = federation.channel.downlink.arrive(received["payload"]).payload
         self._check(payload, round_idx, kind, "train" if message.word == "train" else "test")
         return Broadcast(round_idx, {kind: payload}, {kind: received["frozen"]})
+
+    def _frozen(self, kind: str, sent: Payload, named: Mapping[str, str]) -> Payload:
+        """All frozen tensors of a message, checked against the model."""
+        model = self.federation.loops[kind].model
+        check_payload(sent, layout_of({name: model.tensor(name) for name in sent if name in model}), "the server")
+        return self.frozen.complete(kind, sent, named)
 
     def _check(self, payload: Payload, round_idx: int, kind: str, stage: Stage) -> None:
         """Refuse a payload that lacks a tensor of the round's first broadcast; a later broadcast may hold more."""
@@ -499,6 +520,15 @@ class Node:
     ) -> Message:
         fields = {"client": client_id, "round": round_idx, "cause": cause, "moved": moved, "sums": dict(sums or {})}
         return Message("failure", fields)
+
+
+def _frozen_of(federation: Federation) -> dict[str, Payload]:
+    """The frozen tensors that a node's models begin with, by kind."""
+    found = dict[str, Payload]()
+    for kind, loop in federation.loops.items():
+        held = held_model(federation.server, kind)
+        found[kind] = {name: held[name] for name in loop.model.split.frozen if name in held}
+    return found
 
 
 def settle(

@@ -16,6 +16,7 @@ from lit_fed.checks import check_range
 from lit_fed.data.partitions.cut import named
 from lit_fed.data.population.census import ClientReport, Scale
 from lit_fed.deployment.ends import Alert
+from lit_fed.deployment.frozen import Hashes
 from lit_fed.deployment.heard import LONGEST_GREETING, greeting, hear
 from lit_fed.deployment.serving import Grid, Reply
 from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, encode
@@ -168,13 +169,18 @@ def _known(samples: int, histogram: Sequence[int] | None, fingerprint: str, scal
 
 @dataclass(slots=True)
 class KnownNode:
-    """A registered node; the key is empty without authentication, and ``boot`` is the id of the node's process."""
+    """A registered node.
+
+    The key is empty without authentication, ``boot`` is the id of the node's process, and ``frozen`` has the hashes of
+    its frozen tensors.
+    """
 
     node: int
     key: str
     boot: str
     clients: Mapping[int, ClientReport]
     sums: bool = False
+    frozen: Hashes = field(default_factory=dict)
 
 
 class _Refusal(NamedTuple):
@@ -339,7 +345,7 @@ class Roster:
             if other != node:  # the node restarted before its old session timed out
                 self._put_off(other, f"node {node} replaces it, with the same key", aloud=False)
         self._refused.pop(node, None)
-        self.homes[node] = KnownNode(node, key, said.boot, said.clients, said.sums)
+        self.homes[node] = KnownNode(node, key, said.boot, said.clients, said.sums, said.frozen)
         self._owner |= dict.fromkeys(said.clients, node)
         self.identity.accept(said.clients)
         self.say(

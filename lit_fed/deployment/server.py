@@ -14,6 +14,7 @@ from lit_fed.callbacks import Callback
 from lit_fed.data.partitions.cut import named
 from lit_fed.deployment.ends import Alert, log_line
 from lit_fed.deployment.executor import GridExecutor, Patience, ServerEnd
+from lit_fed.deployment.frozen import Hashes, KnownHashes
 from lit_fed.deployment.heard import kept
 from lit_fed.deployment.roster import Gathering, Identity, Roster, agreed, refuse_secure_sum
 from lit_fed.deployment.serving import Grid
@@ -47,13 +48,17 @@ class Parting(Callback):
         federation, round_idx = run.federation, max(run.next_round - 1, 0)
         broadcast = federation.broadcast(round_idx, "predict")
         self.roster.refresh()
-        messages = {}
+        messages, hashes = {}, KnownHashes()
         for node, home in self.roster.homes.items():
             tensors: dict[str, Payload] = {}
+            held: Hashes = {}
             for kind in sorted({federation.kinds[client_id] for client_id in home.clients}):
-                tensors |= {f"payload/{kind}": broadcast.wire[kind], f"frozen/{kind}": broadcast.frozen.get(kind, {})}
+                known = home.frozen.setdefault(kind, {})
+                frozen, held[kind] = hashes.divide(kind, broadcast.frozen.get(kind, {}), known)
+                tensors |= {f"payload/{kind}": broadcast.wire[kind], f"frozen/{kind}": frozen}
             versions = {str(client_id): federation.store.version(client_id) for client_id in home.clients}
             fields = {"run": self.roster.identity.run_id, "round": round_idx, "versions": versions}
+            fields["frozen"] = held
             messages[node] = Message("keep", fields, tensors)
         reached = self.roster.ask(messages, _PARTING_S, lambda _, answer: kept(answer))
         there = {client_id for node in reached for client_id in self.roster.homes[node].clients}

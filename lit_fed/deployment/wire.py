@@ -26,7 +26,7 @@ from lit_fed.errors import WireError
 T = TypeVar("T")
 Word = Literal["hello", "held", "train", "ask", "keep", "answer", "failure"]
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the wire protocol, which must match."""
 
 MOST_BYTES = 2**31

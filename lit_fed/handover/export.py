@@ -24,8 +24,10 @@ from lit_fed.engine.lightning.compatibility import overrides
 from lit_fed.engine.loop.checkpoint import read_checkpoint
 from lit_fed.engine.storage.files import files_in_place, refuse_overwriting
 from lit_fed.errors import ConfigError, LitFedError, reason
+from lit_fed.handover.adapters import CONFIG, USE, WEIGHTS, peft_files
 from lit_fed.handover.card import Inputs, card, facts_of
 from lit_fed.load import DeployedNetwork, checkpoint_file, load_network
+from lit_fed.networks.adapters import LoRALinear, LoRAWeight, merge_adapters
 
 T = TypeVar("T")
 
@@ -33,7 +35,7 @@ FACTS = "model.json"
 _APART, _MOST_APART = 0.01, 0.1  # pixels between two places of a joint; share of joints
 _LARGEST = 10**9  # numbers in an input
 _SEQUENCE_AXES = 3  # batch, length and channels; images have more, whose size is the data's
-_FILES = ("model.safetensors", FACTS, "model.pt2", "model.onnx", "model.onnx.data", "MODEL_CARD.md")
+_FILES = ("model.safetensors", FACTS, "model.pt2", "model.onnx", "model.onnx.data", "MODEL_CARD.md", CONFIG, WEIGHTS)
 _PT2 = """import torch
 model = torch.export.load("model.pt2").module()
 outputs = model(torch.zeros({sizes}, dtype=torch.{dtype}))"""
@@ -88,9 +90,10 @@ def export_network(
 
     ``model.safetensors`` holds the weights, ``model.pt2`` the network with its preprocessing for ``torch.export``,
     ``model.onnx`` the same for other runtimes, ``MODEL_CARD.md`` a description and ``model.json`` the same for
-    programs. Batches have any size. Sequences, which are inputs of one or two axes, have any length that the network
-    takes; the card states it. Both programs run once and are compared with the network. The new files replace an older
-    export together, after the last one is written.
+    programs. Adapters are in the weights, and ``adapter_model.safetensors`` and ``adapter_config.json`` hold them for
+    peft. Batches have any size. Sequences, which are inputs of one or two axes, have any length that the network takes;
+    the card states it. Both programs run once and are compared with the network. The new files replace an older export
+    together, after the last one is written.
 
     Args:
         ckpt_path: A checkpoint file, or a run folder (its ``best.ckpt``, else its ``last.ckpt``).
@@ -118,6 +121,10 @@ def export_network(
         deployed = load_network(path, network, modules)
     shape, dtype = stored or _stored(content["inputs"].get("stored"), path)
     example, lacking, written = _example(shape, dtype), dict[str, str](), ["model.safetensors", FACTS]
+    adapters: dict[str, bytes] | None = {}
+    if any(isinstance(module, LoRALinear | LoRAWeight) for module in deployed.network.modules()):
+        adapters = _attempt(lambda: peft_files(deployed.network), WEIGHTS, lacking)
+        deployed.network = merge_adapters(deployed.network)
     program = _attempt(lambda: _program(deployed, example), "model.pt2", lacking)
     free = {} if program is None else _free_axes(program)
     facts = facts_of(content, path)
@@ -129,6 +136,9 @@ def export_network(
     with files_in_place(folder, _FILES) as temporary:
         (temporary / "model.safetensors").write_bytes(_weights(deployed, facts_text))
         (temporary / FACTS).write_text(facts_text + "\n", encoding="utf-8")
+        for name, file in (adapters or {}).items():
+            (temporary / name).write_bytes(file)
+            written.append(name)
         writers = {"model.pt2": _write_pt2, "model.onnx": _write_onnx}
         if onnx is False or (onnx is None and absent):
             del writers["model.onnx"]
@@ -147,7 +157,12 @@ def export_network(
             lacking["model.onnx"] = "it is made from model.pt2"
         words = {"sizes": ", ".join(map(str, (1, *shape))), "dtype": dtype}
         pt2, onnx_use = (_PT2_JOINTS, _ONNX_JOINTS) if more.get("joints") else (_PT2, _ONNX)
-        uses = {"model.pt2": pt2.format(**words), "model.onnx": onnx_use.format(**words), "model.safetensors": _WEIGHTS}
+        uses = {
+            "model.pt2": pt2.format(**words),
+            "model.onnx": onnx_use.format(**words),
+            "model.safetensors": _WEIGHTS,
+            WEIGHTS: USE,
+        }
         inputs = Inputs(shape, dtype, free, more.get("joints") or (), getattr(deployed.outputs, "cell", 1))
         text = card(facts, [use for name, use in uses.items() if name in written], inputs)
         (temporary / "MODEL_CARD.md").write_text(text, encoding="utf-8")

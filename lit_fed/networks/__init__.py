@@ -1,5 +1,14 @@
 """Networks by name: lit_fed's, and all of timm."""
 
+from lit_fed.networks.adapters import (
+    Adapter,
+    AdapterNames,
+    LoRALinear,
+    LoRAWeight,
+    adapt_network,
+    adapters_of,
+    merge_adapters,
+)
 from lit_fed.networks.basic import (
     MLP,
     VGG11,
@@ -37,6 +46,8 @@ __all__ = [
     "TEXT_NETWORKS",
     "VGG11",
     "WINDOW_NETWORKS",
+    "Adapter",
+    "AdapterNames",
     "BertTiny",
     "ClassificationNetwork",
     "CosineHead",
@@ -44,6 +55,8 @@ __all__ = [
     "Generator",
     "ImageGenerator",
     "LatentGenerator",
+    "LoRALinear",
+    "LoRAWeight",
     "Logistic",
     "McMahanCNN",
     "MobileNet",
@@ -51,10 +64,13 @@ __all__ = [
     "ResNet18Cifar",
     "SmallCNN",
     "WindowCNN",
+    "adapt_network",
+    "adapters_of",
     "build_network",
     "class_cosines",
     "classifier",
     "features",
+    "merge_adapters",
     "orthonormal_classes",
     "simplex_etf",
 ]

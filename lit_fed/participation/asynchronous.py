@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_fed.checks import check_range
+from lit_fed.errors import ConfigError
 from lit_fed.participation.base import Fate, Participant, Participation
 from lit_fed.participation.speeds import Speeds
 from lit_fed.seeding import derive_seed
@@ -81,7 +82,8 @@ class Asynchronous(Participation):
     @override
     def setup(self, num_clients: int, num_samples: Callable[[int], int], seed: int) -> None:
         super().setup(num_clients, num_samples, seed)
-        assert self.speeds is not None
+        if self.stragglers is not None:
+            raise ConfigError("participation.stragglers is a deadline of rounds; leave it out, or set max_staleness")
         check_range(
             "participation.concurrency", self.concurrency, least=1, most=self.num_seen, why=", the number of clients"
         )

@@ -113,10 +113,10 @@ class Participation(ABC):
             chooses once and that are never selected, to measure generalisation to new clients.
         dropout_before: Probability, per selected client and round, of dropping out before the local work.
         dropout_after: Probability of dropping out after the local work, for clients that began it.
-        stragglers: Simulated speeds and a deadline; null for no late clients.
+        stragglers: A deadline, and speeds unless `speeds` gives them; null for no late clients.
         every: Only clients 0, `every`, 2 · `every`, … are selected, and the others are unseen: with k kinds of network
             in turn, k selects the first kind.
-        speeds: Durations for the virtual clock, where `stragglers` do not give them; null for no clock.
+        speeds: Durations of the clients' work; null for those of `stragglers`, and without these for no clock.
     """
 
     def __init__(
@@ -154,8 +154,12 @@ class Participation(ABC):
             self.stragglers.validate()
         if self.speeds is not None:
             self.speeds.setup(num_clients)
-            if self.stragglers is not None:
-                raise ConfigError("participation has speeds and stragglers, which have their own; leave one out")
+            if self.stragglers is not None and self.stragglers != Stragglers(
+                self.stragglers.deadline, late=self.stragglers.late
+            ):
+                raise ConfigError(
+                    "participation has speeds beside stragglers.seconds_per_sample or speed_sigma; leave these out"
+                )
         check_range("participation.every", self.every, least=1)
         self._num_clients, self._num_samples, self._seed = num_clients, num_samples, seed
         self._seen = None if self.every == 1 else np.arange(0, num_clients, self.every, dtype=np.int64)
@@ -280,10 +284,10 @@ class Participation(ABC):
         if self.speeds is None and self.stragglers is None:
             return 0.0
         num_samples = self._num_samples(client_id)
-        if self.stragglers is not None:
-            return self.stragglers.duration(self._seed, client_id, num_samples)
-        assert self.speeds is not None
-        return self.speeds.duration(self._seed, client_id, num_samples, *self.payload_bytes(client_id))
+        if self.speeds is not None:
+            return self.speeds.duration(self._seed, client_id, num_samples, *self.payload_bytes(client_id))
+        assert self.stragglers is not None
+        return self.stragglers.duration(self._seed, client_id, num_samples)
 
     def clock(self, round_idx: int, before: float) -> float | None:
         """Virtual time at which a round ends, in seconds; None if durations are unknown.
@@ -329,5 +333,4 @@ class Participation(ABC):
 
     def _is_late(self, client_id: int) -> bool:
         assert self.stragglers is not None
-        seconds = self.stragglers.duration(self._seed, client_id, self._num_samples(client_id))
-        return seconds > self.stragglers.deadline
+        return self.duration(client_id) > self.stragglers.deadline

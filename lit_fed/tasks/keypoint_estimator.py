@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from lit_fed.errors import ConfigError
 from lit_fed.losses import UDP, HeatmapCodec
+from lit_fed.networks import Adapter
 from lit_fed.tasks.on_network import OnNetwork
 from lit_fed.tasks.pose_metrics import PCK, STATISTICS, JointOutputs, KeypointAP, joint_kinds
 from lit_fed.tasks.pose_pictures import Shown, features_figure, joints_figure, poses_figure
@@ -66,6 +67,7 @@ class KeypointEstimator(OnNetwork):
         oks_sigmas: σ of each joint for ``ap``; null to take it from the data, else COCO's 17.
         layer_decay: Each layer's learning rate as a share of the next layer's, without weight decay of vectors and
             position embeddings (ViTPose: 0.75); null for one rate.
+        adapter: Low-rank adapters, and the parts of the network that train beside them; null to train all of it.
 
     Raises:
         ConfigError: The settings do not fit each other.
@@ -100,9 +102,12 @@ class KeypointEstimator(OnNetwork):
         coco_ap: bool | None = None,
         oks_sigmas: Sequence[float] | None = None,
         layer_decay: float | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         num_joints = num_joints or 16
-        super().__init__(network, optimizer, lr_scheduler, num_joints, in_channels or 3, input_shape, network_args)
+        super().__init__(
+            network, optimizer, lr_scheduler, num_joints, in_channels or 3, input_shape, network_args, adapter
+        )
         self.num_joints = num_joints
         stride = getattr(self.network, "stride", None)
         self.codec = codec or UDP(stride=stride or 4)

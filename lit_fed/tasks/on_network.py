@@ -15,7 +15,7 @@ from torchmetrics import MeanAbsoluteError, R2Score
 from typing_extensions import override
 
 from lit_fed.errors import ConfigError
-from lit_fed.networks import build_network, classifier
+from lit_fed.networks import Adapter, adapt_network, build_network, classifier
 
 
 class OnNetwork(LightningModule):
@@ -29,6 +29,7 @@ class OnNetwork(LightningModule):
         in_channels: Channels of an input; null for 1.
         input_shape: Shape of one sample, channels first.
         network_args: Further arguments for a network given by name.
+        adapter: Low-rank adapters, and the parts of the network that train beside them; null to train all of it.
     """
 
     def __init__(
@@ -40,11 +41,14 @@ class OnNetwork(LightningModule):
         in_channels: int | None,
         input_shape: tuple[int, ...] | None,
         network_args: dict[str, Any] | None,
+        adapter: Adapter | None = None,
     ) -> None:
         super().__init__()
         if isinstance(network, str):
             channels = 1 if in_channels is None else in_channels
             network = build_network(network, num_outputs, channels, input_shape, **(network_args or {}))
+        if adapter is not None:
+            adapt_network(network, classifier(network), adapter)
         self.network = network
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
@@ -90,6 +94,7 @@ class Classifier(OnNetwork):
         in_channels: Channels of an input; null to take it from the data.
         input_shape: Shape of one sample, channels first; null to take it from the data.
         network_args: Further arguments for a network given by name.
+        adapter: Low-rank adapters, and the parts of the network that train beside them; null to train all of it.
     """
 
     metrics: ClassVar[dict[str, Literal["max", "min"]]] = {"acc": "max", "loss": "min"}
@@ -106,9 +111,10 @@ class Classifier(OnNetwork):
         in_channels: int | None = None,
         input_shape: tuple[int, ...] | None = None,
         network_args: dict[str, Any] | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         num_classes = 10 if num_classes is None else num_classes
-        super().__init__(network, optimizer, lr_scheduler, num_classes, in_channels, input_shape, network_args)
+        super().__init__(network, optimizer, lr_scheduler, num_classes, in_channels, input_shape, network_args, adapter)
         self.num_classes = num_classes
 
     def targets(self, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -165,6 +171,7 @@ class Regressor(OnNetwork):
         in_channels: Channels of an input; null to take it from the data.
         input_shape: Shape of one sample, channels first; null to take it from the data.
         network_args: Further arguments for a network given by name.
+        adapter: Low-rank adapters, and the parts of the network that train beside them; null to train all of it.
 
     Note:
         R² needs two samples; clients with fewer are left out of its mean.
@@ -186,9 +193,10 @@ class Regressor(OnNetwork):
         in_channels: int | None = None,
         input_shape: tuple[int, ...] | None = None,
         network_args: dict[str, Any] | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         num_outputs = 1 if num_outputs is None else num_outputs
-        super().__init__(network, optimizer, lr_scheduler, num_outputs, in_channels, input_shape, network_args)
+        super().__init__(network, optimizer, lr_scheduler, num_outputs, in_channels, input_shape, network_args, adapter)
         self.num_outputs = num_outputs
         self.mae = MeanAbsoluteError()
         self.r2 = R2Score()

@@ -324,6 +324,7 @@ def fuzz_node(seed: int, cases: int, folder: Path) -> Fuzzer:
             "version": None,
             "drop": [],
             "together": [0],
+            "frozen": {},
         }
 
     most = node_module._MOST_RUNS

@@ -9,6 +9,8 @@ from pathlib import Path
 CONFIGS = Path(__file__).parents[2] / "configs"
 METHODS = {path.stem: path for path in sorted((CONFIGS / "method").glob("*.yaml"))}
 METHODS["scaffold_with_raf"] = METHODS["scaffold"]
+METHODS["fedavg_with_adapters"] = METHODS["fedavg"]
+ON_ADAPTERS = ["fedavg_with_adapters", "fedex_lora", "fedsa_lora", "ffa_lora", "flora", "hetlora"]
 ASYNCHRONOUS = {f"{name}_asynchronous": name for name in METHODS}
 SMALL = {
     "trainer.participation.init_args.count": "4",
@@ -41,6 +43,7 @@ SMALL_PUPPETS = {
 # What a method cannot do without: its own network or learning rate, and here a warm-up that ends before the last round.
 FILES = {
     "fedfrozen": "network/vit_pocket.yaml",
+    **dict.fromkeys(ON_ADAPTERS, "network/lora.yaml"),
     **{
         name: f"papers/feddr_plus/tuned/quickstart_{name}.yaml"
         for name in ("dot_regression", "feddr_plus", "fedetf", "spherefed")

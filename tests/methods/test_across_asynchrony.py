@@ -17,7 +17,19 @@ from lit_fed.robust import Krum, Median
 from tests.methods.run_methods import METHODS, words_of
 from tests.support import ROOT, Points, fit, rows, weights
 
-REFUSED = {"fd_avg", "feddf", "fedfrozen", "fedgen", "fedmd", "hfedckd", "suwa", "uwa"}
+REFUSED = {
+    "fd_avg",
+    "feddf",
+    "fedex_lora",
+    "fedfrozen",
+    "fedgen",
+    "fedmd",
+    "flora",
+    "hetlora",
+    "hfedckd",
+    "suwa",
+    "uwa",
+}
 """Methods that need updates which start from one model."""
 
 

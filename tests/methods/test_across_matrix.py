@@ -57,7 +57,13 @@ COLUMNS = {
         *("--data.init_args.interpolations", "null", "--data.init_args.batch_size", "20"),
     ],
 }
-OWN = {("fedfrozen", "`Classifier`"): ["-c", str(CONFIGS / "network" / "vit_pocket.yaml"), *DIGITS]}
+OWN = {
+    ("fedfrozen", "`Classifier`"): ["-c", str(CONFIGS / "network" / "vit_pocket.yaml"), *DIGITS],
+    **{
+        (name, "`Classifier`"): [*COLUMNS["`Classifier`"], "-c", str(CONFIGS / "network" / "lora.yaml")]
+        for name in ("fedex_lora", "fedsa_lora", "ffa_lora", "flora", "hetlora")
+    },
+}
 """A method's own network, where it asks for one."""
 
 MISSING = {
@@ -77,6 +83,7 @@ MISSING = {
         }.items()
     },
     "attention": "no attention",
+    "adapters": "no adapters",
     "scores": "no class scores",
 }
 """What a cell says for what is missing."""
@@ -85,7 +92,7 @@ MISSING = {
 def test_every_word_of_the_table_is_a_need() -> None:
     not_of_the_model = {"one_model", "public", "probability", "whole_batches"}
     of_a_setting = {"no_decay", "linear_steps"}  # which no file of configs/method/ has
-    assert MISSING.keys() - {"attention", "scores"} == NEEDS.keys() - not_of_the_model - of_a_setting
+    assert MISSING.keys() - {"adapters", "attention", "scores"} == NEEDS.keys() - not_of_the_model - of_a_setting
 
 
 @pytest.mark.long
@@ -131,7 +138,7 @@ def missing(method: Path, column: str, err: str) -> str:
     where = f"{method.stem} on {column}"
     assert re.fullmatch(r"lit-fed: error: .+\n", err), f"{where}: {err}"
     found = [need for need, text in NEEDS.items() if text in err]
-    found += ["attention"] if "attention" in err else []
+    found += [word for word in ("attention", "adapters") if f"needs {word}" in err]
     found += ["scores"] if "mixes class scores" in err else []
     assert len(found) == 1, f"{where}: {err}"
     assert re.search(r"\b(algorithm|model) \w+", err), f"{where}: {err}"

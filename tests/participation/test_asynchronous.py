@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lit_fed.errors import ConfigError
-from lit_fed.participation import Asynchronous, Fate, FullParticipation, Participant, Speeds, UniformParticipation
+from lit_fed.participation import Asynchronous, Fate, FullParticipation, Participant, Speeds, Stragglers
 from lit_fed.seeding import derive_seed
 
 
@@ -225,15 +225,17 @@ def test_bad_settings(kwargs: dict[str, Any], says: str) -> None:
         ready(4, **({"concurrency": 3, "buffer": 2} | kwargs))
 
 
-def test_stragglers_have_speeds_of_their_own() -> None:
-    from lit_fed.participation import Stragglers
-
-    for made in (
-        Asynchronous(2, 1, stragglers=Stragglers(deadline=1.0)),
-        UniformParticipation(count=2, stragglers=Stragglers(deadline=1.0), speeds=Speeds()),
-    ):
-        with pytest.raises(ConfigError, match="speeds and stragglers, which have their own; leave one out"):
-            made.setup(4, lambda client_id: 1, 0)
+def test_stragglers_take_the_speeds_and_have_none_beside_them(tmp_path: Path) -> None:
+    """Of 2, 5 and 3 s with a deadline of 3 s, exactly on which is in time, client 1 is late; a round ends at 3 s."""
+    made = FullParticipation(speeds=trace(tmp_path, 2, 5, 3), stragglers=Stragglers(deadline=3.0))
+    made.setup(3, lambda client_id: 1, 0)
+    assert [one.fate for one in made.plan(0)] == [Fate.ON_TIME, Fate.LOST_AFTER, Fate.ON_TIME]
+    assert made.clock(0, 0.0) == 3.0
+    made = FullParticipation(speeds=Speeds(), stragglers=Stragglers(deadline=1.0, speed_sigma=1.0))
+    with pytest.raises(ConfigError, match=r"speeds beside stragglers\.seconds_per_sample or speed_sigma; leave these"):
+        made.setup(4, lambda client_id: 1, 0)
+    with pytest.raises(ConfigError, match=r"stragglers is a deadline of rounds; leave it out, or set max_staleness"):
+        Asynchronous(2, 1, stragglers=Stragglers(deadline=1.0)).setup(4, lambda client_id: 1, 0)
 
 
 @pytest.mark.parametrize(

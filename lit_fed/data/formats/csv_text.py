@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ class CSVText(TensorDataModule):
 
     @override
     def load_arrays(self) -> Parts:
-        encode = hash_words if self._tokenizer is None else _load_tokenizer(self._tokenizer, self.vocab_size)
+        encode = hash_words if self._tokenizer is None else load_tokenizer(self._tokenizer, self.vocab_size)
         train, test = (self._encoded(self._files[name], encode) for name in ("train", "test"))
         return Parts(train, test, source=str(self._files["train"].parent))
 
@@ -156,7 +157,8 @@ def _position(column: Column, names: list[str] | None, path: Path) -> int:
     return names.index(column)
 
 
-def _load_tokenizer(folder: str, vocab_size: int) -> Callable[[str, int, int], Sequence[int]]:
+def load_tokenizer(folder: str, vocab_size: int) -> Callable[[str, int, int], Sequence[int]]:
+    """A tokenizer of transformers in a folder, as a function of text, `vocab_size` and length."""
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
@@ -169,8 +171,9 @@ def _load_tokenizer(folder: str, vocab_size: int) -> Callable[[str, int, int], S
     if len(tokenizer) > vocab_size:
         raise ConfigError(f"data.vocab_size is {vocab_size}; it must be at least {len(tokenizer)} for the tokenizer")
 
-    def encode(text: str, vocab_size: int, length: int) -> Sequence[int]:
-        ids: list[int] = tokenizer(text, truncation=True, max_length=length)["input_ids"]
-        return ids
+    return partial(_tokens, tokenizer)
 
-    return encode
+
+def _tokens(tokenizer: Any, text: str, vocab_size: int, length: int) -> Sequence[int]:
+    ids: list[int] = tokenizer(text, truncation=True, max_length=length)["input_ids"]
+    return ids

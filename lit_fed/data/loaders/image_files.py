@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,16 @@ class ImageFiles(Dataset[Any]):
         return len(self._paths)
 
     def __getitem__(self, index: int) -> Tensor | tuple[Tensor, int]:
-        image = torch.from_numpy(read_image(self._paths[index], self._grayscale)).permute(2, 0, 1)
+        image = torch.from_numpy(self.pixels(index)).permute(2, 0, 1)
         image = functional.resize(image, [self._side, self._side], antialias=True)
         if self._augmentation is not None:
             draws = self._augmentation.draw(1, torch.default_generator)  # seeded per sample
             image = self._augmentation.apply(image.unsqueeze(0), draws).squeeze(0)
         return image if self._labels is None else (image, self._labels[index])
+
+    def pixels(self, index: int) -> NDArray[Any]:
+        """An image as `read_image` returns it."""
+        return read_image(self._paths[index], self._grayscale)
 
 
 def collate_images(samples: list[Any]) -> Any:
@@ -69,7 +74,9 @@ def collate_images(samples: list[Any]) -> Any:
     return default_collate(samples)
 
 
-def read_image(path: str | Path, grayscale: bool, remedy: str = "remove or replace it") -> NDArray[Any]:
+def read_image(
+    path: str | Path, grayscale: bool, remedy: str = "remove or replace it", content: bytes | None = None
+) -> NDArray[Any]:
     """An image of any mode that Pillow reads, upright as its EXIF orientation says, scaled so that white is 255.
 
     Integers are scaled by their bits; floating-point values are in [0, 1]. An opaque alpha channel is dropped.
@@ -78,6 +85,7 @@ def read_image(path: str | Path, grayscale: bool, remedy: str = "remove or repla
         path: The file.
         grayscale: Decode to one channel instead of three.
         remedy: For errors, what to do with a file that cannot be decoded.
+        content: The file's bytes; null reads `path`, which is otherwise for errors alone.
 
     Returns:
         Shape (height, width, channels): bytes, or float32 of an image of one channel with more than 8 bits. Of several
@@ -85,7 +93,7 @@ def read_image(path: str | Path, grayscale: bool, remedy: str = "remove or repla
     """
     try:
         # From a stream: by its name, Pillow 13 maps a TIFF file that lies on its side into memory in the wrong shape.
-        with open(path, "rb") as stream, Image.open(stream) as file:
+        with open(path, "rb") if content is None else BytesIO(content) as stream, Image.open(stream) as file:
             frames = 1 if file.format == "MPO" else getattr(file, "n_frames", 1)  # a photograph and its previews
             if frames > 1:
                 raise ConfigError(f"{path} holds {frames} pictures; save each as a separate file")

@@ -196,11 +196,11 @@ class Cut:
 def cut_population(parts: Parts, partition: Partition, settings: CutSettings) -> Cut:
     """Choose the samples, set the public ones aside, and cut the rest into clients."""
     seed, source = settings.seed, parts.source
-    pool = _subset(len(parts.train), settings.max_train_samples, seed, "train")
+    pool = subset(len(parts.train), settings.max_train_samples, seed, "train")
     public, pool = _take_public(pool, parts.train.strata, settings)
     train_samples = parts.train.samples(pool, source)
     cut = partition(train_samples, settings.num_clients, seed)
-    shared_test = _subset(len(parts.test), settings.max_test_samples, seed, "test")
+    shared_test = subset(len(parts.test), settings.max_test_samples, seed, "test")
     test = partition.split_test(cut, train_samples, parts.test.samples(shared_test, source), seed)
     fractions = (settings.val_fraction, settings.calibration_fraction)
     val, calibration, train = cut.hold_out(fractions, derive_seed(seed, "data", "hold-out"))
@@ -308,7 +308,7 @@ def named(clients: Iterable[int]) -> str:
     return f"client{'s' if len(ids) > 1 else ''} {shown}{', …' if len(ids) > 8 else ''}"
 
 
-def _subset(available: int, most: int | None, seed: int, purpose: str) -> IntArray:
+def subset(available: int, most: int | None, seed: int, purpose: str) -> IntArray:
     """All indices, or a random choice, ascending."""
     if most is None or most >= available:
         return np.arange(available, dtype=np.int64)

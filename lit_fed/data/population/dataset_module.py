@@ -262,6 +262,10 @@ class DecodedImages(DatasetModule):
         self._side = image_size
         self._augmentation = image_augmentation(crop_padding, horizontal_flip)
         self._normalize = Normalize(mean or (0.0,), std or (1.0,))
+        self.check_channels()
+
+    def check_channels(self) -> None:
+        """Refuse a `mean` that does not fit the inputs' channels."""
         if self._normalize.num_channels not in (1, self.input_shape[0]):
             raise ConfigError(f"data.mean has {self._normalize.num_channels} values; give one, or one per channel")
 

@@ -191,7 +191,8 @@ class Session:
             client_id, broadcast.round_idx, stage, self.seed, model, self.data, self.work, fine_tuning,
             received=broadcast.payloads[kind], around=self.wrappers.loader_of(stage),
         )  # fmt: skip
-        client.model = ModelView(model, lambda name: _first(name, client.own, client.received, model.initial))
+        frozen = broadcast.frozen.get(kind, {})  # the task may hold what another client began with
+        client.model = ModelView(model, lambda name: _first(name, client.own, client.received, frozen, model.initial))
         client.task_run = TaskRunOn(loop.state.task_run, client.model)
         stored = self.store.get(client_id)
         client.is_new = stored is None

@@ -12,7 +12,7 @@ from torch import Tensor
 from lit_fed.engine.clients.executor import Executor
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.session import Session
-from lit_fed.engine.method.algorithm import Algorithm, Server, global_model
+from lit_fed.engine.method.algorithm import Algorithm, Server, global_model, held_model
 from lit_fed.engine.method.client import Stage
 from lit_fed.engine.method.kinds import Kinds
 from lit_fed.engine.method.wrapper import Wrappers
@@ -94,7 +94,7 @@ class Federation:
         frozen = {}
         for kind, loop in self.loops.items():
             names = loop.model.split.frozen
-            held = self.global_model(round_idx, kind) if names else {}
+            held = held_model(self.server, kind)
             frozen[kind] = {name: held[name] for name in names if name in held}
         return Broadcast(
             round_idx,

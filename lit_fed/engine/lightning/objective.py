@@ -22,9 +22,10 @@ from lit_fed.engine.lightning.meter import Meter
 from lit_fed.engine.lightning.metric_names import plain_name
 from lit_fed.engine.lightning.task_trainer import GradientOptions, TaskTrainer, clip_gradients
 from lit_fed.engine.method.client import Client
-from lit_fed.engine.method.model import Model, unknown_name
+from lit_fed.engine.method.model import Model
 from lit_fed.engine.method.task_run import Outputs, TaskRun
 from lit_fed.errors import ConfigError
+from lit_fed.patterns import unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

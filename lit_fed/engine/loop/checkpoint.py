@@ -24,6 +24,7 @@ from lightning import LightningModule
 
 from lit_fed.data.population.census import Contents
 from lit_fed.engine.lightning.objective import task_name
+from lit_fed.engine.method.algorithm import held_model
 from lit_fed.engine.method.wrapper import AROUND
 from lit_fed.engine.storage.files import unreadable_named, write_atomically
 from lit_fed.engine.storage.packs import Version
@@ -225,7 +226,9 @@ def snapshot(run: Run) -> dict[str, Any]:
         "models": models if len(federation.kinds.names) > 1 else {},
         "server": _plain(federation.server, "the server's state"),
         "clients": federation.store.table(),
-        "initial": {kind: _initial(loop.model) for kind, loop in federation.loops.items()},
+        "initial": {
+            kind: _initial(loop.model, held_model(federation.server, kind)) for kind, loop in federation.loops.items()
+        },
         "callbacks": _plain({name: callback.state_dict() for name, callback in _named(run)}, "callbacks"),
         "metrics": _plain(run.metrics, "metrics"),
         "monitor": run.names.monitor,
@@ -269,9 +272,16 @@ def _save(run: Run, path: Path) -> str | None:
     return seal
 
 
-def _initial(model: Model) -> dict[str, torch.Tensor]:
-    """The first tensors of clients' personal parts, which must not depend on when a client first appears."""
-    return {name: tensor for name, tensor in model.initial.items() if name in model.staying}
+def _initial(model: Model, held: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The first tensors of clients' personal parts, which must not depend on when a client first appears.
+
+    A tensor that equals the server's, such as a frozen one, is the server's, which the file holds once.
+    """
+    found = {}
+    for name, tensor in model.initial.items():
+        if name in model.staying:
+            found[name] = held[name] if name in held and torch.equal(held[name], tensor) else tensor
+    return found
 
 
 def restore(run: Run, path: Path, trains: bool = True) -> None:

@@ -287,6 +287,13 @@ class Algorithm(ABC, Generic[AggregateT]):
         network = getattr(task, "network", None)
         return network if isinstance(network, nn.Module) else task
 
+    def tested(self, server: Server, round_idx: int, kind: str) -> Payload:
+        """Tensors of the global model as it is tested, saved and handed out; by default the broadcast for tests.
+
+        A method whose clients make some of them of what they receive (`start`) makes them here, too.
+        """
+        return self.broadcast(server, round_idx, kind, "test")
+
     def forecast(self, server: Server, round_idx: int, kind: str) -> Payload:
         """Names and shapes of a round's broadcast, for ``cost``, which never calls `step`."""
         return self.broadcast(server, round_idx, kind)
@@ -322,10 +329,16 @@ def zeros_like(tensors: Payload) -> Tensors:
     return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
 
 
-def global_model(algorithm: Algorithm[Any], server: Server, round_idx: int, kind: str) -> dict[str, Tensor]:
-    """The global model of a kind by parameter and buffer name; empty for methods without one."""
+def held_model(server: Server, kind: str) -> Payload:
+    """The model of a kind in the server's state, from which clients train; empty for methods without one."""
     held: Payload = server["models"].get(kind, {}) if "models" in server else server.get("model", {})
+    return held
+
+
+def global_model(algorithm: Algorithm[Any], server: Server, round_idx: int, kind: str) -> dict[str, Tensor]:
+    """The global model of a kind, as it is tested, by parameter and buffer name; empty for methods without one."""
+    held = held_model(server, kind)
     if not held:
         return {}
-    tested = algorithm.broadcast(server, round_idx, kind, "test")
+    tested = algorithm.tested(server, round_idx, kind)
     return {**held, **{name: tensor for name, tensor in tested.items() if name in held}}

@@ -5,6 +5,7 @@ Du, Li, Feng, Feng: "FedFrozen: Two-Stage Federated Optimization via Attention K
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.methods.attention_freezing.projections import merged, separate_attention
 from lit_fed.methods.fedavg import FedAvg
+from lit_fed.networks.adapters import adapters_of
 
 
 class FedFrozen(FedAvg):
@@ -35,7 +37,8 @@ class FedFrozen(FedAvg):
 
     Raises:
         ConfigError: If a setting is negative; before training, if the model has no attention that
-            `lit_fed.methods.attention_freezing.separate_attention` understands.
+            `lit_fed.methods.attention_freezing.separate_attention` understands, or one adapter for queries, keys and
+            values.
 
     Note:
         θ includes the biases of the value projections, in both phases. Frozen parameters are part
@@ -60,6 +63,12 @@ class FedFrozen(FedAvg):
 
     def adapt(self, task: LightningModule) -> None:
         """Split the attention into query, key and value parameters."""
+        for one in adapters_of(task):
+            if re.search(r"\b(qkv|kv|in_proj_weight)\b", one.base):
+                raise ConfigError(
+                    f"algorithm FedFrozen needs attention without an adapter that moves queries, keys and values, as "
+                    f"{one.base} has; leave it out of model.adapter.targets"
+                )
         try:
             self.attention = separate_attention(task)
         except ConfigError as error:

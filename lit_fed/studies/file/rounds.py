@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from lit_fed.engine.lightning.metric_names import ON_VALIDATION
@@ -18,8 +19,9 @@ def quantile(numbers: Sequence[float], share: float) -> float:
 
 
 REPORTS = ("last", "best", "mean")
-WANTED_REPORT = f"{', '.join(REPORTS)}, or 'best of' and a metric"
+WANTED_REPORT = f"{', '.join(REPORTS)}, 'best of' and a metric, or 'first', a metric, 'at' and a number"
 _GUIDE = "best of "
+_GOAL = re.compile(r"first (\S+) at (-?\d+(?:\.\d+)?)")
 _WORDS = {"last": "last round", "best": "best evaluated round", "mean": "mean over evaluated rounds"}
 
 Curve = Sequence[tuple[int, float]]  # round and value, in the order of rounds
@@ -31,12 +33,22 @@ def is_report(report: object) -> bool:
 
 
 def guide_of(report: str) -> str:
-    """Return the metric that selects the round of ``best of METRIC``; else empty."""
+    """Return the metric that selects the round of ``best of METRIC`` or ``first METRIC at NUMBER``; else empty."""
+    if goal := _GOAL.fullmatch(report):
+        return goal[1]
     return report.removeprefix(_GUIDE).strip() if report.startswith(_GUIDE) else ""
+
+
+def goal_of(report: str) -> float | None:
+    """Return the number of ``first METRIC at NUMBER``; else None."""
+    goal = _GOAL.fullmatch(report)
+    return None if goal is None else float(goal[2])
 
 
 def report_words(report: str) -> str:
     """Return a ``report`` in words for a caption."""
+    if (goal := goal_of(report)) is not None:
+        return f"in the first evaluated round with {guide_of(report)} at {goal:g}"
     return _WORDS.get(report) or f"in the best evaluated round of {guide_of(report)}"
 
 
@@ -59,13 +71,15 @@ def reported(report: str, curve: Curve, guide: Curve, lower: bool) -> float | No
     Args:
         report: The ``last`` evaluated round, the ``best`` one, the ``mean`` over all of them, or ``best of METRIC``,
             the round in which METRIC was best, the first of several, as for ``best.ckpt``, which goes by
-            ``val/global/…`` where there are validation data.
+            ``val/global/…`` where there are validation data; or ``first METRIC at NUMBER``, the first round in which
+            METRIC was at the number or better.
         curve: The reported metric.
         guide: The metric that selects the best round; by default the reported one.
         lower: Whether smaller values of the guide are better.
 
     Returns:
-        The number; None if the metric was never evaluated, or never together with the guide.
+        The number; infinite if METRIC never reached its number; None if the metric was never evaluated, or never
+        together with the guide.
     """
     if not curve:
         return None
@@ -77,6 +91,9 @@ def reported(report: str, curve: Curve, guide: Curve, lower: bool) -> float | No
     at = dict(curve)
     finite = [(value if lower else -value, round_idx) for round_idx, value in guide if math.isfinite(value)]
     there = [pair for pair in finite if pair[1] in at]
+    if there and (goal := goal_of(report)) is not None:
+        most = goal if lower else -goal
+        return next((at[round_idx] for value, round_idx in there if value <= most), math.inf)
     if there:
         return at[min(there)[1]]
     return values[-1] if report == "best" else None

@@ -54,8 +54,8 @@ class Measure:
     Args:
         metric: A column of ``metrics.csv``, such as ``global/acc``; empty if the study names none and the monitored
             metric is unknown before a run has finished.
-        report: The ``last`` evaluated round, the ``best`` one, the ``mean`` over all of them, or the ``best of``
-            another metric, see `lit_fed.studies.file.rounds.reported`.
+        report: The ``last`` evaluated round, the ``best`` one, the ``mean`` over all of them, the ``best of`` another
+            metric, or the ``first`` with another metric ``at`` a number, see `lit_fed.studies.file.rounds.reported`.
         lower: Whether smaller values are better.
         scale: Factor of the values in tables, pictures and claims.
         decimals: Digits after the point in tables.

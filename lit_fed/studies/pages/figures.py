@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lit_fed.engine.storage.files import in_place_of
+from lit_fed.studies.file.rounds import goal_of, guide_of
 from lit_fed.studies.file.study import Place, Study, Variant
 from lit_fed.studies.results.results import Entry, Results
 
@@ -42,7 +45,7 @@ def draw_bars(results: Results, path: Path) -> None:
             for position, column in enumerate(columns):
                 entry = results.entries[Place(row, column)]
                 x = position + (number - (len(study.rows) - 1) / 2) * width
-                if entry.mean is None or _axis(entry) != metric:
+                if entry.mean is None or not np.isfinite(entry.mean) or _axis(entry) != metric:
                     continue
                 color, style = _look(number)
                 axes.bar(
@@ -73,7 +76,9 @@ def draw_curves(results: Results, path: Path) -> None:
 
     The lines are means over n seeds; for n > 1, the bands are the two-sided 95 % confidence interval, mean ± t·s/√n,
     with the sample standard deviation s (n − 1) and the 97.5 % quantile t of Student's t with n − 1 degrees of freedom.
-    The axis spans the seeds' values, so that the wide bands of few seeds do not flatten the lines.
+    The axis spans the seeds' values, so that the wide bands of few seeds do not flatten the lines. Where the report is
+    ``first METRIC at NUMBER``, METRIC is drawn over the table's number, such as virtual seconds, as steps, from the
+    latest first evaluation of a seed to the earliest last one, and NUMBER as a grey line.
     """
     grid, study = results.grid, results.grid.study
     columns = list(study.columns)
@@ -85,12 +90,16 @@ def draw_curves(results: Results, path: Path) -> None:
         reached: list[float] = []
         for number, row in enumerate(study.rows):
             place = Place(row, column)
-            curves = [dict(grid.curve(place, seed)) for seed in study.seeds if place not in study.skip]
+            goal = goal_of(results.entries[place].measure.report)
+            ways = grid.curve if goal is None else grid.way
+            curves = [dict(ways(place, seed)) for seed in study.seeds if place not in study.skip]
             curves = [curve for curve in curves if curve]
             if not curves:
                 continue
-            rounds = sorted(set(curves[0]).intersection(*curves[1:]))
-            values = np.array([[curve[r] for r in rounds] for curve in curves])
+            rounds, values = _together(curves) if goal is None else _as_steps(curves)
+            if goal is not None:
+                axes.axhline(goal, color="#999999", linewidth=0.8)
+                axes.set_xscale("log")
             mean, color_style = values.mean(0), _look(number)
             axes.plot(
                 rounds,
@@ -109,14 +118,33 @@ def draw_curves(results: Results, path: Path) -> None:
                 axes.fill_between(rounds, mean - half, mean + half, color=color_style[0], alpha=0.15, linewidth=0)
         _fit_to(axes, reached)
         axes.set_title(_text(study.columns[column].label), fontsize=10)
-        axes.set_xlabel("round")
-        measured = dict.fromkeys(_axis(results.entries[Place(r, column)]) for r in study.rows)
-        axes.set_ylabel(_text(" and ".join(measured)))
+        measures = [results.entries[Place(r, column)].measure for r in study.rows]
+        goals = [goal_of(measure.report) is not None for measure in measures]
+        axes.set_xlabel(_text(measures[0].words) if all(goals) else "round")
+        measured = [guide_of(m.report) if has_goal else m.words for m, has_goal in zip(measures, goals, strict=True)]
+        axes.set_ylabel(_text(" and ".join(dict.fromkeys(measured))))
         _tidy(axes)
     for axes in list(panels.flat)[len(columns) :]:
         axes.set_axis_off()
     _legend(figure, panels.flat, study.rows, False)
     _save(figure, path)
+
+
+def _together(curves: Sequence[Mapping[float, float]]) -> tuple[list[float], NDArray[np.float64]]:
+    """Return the common points of curves, and the values there, (curves, points)."""
+    points = sorted(set(curves[0]).intersection(*curves[1:]))
+    return points, np.array([[curve[point] for point in points] for curve in curves])
+
+
+def _as_steps(curves: Sequence[Mapping[float, float]]) -> tuple[list[float], NDArray[np.float64]]:
+    """Return all points of curves that lie within each of them, and the curves as step functions, (curves, points)."""
+    first, last = max(min(curve) for curve in curves), min(max(curve) for curve in curves)
+    points = sorted({point for curve in curves for point in curve if first <= point <= last})
+    steps = []
+    for curve in curves:
+        own = sorted(curve)
+        steps.append([curve[own[bisect_right(own, point) - 1]] for point in points])
+    return points, np.array(steps)
 
 
 def has_lines(study: Study) -> bool:

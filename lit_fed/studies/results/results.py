@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from lit_fed.studies.file.claims import Claim, Verdict, check, decide
-from lit_fed.studies.file.rounds import chosen_on_test, report_words
+from lit_fed.studies.file.rounds import chosen_on_test, goal_of, report_words
 from lit_fed.studies.file.study import PLAIN, Measure, Place
 from lit_fed.studies.running.cells import CellGrid
 
@@ -50,8 +50,8 @@ class Entry:
 
     @property
     def std(self) -> float | None:
-        """Sample standard deviation over seeds (n − 1); None below two."""
-        return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else None
+        """Sample standard deviation over seeds (n − 1); None below two, or with an infinite value."""
+        return float(np.std(self.values, ddof=1)) if len(self.values) > 1 and np.isfinite(self.values).all() else None
 
     @property
     def difference(self) -> float | None:
@@ -66,6 +66,8 @@ class Entry:
         if self.mean is None:
             return "failed" if self.seeds else ""
         text = self._number(self.mean) + (f" ± {self._number(self.std)}" if self.std is not None else "")
+        if goal_of(self.measure.report) is not None and not np.isfinite(self.mean):
+            text = f"not in {sum(map(np.isinf, self.values))} of {len(self.values)}"
         if len(self.values) == self.seeds:
             return text
         failed = f", {self.failed} failed" if self.failed else ""

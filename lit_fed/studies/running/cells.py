@@ -253,6 +253,18 @@ class CellGrid:
             return []
         return [(round_idx, measure.shown(value)) for round_idx, value in cell.curve(measure.metric)]
 
+    def way(self, place: tuple[str, str], seed: int) -> list[tuple[float, float]]:
+        """Return METRIC over the table's number for one seed, where the report is ``first METRIC at NUMBER``."""
+        cell, measure = self.at.get((Place(*place), seed)), self.measure_of(place)
+        if cell is None or not cell.done:
+            return []
+        at = dict(cell.curve(measure.metric))
+        return [
+            (measure.shown(at[round_idx]), value)
+            for round_idx, value in cell.curve(guide_of(measure.report))
+            if round_idx in at
+        ]
+
 
 def lay_out(study: Study, output: Path) -> CellGrid:
     """Lay out a study's runs, and check each with the parser of its command.

@@ -15,6 +15,7 @@ from lit_fed.data import Digits
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAvg, FedFrozen
 from lit_fed.methods.attention_freezing import separate_attention
+from lit_fed.networks import Adapter
 from tests.support import ROOT, assert_same, fit, rows, run_cli, saved_weights, weights
 
 VIT: dict[str, Any] = {"patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3}
@@ -213,3 +214,15 @@ def test_refused(tmp_path: Path) -> None:
         fit(tmp_path, plain, digits(), FedFrozen())
     with pytest.raises(ConfigError, match="Rows optimises by hand, and algorithm FedFrozen needs a loss"):
         fit(tmp_path, Rows(by_hand=True), digits(), FedFrozen(value_ridge=0.1))
+
+
+def test_an_adapter_that_moves_values_with_queries_and_keys_is_refused(tmp_path: Path) -> None:
+    vit: dict[str, Any] = {"patch_size": 2, "embed_dim": 48, "depth": 1, "num_heads": 3}
+    settings: dict[str, Any] = {"network": "vit_tiny_patch16_224", "input_shape": (1, 8, 8), "network_args": vit}
+    data = Digits(num_clients=2, max_train_samples=40)
+    with pytest.raises(
+        ConfigError, match=r"as network\.blocks\.0\.attn\.qkv\.weight has; leave it out of model\.adapter"
+    ):
+        fit(tmp_path, Classifier(**settings, adapter=Adapter()), data, FedFrozen())
+    made = fit(tmp_path, Classifier(**settings, adapter=Adapter(targets=["*.fc1"], train=["*"])), data, FedFrozen(1))
+    assert "network.blocks.0.mlp.fc1.lora_A" in weights(made)

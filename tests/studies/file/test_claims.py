@@ -241,7 +241,8 @@ def test_rows_columns_and_places_can_be_named():
         ({"claim": "fedavg > 0 at s=2", "equal": 0}, "equal is 0; it must be above 0"),
         (
             {"claim": "fedavg > 0 at s=2", "report": "first"},
-            "report is 'first'; it must be last, best, mean, or 'best of' and a metric",
+            "report is 'first'; it must be last, best, mean, 'best of' and a metric, or 'first', a metric, 'at' and a "
+            "number",
         ),
     ],
 )

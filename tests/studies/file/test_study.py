@@ -160,7 +160,11 @@ def test_skipped_places_stay_empty(tmp_path):
         ({"rows": {"x": {}}, "published": None}, "'x' is a row and a column"),
         ({"metric": None}, "metric is None; it must be a text"),
         ({"metric": ""}, "metric is ''; it must be the name of a metric, such as global/acc, or left out"),
-        ({"report": "first"}, "report is 'first'; it must be last, best, mean, or 'best of' and a metric"),
+        (
+            {"report": "first"},
+            "report is 'first'; it must be last, best, mean, 'best of' and a metric, or 'first', a metric, 'at' and a "
+            "number",
+        ),
         ({"scale": -1}, "scale is -1; it must be a positive number or log10"),
         ({"scale": 1e300}, "scale is 1e+300; it must be a number from 1e-12 to 1e+12"),
         ({"scale": 1e-300}, "scale is 1e-300; it must be a number from 1e-12 to 1e+12"),

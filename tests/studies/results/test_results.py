@@ -182,6 +182,37 @@ def test_a_page_leads_to_the_reports_and_counts_the_claims(grid):
     )
 
 
+def test_time_to_a_target_by_hand(tmp_path, monkeypatch):
+    """Seconds until 0.7: 4 and 6, mean 5, s = √2; FedProx is never there in one of two seeds.
+
+    Drawn are steps: at 3, 4, 5 and 6 s seed 0 has .5, .75, .75, .75 and seed 1 has .25, .25, .5, .7; common to both is
+    from 3 to 6 s.
+    """
+    goal = {"metric": "clock/virtual_s", "report": "first global/acc at 0.7", "better": "lower", "scale": 1}
+    grid = grid_of(tmp_path, seeds=[0, 1], published={}, claims=["prox > fedavg at iid"], **goal)
+    head = "round,global/acc,clock/virtual_s\n"
+    for row, seed, text in (
+        ("fedavg", 0, "0,0.5,2\n1,,3\n2,0.75,4\n3,0.75,6\n"),
+        ("fedavg", 1, "0,0.25,3\n1,0.5,5\n2,0.7,6\n3,0.7,7\n"),
+        ("prox", 0, "0,0.75,9\n"),
+        ("prox", 1, "0,0.5,9\n"),
+    ):
+        finish(grid, row, "iid", seed, head + text)
+    results = collect(grid)
+    table = table_markdown(results)
+    assert "| fedavg | 5.0000 ± 1.4142 |" in table
+    assert "| prox | not in 1 of 2 |" in table
+    assert "clock/virtual_s, in the first evaluated round with global/acc at 0.7 on the test set" in table
+    drawn: list[Any] = []
+    monkeypatch.setattr("matplotlib.axes.Axes.plot", lambda axes, *args, **kwargs: drawn.append(args))
+    draw_curves(results, tmp_path / "curves.png")
+    monkeypatch.undo()
+    (points, mean), _ = drawn
+    assert (points, mean.tolist()) == ([3.0, 4.0, 5.0, 6.0], [0.375, 0.5, 0.625, 0.725])
+    for draw in (draw_bars, draw_curves):
+        draw(results, tmp_path / f"{draw.__name__}.png")
+
+
 def test_pictures_of_nothing_finished(tmp_path):
     results = collect(grid_of(tmp_path))
     draw_bars(results, tmp_path / "bars.png")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -162,11 +163,14 @@ def test_the_last_the_best_or_all_evaluated_rounds_count(tmp_path):
         ("e", "mean", "global/acc", (50 + 87.5 + 75) / 3),
         ("f", "best of train/loss", "global/acc", 50.0),  # whose smallest is in round 0
         ("g", "best of global/acc", "train/norm", 500.0),  # of the first of two rounds that are best alike
+        ("h", "first global/acc at 0.75", "train/loss", math.nan),  # round 1, the first one at 0.75 or above
+        ("i", "first train/loss at 3.5", "global/acc", 50.0),  # round 0; lower is better
+        ("j", "first global/acc at 0.9", "train/loss", math.inf),  # never
     ):
         (tmp_path / name).mkdir()
         grid = grid_of(tmp_path / name, metric=metric, report=report, scale=100)
         finish(grid, "prox", "iid", 0, tied if name == "g" else metrics)
-        assert grid.value(("prox", "iid"), 0) == pytest.approx(expected)
+        assert grid.value(("prox", "iid"), 0) == pytest.approx(expected, nan_ok=True)
         assert grid.value(("fedavg", "iid"), 0) is None
 
 

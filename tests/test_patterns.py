@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lit_fed.engine.method.model import chosen_names
 from lit_fed.errors import ConfigError
+from lit_fed.patterns import chosen_names
 
 NAMES = (
     "base.encoder.0.lora_A.weight",

@@ -1,0 +1,750 @@
+"""Data sets of the library ``datasets``: folders, its cache and the hub, read row by row."""
+
+from __future__ import annotations
+
+import heapq
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+from typing_extensions import override
+
+from lit_fed.checks import check_choice, check_range
+from lit_fed.data.formats.csv_text import hash_words, load_tokenizer
+from lit_fed.data.formats.table import Kind, check_classes
+from lit_fed.data.loaders.image_files import ImageFiles, read_image
+from lit_fed.data.loaders.transforms import Normalize, Step
+from lit_fed.data.partitions.csr import IntArray, held_out
+from lit_fed.data.partitions.cut import Part, Parts
+from lit_fed.data.partitions.partition import Natural, Partition
+from lit_fed.data.population.dataset_module import DecodedImages
+from lit_fed.data.population.naming import in_order, numbered
+from lit_fed.data.population.targets import checked_targets
+from lit_fed.errors import ConfigError, reason
+from lit_fed.printing import counted
+from lit_fed.seeding import derive_seed, numpy_generator
+
+Held = Literal["samples", "clients"]
+_Content = Literal["images", "audio", "text", "numbers", "arrays"]
+_LENGTH = 64  # tokens of a text
+_MANY_CLASSES = 100
+
+
+@dataclass(frozen=True)
+class _Coded:
+    """A column of names: its distinct values, and the position there of each row's, shape (n,)."""
+
+    names: list[str]
+    codes: IntArray
+
+    def among(self, names: Sequence[str]) -> IntArray:
+        """The number of each row's name among others, shape (n,); −1 for an unknown name."""
+        return numbered(self.names, names)[self.codes]
+
+
+class HuggingFace(DecodedImages):
+    """A map-style data set of the library ``datasets`` (extra ``datasets``), from a folder, its cache or the hub.
+
+    Setting up reads the columns of the target and the client alone; inputs stay in the memory-mapped file, and
+    workers decode each in turn, so that memory does not grow with the set. A column of images gives images, see
+    `DecodedImages`; of sound, as WAV, or of lists of numbers with a `length`, signals (1, length); of texts, token ids
+    (length,), as in `CSVText`; numbers, in one column or several, vectors; arrays of one shape stay as they are.
+    Several columns of texts are joined with a space. A target of texts or whole numbers is a class, others are numbers,
+    as in `Table`.
+
+    Args:
+        name: A folder that ``save_to_disk`` has written, a folder of Parquet, Arrow, CSV or JSON files or of images,
+            which the library copies to its cache once, or a name on the hub; in Python also a ``DatasetDict``.
+        inputs: The column of the inputs, or several of numbers or texts.
+        target: The column of the target, or several of numbers.
+        config: The set's configuration, such as a language; null for its only one.
+        split: The split of the training samples, also ``train[:10%]`` of what the library itself loads.
+        test_split: The split to test on; null holds out `test_fraction` of `split`.
+        val_split: The shared validation set; null for `val_fraction`.
+        client: The column of each sample's client, a text or a whole number; the partition is then `Natural`.
+        least_samples: Join the two smallest clients until each has this many samples; null for no bound.
+        clients: Join the two smallest clients until this many are left; null for no bound.
+        test_fraction: Share to test on without a `test_split`.
+        test_by: ``samples`` tests on a share of every client's samples, ``clients`` on all samples of a share of the
+            clients, who do not train.
+        kind: ``classes`` or ``numbers``, if whole numbers are not classes.
+        class_names: The classes in their order; null for those of the column's type, else of the training samples.
+        length: Tokens of a text (null for 64), or values of a signal; longer ones are cut, shorter ones end in 0.
+        vocab_size: Of texts, token ids are 0 … vocab_size − 1.
+        tokenizer: Folder of a tokenizer that transformers can load; null hashes words.
+        cache: The library's cache; null for its own place.
+        download: Fetch a missing set from the hub; else nothing is read but this machine's disk.
+        partition: Cuts the samples into clients; null for `Natural` with `client`, else `IID`.
+        kwargs: The images' settings and the population's others, see `DecodedImages`; `mean` and `std` also of numbers.
+
+    Raises:
+        ConfigError: The set is not here or streamed, a column is missing, or a cell is malformed.
+    """
+
+    def __init__(
+        self,
+        name: str | Mapping[str, Any],
+        inputs: str | list[str],
+        target: str | list[str],
+        config: str | None = None,
+        split: str = "train",
+        test_split: str | None = None,
+        val_split: str | None = None,
+        client: str | None = None,
+        least_samples: int | None = None,
+        clients: int | None = None,
+        test_fraction: float = 0.2,
+        test_by: Held = "samples",
+        kind: Kind | None = None,
+        class_names: list[str] | None = None,
+        length: int | None = None,
+        vocab_size: int = 8192,
+        tokenizer: str | None = None,
+        cache: str | None = None,
+        partition: Partition | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(partition=Natural() if partition is None and client is not None else partition, **kwargs)
+        check_range("data.test_fraction", test_fraction, above=0, below=1)
+        check_range("data.least_samples", least_samples, least=1, null="for no bound")
+        check_range("data.clients", clients, least=1, null="for no bound")
+        check_range("data.length", length, least=1, null="for the default")
+        check_range("data.vocab_size", vocab_size, least=2, most=2**31 - 1)
+        check_choice("data.test_by", test_by, get_args(Held))
+        self._inputs = [inputs] if isinstance(inputs, str) else list(inputs)
+        self._target = [target] if isinstance(target, str) else list(target)
+        if not self._inputs or not self._target:
+            raise ConfigError(f"data.{'target' if self._inputs else 'inputs'} is empty; name one column or more")
+        taken = [*self._target, *([] if client is None else [client])]
+        if both := [column for column in self._inputs if column in taken]:
+            raise ConfigError(f"data.inputs names {both[0]!r}, which is the target or the client; leave it out")
+        if client is None and (least_samples, clients, test_by) != (None, None, "samples"):
+            raise ConfigError("data.least_samples, data.clients and data.test_by are of data.client; name its column")
+        if test_split is not None and test_by == "clients":
+            raise ConfigError(f"data.test_split is {test_split!r}, and data.test_by is 'clients'; leave one out")
+        if class_names is not None and (kind == "numbers" or len(self._target) > 1):
+            raise ConfigError("data.class_names are for classes, and the target is numbers; leave them out")
+        if isinstance(name, str) and not name:
+            raise ConfigError("data.name is empty; give a folder, or a name on the hub")
+        self._name, self._config, self._cache = name, config, cache
+        self._splits = {"train": split, "test": test_split, "val": val_split}
+        self._client, self._least, self._most = client, least_samples, clients
+        self.test_fraction, self._test_by = test_fraction, test_by
+        self._kind = "classes" if class_names is not None else kind
+        self._names, self._length, self._vocabulary, self._tokenizer = class_names, length, vocab_size, tokenizer
+        self._targets: NDArray[Any] | None = None
+        self._read_columns: dict[tuple[str, str], _Coded] = {}  # until the set is cut
+
+    # Known without setup; the set is opened once.
+
+    @property
+    @override
+    def num_classes(self) -> int | None:
+        names = self._classes
+        return None if names is None else len(names)
+
+    @property
+    @override
+    def class_names(self) -> list[str] | None:
+        return self._classes
+
+    @property
+    @override
+    def output_shape(self) -> tuple[int, ...]:
+        """(num_classes,), or the shape of a numerical target."""
+        return self._target_shape if self._classes is None else (len(self._classes),)
+
+    @property
+    @override
+    def input_shape(self) -> tuple[int, ...]:
+        """(channels, side, side) of images, (length,) of texts, (1, length) of signals, else as stored."""
+        match self._content:
+            case "images":
+                return super().input_shape
+            case "text":
+                return (self._length or _LENGTH,)
+            case "numbers":
+                return (len(self._inputs),)
+            case "audio":
+                return (1, self._signal)
+        return (1, self._length) if self._length is not None else tuple(self._reader(self._stored("train")[0], 0).shape)
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Number of different tokens; None without texts."""
+        return self._vocabulary if self._content == "text" else None
+
+    @override
+    def own_clients(self) -> int | None:
+        return None if self._client is None else len(self._owners[0])
+
+    @override
+    def own_client_names(self) -> list[str] | None:
+        return None if self._client is None else self._owners[0]
+
+    @override
+    def own_clients_are(self) -> tuple[str, str]:
+        return f"data.client {self._client!r}", "leave data.client out"
+
+    @override
+    def pooled(self) -> str | None:
+        if self._least is not None or self._most is not None:
+            return "data.least_samples and data.clients join clients by the sizes of all; leave them out"
+        if self._names is None and self._classes is not None and self._feature_names(self._target[0]) is None:
+            return "data.class_names are read off all clients' samples; give them"
+        return None
+
+    @override
+    def check_channels(self) -> None:
+        """`_reader` checks them, once the set is open."""
+
+    @override
+    def finish_batch(self, inputs: Any) -> Any:
+        return inputs if self._content == "text" else self._normalize(inputs)
+
+    @override
+    def preprocessing(self) -> list[Step] | None:
+        """Normalising; None of texts, which become token ids on reading, and of signals."""
+        return self._normalize.steps if self._content in ("images", "numbers", "arrays") else None
+
+    @override
+    def stored_like(self) -> tuple[tuple[int, ...], str]:
+        types = {"images": "uint8", "text": "int64"}
+        return self.input_shape, types.get(self._content, "float32")
+
+    @override
+    def decode(self, paths: Sequence[Path]) -> ImageFiles | None:  # type: ignore[override]
+        return super().decode(paths) if self._content == "images" else None
+
+    @override
+    def target_values(self, indices: IntArray) -> NDArray[np.float32] | None:
+        return None if self._targets is None else self._targets[indices]
+
+    @override
+    def build_datasets(self) -> Parts:
+        read, (_, owners), test = self._reader, self._owners, self._held
+        parts = dict[str, Part]()
+        for part in self._tables:
+            y = self._numbers(part) if self._classes is None else self._labels(part)
+            parts[part] = Part(np.arange(len(y)), y, owners.get(part))
+        if test is not None:
+            parts["test"], parts["train"] = parts["train"].take(test), parts["train"].take(~test)
+        where = self._where("train")
+        for part, lower in (("train", "lower"), ("test", "raise")):
+            if not len(parts[part]):
+                raise ConfigError(f"{where} leaves no {part} samples; {lower} data.test_fraction")
+        made = dict[str, Part]()
+        for part, rows in parts.items():
+            x = self._rows(part, rows, read, part == "train")
+            y, strata = (rows.y, None) if self._classes is None else (None, rows.y)
+            made[part] = Part(x, y, rows.clients, strata)
+        made["train"] = replace(made["train"], plain=self._rows("train", parts["train"], read, training=False))
+        self._targets = made["train"].y
+        self._read_columns.clear()
+        return Parts(made["train"], made["test"], made.get("val"), where)
+
+    def _rows(self, part: str, rows: Part, read: _Reader, training: bool) -> Dataset[Any]:
+        stored = self._stored(part if part in self._tables else "train")
+        if self._content == "images":
+            augmentation = self._augmentation if training else None
+            shown = (self._side, self.grayscale, rows.y, augmentation)
+            return _Pictures(stored, rows.x, self._inputs[0], self._where(part), *shown)
+        return _Rows(stored, rows.x, rows.y, read)
+
+    # The set.
+
+    @cached_property
+    def _tables(self) -> dict[str, Any]:
+        """Its splits in use by part, with images and sound as bytes."""
+        library = _library()
+        tables = dict[str, Any]()
+        for part, split in self._splits.items():
+            if split is not None:
+                table = _open(library, self._name, self._config, split, self._cache, self.download)
+                if isinstance(table, library.IterableDataset):
+                    raise ConfigError(
+                        f"{self._called}, split {split!r} is streamed, and clients cannot be cut from samples without "
+                        "numbers; load it without streaming"
+                    )
+                if not isinstance(table, library.Dataset):
+                    raise ConfigError(
+                        f"{self._called}, split {split!r} is a {type(table).__name__}; give a datasets.Dataset"
+                    )
+                if not len(table):
+                    raise ConfigError(f"{self._called}, split {split!r} has no rows; choose another")
+                for column in {*self._inputs, *self._target, *([self._client] if self._client else [])}:
+                    if column not in table.features:
+                        known = ", ".join(table.column_names) or "none"
+                        raise ConfigError(f"{self._called}, split {split!r} has no column {column!r}; it has {known}")
+                for column in self._inputs:
+                    if isinstance(table.features[column], library.Image | library.Audio):
+                        plain = replace(table.features[column], decode=False)
+                        table = table.cast_column(column, plain)
+                tables[part] = table
+        return tables
+
+    @property
+    def _called(self) -> str:
+        return repr(self._name) if isinstance(self._name, str) else "data.name"
+
+    def _where(self, part: str) -> str:
+        return f"{self._called}, split {self._splits[part] or self._splits['train']!r}"
+
+    @cached_property
+    def _content(self) -> _Content:
+        """The kind of inputs, from the columns' types."""
+        kinds = {column: _content_of(self._tables["train"].features[column]) for column in self._inputs}
+        one = len(set(kinds.values())) == 1
+        content = next(iter(kinds.values()))
+        if unknown := next((column for column, kind in kinds.items() if kind is None), None):
+            raise ConfigError(
+                f"{self._where('train')}: {unknown!r} is {self._tables['train'].features[unknown]}; name columns of "
+                "images, sound, texts, numbers or lists of numbers in data.inputs"
+            )
+        if not one or (len(self._inputs) > 1 and content not in ("numbers", "text")):
+            listed = ", ".join(f"{column} ({kind})" for column, kind in kinds.items())
+            raise ConfigError(f"data.inputs names {listed}; name one column, or several of numbers or of texts")
+        assert content is not None
+        self._check_settings(content)
+        return content
+
+    def _check_settings(self, content: _Content) -> None:
+        """Refuse settings for other inputs."""
+        if content != "images" and (self.grayscale or self._augmentation is not None):
+            raise ConfigError(
+                f"data.inputs are {content}; leave out data.grayscale, data.crop_padding and data.horizontal_flip"
+            )
+        if content in ("images", "numbers") and self._length is not None:
+            raise ConfigError(f"data.inputs are {content}; leave out data.length")
+        if content != "text" and self._tokenizer is not None:
+            raise ConfigError(f"data.inputs are {content}; leave out data.tokenizer")
+        if content == "text" and self._normalize.steps != Normalize((0.0,), (1.0,)).steps:
+            raise ConfigError("data.inputs are text; leave out data.mean and data.std")
+        if content == "audio":
+            _ = self._signal
+
+    @property
+    def _signal(self) -> int:
+        if self._length is None:
+            raise ConfigError("data.length is null; set it to the values of a signal, such as 16000")
+        return self._length
+
+    @cached_property
+    def _reader(self) -> _Reader:
+        """Reads a row's inputs."""
+        where, columns = self._where("train"), self._inputs
+        match self._content:
+            case "images":
+                read: _Reader = _no_array
+            case "text":
+                length = self._length or _LENGTH
+                encode = hash_words if self._tokenizer is None else load_tokenizer(self._tokenizer, self._vocabulary)
+                read = partial(_text, columns, where, encode, self._vocabulary, length)
+            case "audio":
+                rate = getattr(self._tables["train"].features[columns[0]], "sampling_rate", None)
+                read = partial(_sound, columns[0], where, self._signal, rate)
+            case "numbers":
+                read = partial(_numbers, columns, where)
+            case "arrays":
+                shape = None
+                if self._length is None:
+                    shape = tuple(_array(columns[0], where, None, None, self._stored("train")[0], 0).shape)
+                read = partial(_array, columns[0], where, self._length, shape)
+        if self._content != "images":  # whose pixels are bytes
+            step = self._normalize.steps[0]
+            self._normalize = Normalize(step["mean"], step["std"], max_value=1.0)
+        channels = {"images": 1 if self.grayscale else 3, "numbers": len(columns), "audio": 1}
+        given, wanted = self._normalize.num_channels, channels.get(self._content)
+        if wanted is not None and given not in (1, wanted):
+            raise ConfigError(f"data.mean has {given} values for {wanted}; give one, or one each")
+        return read
+
+    def _feature_names(self, column: str) -> list[str] | None:
+        """Names of classes that the column's type has."""
+        names = getattr(self._tables["train"].features[column], "names", None)
+        return None if names is None else list(names)
+
+    @cached_property
+    def _classes(self) -> list[str] | None:
+        """Names of the classes; None for numbers."""
+        where, column = self._where("train"), self._target[0]
+        if len(self._target) > 1 or self._kind == "numbers":
+            return None
+        feature = self._tables["train"].features[column]
+        dtype = str(getattr(feature, "dtype", type(feature).__name__))
+        if not dtype.startswith(("int", "uint", "bool", "string", "large_string")):
+            if self._kind == "classes" or not (dtype.startswith("float") or _content_of(feature) == "arrays"):
+                raise ConfigError(f"{where}: {column!r} is {dtype}, not a class; name another column in data.target")
+            return None
+        known = self._feature_names(column)
+        if self._names is not None and known is not None and self._names != known:
+            raise ConfigError(f"data.class_names is {self._names}, and {column!r} has {known}; leave it out")
+        names = self._names or known or in_order(self._column("train", column).names)
+        if self._kind is None and known is None and len(names) > max(_MANY_CLASSES, len(self._tables["train"]) // 2):
+            raise ConfigError(
+                f"{where}: {column!r} has {len(names)} different values, too many for classes; set data.kind to "
+                "numbers for a regression, or to classes to confirm them"
+            )
+        for part in self._tables:
+            there = np.array(self._column(part, column).names, dtype=object)
+            check_classes(there, names, f"{self._where(part)}, {column!r}")
+        return names
+
+    def _labels(self, part: str) -> IntArray:
+        return self._column(part, self._target[0]).among(self._classes or [])
+
+    def _numbers(self, part: str) -> NDArray[np.float32]:
+        """Numerical targets, (n,) or (n, k)."""
+        where, columns = self._where(part), list[NDArray[Any]]()
+        for column in self._target:
+            stored = _arrow(self._tables[part], column, where, "data.target")
+            try:
+                cells = stored.to_numpy()
+                values = np.array(cells.tolist() if cells.dtype == object else cells, dtype=np.float64)
+            except (ValueError, TypeError) as error:
+                raise ConfigError(f"{where}: {column!r} does not hold numbers ({reason(error)}); correct it") from error
+            columns.append(values)
+        array = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
+        return checked_targets(array, array.shape[1:], f"{where}: targets")
+
+    @cached_property
+    def _target_shape(self) -> tuple[int, ...]:
+        return self._numbers("train").shape[1:]
+
+    def _column(self, part: str, column: str) -> _Coded:
+        setting = "client" if column == self._client else "target"
+        if (part, column) not in self._read_columns:
+            self._read_columns[part, column] = _coded(self._tables[part], column, self._where(part), setting)
+        return self._read_columns[part, column]
+
+    def _stored(self, part: str) -> Any:
+        """The columns of the inputs alone."""
+        stored = self._tables[part].select_columns(list(dict.fromkeys(self._inputs)))
+        return stored.with_format("numpy") if self._content == "arrays" else stored
+
+    @cached_property
+    def _test_clients(self) -> IntArray | None:
+        """The own clients to test on, as positions among the training split's names; None without any."""
+        if self._test_by == "samples":
+            return None
+        assert self._client is not None
+        names = self._column("train", self._client).names
+        count = round(self.test_fraction * len(names))
+        if not 0 < count < len(names):
+            raise ConfigError(
+                f"data.test_fraction {self.test_fraction:g} of {counted(len(names), 'client')} is {count}; choose a "
+                "fraction that leaves clients to train and to test on"
+            )
+        order = numpy_generator(self.seed, "hugging-face", "test").permutation(len(names))
+        tested = {in_order(names)[position] for position in order[:count]}
+        return np.array([place for place, name in enumerate(names) if name in tested], dtype=np.int64)
+
+    @cached_property
+    def _held(self) -> NDArray[np.bool_] | None:
+        """The training split's samples to test on, shape (n,); None with a test split."""
+        if "test" in self._tables:
+            return None
+        if self._test_clients is not None:
+            assert self._client is not None
+            return np.isin(self._column("train", self._client).codes, self._test_clients)
+        names, owners = self._owners
+        groups = owners.get("train", np.zeros(len(self._tables["train"]), dtype=np.int64))
+        seed = derive_seed(self.seed, "hugging-face", "test")
+        return held_out(groups, max(1, len(names)), self.test_fraction, seed)
+
+    @cached_property
+    def _owners(self) -> tuple[list[str], dict[str, IntArray]]:
+        """The clients' names, and the client of each sample by part; −1 for the samples of others."""
+        if self._client is None:
+            return [], {}
+        coded = {part: self._column(part, self._client) for part in self._tables}
+        there = coded["train"].names
+        if self._test_clients is not None:
+            there = [name for place, name in enumerate(there) if place not in set(self._test_clients.tolist())]
+        names = in_order(there)
+        own = coded["train"].among(names)
+        sizes = np.bincount(own[own >= 0], minlength=len(names))
+        group = join_small(sizes, self._least or 1, self._most or len(names))
+        members = np.bincount(group)
+        first = np.unique(group, return_index=True)[1]
+        joined = [
+            names[place] if members[at] == 1 else f"{names[place]} +{members[at] - 1}" for at, place in enumerate(first)
+        ]
+        lookup = np.append(group, -1)
+        return joined, {part: lookup[column.among(names)] for part, column in coded.items()}
+
+
+def join_small(sizes: IntArray, least: int, most: int) -> IntArray:
+    """Join the two smallest clients until each has `least` samples and at most `most` are left.
+
+    Args:
+        sizes: Number of samples of each client, shape (n,).
+        least: Least number of samples of a client.
+        most: Largest number of clients.
+
+    Returns:
+        The group of each client, shape (n,), numbered in the order of their first clients.
+    """
+    if sizes.sum() < least:
+        raise ConfigError(f"data.least_samples is {least}; it must be at most {sizes.sum()}, the training samples")
+    heap = [(int(size), client, [client]) for client, size in enumerate(sizes)]
+    heapq.heapify(heap)
+    while len(heap) > 1 and (heap[0][0] < least or len(heap) > most):
+        (size, first, members), (other, second, more) = heapq.heappop(heap), heapq.heappop(heap)
+        heapq.heappush(heap, (size + other, min(first, second), members + more))
+    group = np.empty(len(sizes), dtype=np.int64)
+    for number, (_, _, members) in enumerate(sorted(heap, key=lambda entry: entry[1])):
+        group[members] = number
+    return group
+
+
+_Reader = Callable[[Mapping[str, Any], int], Tensor]
+"""Reads the inputs of a row, given its values and its number."""
+
+
+class _Rows(Dataset[Any]):
+    """Some rows of a set, decoded one by one, with their targets."""
+
+    def __init__(self, table: Any, rows: IntArray, targets: NDArray[Any], read: _Reader) -> None:
+        self._table, self._rows, self._targets, self._read = table, rows, targets, read
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
+        row = int(self._rows[index])
+        return self._read(self._table[row], row), self._targets[index]
+
+
+class _Pictures(ImageFiles):
+    """Some images of a set, with their targets."""
+
+    def __init__(self, table: Any, rows: IntArray, column: str, where: str, *shown: Any) -> None:
+        super().__init__(rows, *shown)  # type: ignore[arg-type]  # numbers of rows for paths
+        self._table, self._rows, self._column, self._where = table, rows, column, where
+
+    @override
+    def pixels(self, index: int) -> NDArray[Any]:
+        row = int(self._rows[index])
+        place = f"{self._where}, row {row}"
+        return read_image(place, self._grayscale, content=_bytes(self._table[row], self._column, place))
+
+
+def _bytes(row: Mapping[str, Any], column: str, place: str) -> bytes:
+    """The file in a cell, or beside the set."""
+    cell = row[column]
+    if cell is None or (cell.get("bytes") is None and not cell.get("path")):
+        raise _empty(place, column)
+    if cell.get("bytes") is not None:
+        return bytes(cell["bytes"])
+    try:
+        return Path(cell["path"]).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{place}: {cell['path']} cannot be read ({error.strerror}); restore it") from error
+
+
+def _empty(place: str, column: str) -> ConfigError:
+    return ConfigError(f"{place}: {column!r} is empty; correct or remove the row")
+
+
+def _no_array(row: Mapping[str, Any], number: int) -> Tensor:
+    raise NotImplementedError  # `_Pictures` reads images
+
+
+def _text(
+    columns: list[str],
+    where: str,
+    encode: Callable[[str, int, int], Sequence[int]],
+    vocab_size: int,
+    length: int,
+    row: Mapping[str, Any],
+    number: int,
+) -> Tensor:
+    for column in columns:
+        if row[column] is None:
+            raise _empty(f"{where}, row {number}", column)
+    ids = torch.zeros(length, dtype=torch.int64)
+    read = list(encode(" ".join(row[column] for column in columns), vocab_size, length))[:length]
+    ids[: len(read)] = torch.tensor(read, dtype=torch.int64)
+    return ids
+
+
+def _numbers(columns: list[str], where: str, row: Mapping[str, Any], number: int) -> Tensor:
+    values = [row[column] for column in columns]
+    for column, value in zip(columns, values, strict=True):
+        if value is None:
+            raise _empty(f"{where}, row {number}", column)
+    return _finite(np.asarray(values, dtype=np.float64), f"{where}, row {number}")
+
+
+def _array(
+    column: str, where: str, length: int | None, shape: tuple[int, ...] | None, row: Mapping[str, Any], number: int
+) -> Tensor:
+    place = f"{where}, row {number}"
+    if row[column] is None:
+        raise _empty(place, column)
+    try:
+        values = np.asarray(row[column], dtype=np.float64)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{place}: {column!r} is not an array of numbers; correct or remove the row") from error
+    if length is not None:
+        if values.ndim != 1:
+            raise ConfigError(f"{place}: {column!r} has shape {values.shape}; data.length is for lists, leave it out")
+        return _finite(_cut(values, length), place)
+    if shape is not None and values.shape != shape:
+        raise ConfigError(
+            f"{place}: {column!r} has shape {values.shape}, and row 0 has {shape}; set data.length for lists of "
+            "different lengths"
+        )
+    return _finite(values, place)
+
+
+def _sound(column: str, where: str, length: int, rate: int | None, row: Mapping[str, Any], number: int) -> Tensor:
+    """A WAV file's channels as their mean, integers scaled to [−1, 1]."""
+    from scipy.io import wavfile
+
+    place = f"{where}, row {number}"
+    content = _bytes(row, column, place)
+    try:
+        found, values = wavfile.read(io.BytesIO(content))
+    except Exception as error:  # any error of a damaged file
+        raise ConfigError(
+            f"{place}: {column!r} is not a WAV file ({reason(error)}); store sound as WAV, or as a column of numbers"
+        ) from error
+    if rate is not None and found != rate:
+        raise ConfigError(f"{place}: {column!r} has {found} values a second, and the column {rate}; resample it")
+    wide = values.astype(np.float64)
+    if values.dtype == np.uint8:
+        wide = (wide - 128) / 128
+    elif values.dtype.kind == "i":
+        wide /= 2.0 ** (8 * values.dtype.itemsize - 1)
+    return _finite(_cut(wide if wide.ndim == 1 else wide.mean(axis=1), length), place)
+
+
+def _cut(values: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+    """A signal (1, length), cut or with zeros at its end."""
+    out = np.zeros((1, length))
+    out[0, : len(values)] = values[:length]
+    return out
+
+
+def _finite(values: NDArray[np.float64], place: str) -> Tensor:
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float32)
+    if not np.isfinite(narrow).all():
+        raise ConfigError(f"{place} holds NaN or infinity; correct or remove it")
+    return torch.from_numpy(narrow)
+
+
+def _content_of(feature: Any) -> _Content | None:
+    """The kind of inputs that a column's type makes."""
+    name, dtype = type(feature).__name__, str(getattr(feature, "dtype", ""))
+    if name in ("Image", "Audio"):
+        return "images" if name == "Image" else "audio"
+    if name == "Value" and dtype in ("string", "large_string"):
+        return "text"
+    if name in ("Value", "ClassLabel"):
+        return "numbers" if dtype.startswith(("int", "uint", "float", "bool")) else None
+    if name in ("List", "LargeList", "Sequence"):
+        inner = _content_of(feature.feature)
+        return "arrays" if inner in ("numbers", "arrays") else None
+    return "arrays" if name.startswith("Array") and name.endswith("D") else None
+
+
+def _arrow(table: Any, column: str, where: str, setting: str) -> Any:
+    """A column as an Arrow array, of which a memory-mapped one is not copied."""
+    values = table.select_columns([column]).with_format("arrow")[:].column(0)
+    if values.null_count:
+        row = int(np.flatnonzero(values.is_null().to_numpy())[0])
+        raise ConfigError(f"{where}, row {row}: {column!r}, which {setting} names, is empty; correct or remove the row")
+    return values
+
+
+def _coded(table: Any, column: str, where: str, setting: str) -> _Coded:
+    """A column of texts or whole numbers."""
+    values, feature = _arrow(table, column, where, f"data.{setting}"), table.features[column]
+    names, kind = getattr(feature, "names", None), str(values.type)
+    if not kind.startswith(("int", "uint", "bool", "string", "large_string")):
+        raise ConfigError(f"{where}: {column!r} is {kind}; data.{setting} must name texts or whole numbers")
+    if names is not None:
+        codes = values.to_numpy().astype(np.int64)
+        if len(wrong := np.flatnonzero((codes < 0) | (codes >= len(names)))):
+            raise ConfigError(
+                f"{where}, row {wrong[0]}: {column!r} is {codes[wrong[0]]}, which is not a class; choose a split with "
+                "labels, or remove the row"
+            )
+        there, codes = np.unique(codes, return_inverse=True)
+        return _Coded([names[place] for place in there], codes.astype(np.int64))
+    encoded = values.dictionary_encode().combine_chunks()
+    return _Coded([str(name) for name in encoded.dictionary.to_pylist()], encoded.indices.to_numpy().astype(np.int64))
+
+
+def _library() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ConfigError("HuggingFace needs datasets; install it with pip install 'lit-fed[datasets]'") from error
+    return datasets
+
+
+@contextmanager
+def _quietly(library: Any, offline: bool) -> Iterator[None]:
+    """Without progress bars, and without the network if wanted."""
+    before, bars = library.config.HF_HUB_OFFLINE, library.are_progress_bars_disabled()
+    library.config.HF_HUB_OFFLINE = before or offline
+    library.disable_progress_bars()
+    try:
+        yield
+    finally:
+        library.config.HF_HUB_OFFLINE = before
+        if not bars:
+            library.enable_progress_bars()
+
+
+def _open(library: Any, name: str | Mapping[str, Any], config: str | None, split: str, cache: Any, fetch: bool) -> Any:
+    """A split, memory-mapped."""
+    if not isinstance(name, str):
+        return _split_of(name, split, "data.name")
+    path = Path(name)
+    if path.is_file():
+        raise ConfigError(f"data.name {name!r} is a file; name its folder")
+    looks_local = name.startswith((".", "~", os.sep)) or name.count("/") > 1
+    if looks_local and not path.is_dir():
+        raise ConfigError(f"data.name {name!r} does not exist; name a folder, or a set on the hub such as 'owner/name'")
+    try:
+        with _quietly(library, offline=not fetch):
+            if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+                if config is not None:
+                    raise ConfigError(f"data.config is {config!r}, and {name!r} holds a single one; leave it out")
+                saved = library.load_from_disk(name)
+                return _split_of(
+                    saved if isinstance(saved, Mapping) else {str(saved.split or split): saved}, split, name
+                )
+            return library.load_dataset(name, config, split=split, cache_dir=cache)
+    except ConfigError:
+        raise
+    except ConnectionError as error:
+        arguments = repr(name) if config is None else f"{name!r}, {config!r}"
+        missing = "cannot be fetched; connect to the network" if fetch else "is not on this machine; set data.download"
+        raise ConfigError(
+            f"data.name {name!r} {missing}{'' if fetch else ' to true'}, or run load_dataset({arguments})"
+            ".save_to_disk('folder') on a machine with network, copy the folder here, and name it"
+        ) from error
+    except Exception as error:  # any error of the library's readers
+        raise ConfigError(f"data.name {name!r} cannot be read ({reason(error)}); correct it") from error
+
+
+def _split_of(there: Mapping[str, Any], split: str, name: str) -> Any:
+    if split not in there:
+        raise ConfigError(f"{name} has no split {split!r}; it has {', '.join(map(str, there)) or 'none'}")
+    return there[split]

@@ -1,0 +1,213 @@
+"""LEAF's data sets, in the JSON files that its scripts write: a user is a client."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from lit_fed.checks import check_choice, check_range
+from lit_fed.data.formats.csv_text import hash_words
+from lit_fed.data.partitions.csr import held_out
+from lit_fed.data.partitions.cut import Part, Parts
+from lit_fed.data.partitions.partition import Natural, Partition
+from lit_fed.data.population.in_memory import TensorDataModule
+from lit_fed.data.population.naming import in_order, numbered
+from lit_fed.errors import ConfigError
+from lit_fed.seeding import derive_seed
+
+LeafSet = Literal["femnist", "shakespeare", "sent140"]
+# The characters of LEAF's models/utils/language_utils.py, in its order.
+LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+_CHARACTERS, _SIDE, _TEXT = 80, 28, 4  # of a line, of an image, and the tweet's place in a row
+_CLASSES = {"femnist": 62, "shakespeare": len(LETTERS), "sent140": 2}
+
+
+class LEAF(TensorDataModule):
+    """FEMNIST, Shakespeare or Sent140 of LEAF: ``<root>/train/*.json`` and ``<root>/test/*.json``, a client per user.
+
+    Each file holds ``users`` and, by user, the lists ``x`` and ``y`` in ``user_data``. Without these two folders, the
+    files in ``<root>/all_data`` or in `root` itself are read, and a share of every user's samples is held out.
+    FEMNIST's inputs are images (1, 28, 28) of white 1 in 62 classes; Shakespeare's are the 80 characters before the one
+    to predict, as ids 1 to 80 (0 for an unknown one); Sent140's are tweets as token ids, words hashed as in `CSVText`,
+    negative or positive.
+
+    Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018, arXiv:1812.01097.
+
+    Args:
+        name: ``femnist``, ``shakespeare`` or ``sent140``.
+        root: The folder ``data`` of LEAF's set.
+        test_fraction: Share of every user's samples to test on, without folders ``train`` and ``test``.
+        length: Tokens of a tweet.
+        tokens: Of tweets, token ids are 0 … tokens − 1.
+        partition: Cuts the samples into clients; null for the users, `Natural`.
+        kwargs: The population's other settings, see `FederatedDataModule`.
+
+    Raises:
+        ConfigError: A file is missing or damaged, or a sample is malformed.
+    """
+
+    def __init__(
+        self,
+        name: LeafSet,
+        root: str = "data",
+        test_fraction: float = 0.2,
+        length: int = 25,
+        tokens: int = 8192,
+        partition: Partition | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(root=root, partition=Natural() if partition is None else partition, **kwargs)
+        check_choice("data.name", name, get_args(LeafSet))
+        check_range("data.test_fraction", test_fraction, above=0, below=1)
+        check_range("data.length", length, least=1)
+        check_range("data.tokens", tokens, least=2, most=2**31 - 1)
+        self.name, self.test_fraction, self.length, self.tokens = name, test_fraction, length, tokens
+        self._found: tuple[list[str], Part, Part] | None = None
+
+    @property
+    @override
+    def num_classes(self) -> int:
+        return _CLASSES[self.name]
+
+    @property
+    @override
+    def class_names(self) -> list[str] | None:
+        if self.name == "shakespeare":
+            return None
+        if self.name == "sent140":
+            return ["negative", "positive"]
+        return list(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+
+    @property
+    @override
+    def input_shape(self) -> tuple[int, ...]:
+        """(1, 28, 28), (80,) or (length,)."""
+        return {"femnist": (1, _SIDE, _SIDE), "shakespeare": (_CHARACTERS,), "sent140": (self.length,)}[self.name]
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Number of different tokens; None for images."""
+        return {"femnist": None, "shakespeare": len(LETTERS) + 1, "sent140": self.tokens}[self.name]
+
+    @override
+    def own_clients(self) -> int:
+        return len(self._read()[0])
+
+    @override
+    def own_client_names(self) -> list[str]:
+        return self._read()[0]
+
+    @override
+    def own_clients_are(self) -> tuple[str, str]:
+        return f"data.root {self.root}, with users,", "set it to null"
+
+    @override
+    def preprocessing(self) -> list[Any] | None:
+        """No steps for images; None of texts, which become ids on reading the files."""
+        return [] if self.name == "femnist" else None
+
+    @override
+    def load_arrays(self) -> Parts:
+        _, train, test = self._read()
+        return Parts(train, test, source=self.root)
+
+    def _read(self) -> tuple[list[str], Part, Part]:
+        """The training users' names, and both parts; −1 is the client of test samples of other users."""
+        if self._found is None:
+            root = Path(self.root)
+            folders = [root / part for part in ("train", "test")]
+            if all(folder.is_dir() for folder in folders):
+                (names, train), (others, test) = (self._part(folder) for folder in folders)
+                own = numbered(others, names)[test.clients]
+                self._found = names, train, Part(test.x, test.y, own)
+            else:
+                names, whole = self._part(root / "all_data" if (root / "all_data").is_dir() else root)
+                seed = derive_seed(self.seed, "leaf", "test")
+                mask = held_out(np.asarray(whole.clients), len(names), self.test_fraction, seed)
+                if not mask.any():
+                    raise ConfigError(f"{root} has too few samples to test on; raise data.test_fraction")
+                self._found = names, whole.take(~mask), whole.take(mask)
+        return self._found
+
+    def _part(self, folder: Path) -> tuple[list[str], Part]:
+        """The users of a folder's files, and their samples."""
+        files = sorted(folder.glob("*.json")) if folder.is_dir() else []
+        if not files:
+            raise ConfigError(
+                f"{folder} holds no .json file; set data.root to the folder data that LEAF's preprocess.sh writes, "
+                "with its folders train and test"
+            )
+        by_user = dict[str, tuple[NDArray[Any], NDArray[np.int64]]]()
+        for file in files:
+            for user, own in self._users(file):
+                if user in by_user:
+                    raise ConfigError(f"{file}: user {user!r} is also in another file; remove one")
+                by_user[user] = own
+        names = in_order(by_user)
+        if not names:
+            raise ConfigError(f"{folder} has no user with samples; sample the set anew")
+        sizes = [len(by_user[name][1]) for name in names]
+        x, y = (np.concatenate([by_user[name][place] for name in names]) for place in (0, 1))
+        return names, Part(x, y, np.repeat(np.arange(len(names)), sizes))
+
+    def _users(self, file: Path) -> Iterator[tuple[str, tuple[NDArray[Any], NDArray[np.int64]]]]:
+        """Each user with samples, and these."""
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{file} cannot be read ({str(error)[:100]}); write it anew") from error
+        users, data = (content.get(key) if isinstance(content, dict) else None for key in ("users", "user_data"))
+        if not isinstance(users, list) or not isinstance(data, dict):
+            raise ConfigError(f"{file} has no users and user_data, as LEAF's files have; write it anew")
+        for user in users:
+            own = data.get(user) if isinstance(user, str) else None
+            x, y = (own.get(key) if isinstance(own, dict) else None for key in "xy")
+            if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
+                raise ConfigError(f"{file}: user {user!r} has no lists x and y of one length; write it")
+            if x:
+                where = [f"{file}, user {user}, sample {place}" for place in range(len(x))]
+                inputs = np.stack([self._input(value, place) for value, place in zip(x, where, strict=True)])
+                labels = [self._label(value, place) for value, place in zip(y, where, strict=True)]
+                yield user, (inputs, np.array(labels, dtype=np.int64))
+
+    def _input(self, value: Any, where: str) -> NDArray[Any]:
+        if self.name == "femnist":
+            try:
+                pixels = np.asarray(value, dtype=np.float32)
+            except (ValueError, TypeError, OverflowError):
+                pixels = np.zeros(0)
+            if pixels.shape != (_SIDE * _SIDE,) or not (pixels.min() >= 0 and pixels.max() <= 1):
+                raise ConfigError(f"{where}: x is not {_SIDE * _SIDE} numbers from 0 to 1; correct it")
+            return pixels.reshape(1, _SIDE, _SIDE)
+        if self.name == "shakespeare":
+            if not isinstance(value, str) or len(value) != _CHARACTERS:
+                raise ConfigError(f"{where}: x is not a text of {_CHARACTERS} characters; correct it")
+            return np.array([LETTERS.find(letter) + 1 for letter in value], dtype=np.int32)
+        text = value[_TEXT] if isinstance(value, list) and len(value) > _TEXT else None
+        if not isinstance(text, str):
+            raise ConfigError(f"{where}: x is not a list with a tweet's text in place {_TEXT}; correct it")
+        ids = np.zeros(self.length, dtype=np.int32)
+        read = hash_words(text, self.tokens, self.length)
+        ids[: len(read)] = read
+        return ids
+
+    def _label(self, value: Any, where: str) -> int:
+        if self.name == "shakespeare":
+            if not isinstance(value, str) or len(value) != 1 or value not in LETTERS:
+                raise ConfigError(
+                    f"{where}: y is {value!r:.40}, not one of LEAF's {len(LETTERS)} characters; correct it"
+                )
+            return LETTERS.index(value)
+        labels = {str(label): label for label in range(self.num_classes)}
+        if self.name == "sent140":
+            labels["4"] = 1  # a positive tweet in the original files
+        if isinstance(value, bool) or str(value) not in labels:
+            raise ConfigError(f"{where}: y is {value!r:.40}; it must be 0 to {self.num_classes - 1}")
+        return labels[str(value)]

@@ -1,0 +1,55 @@
+"""FLoRA.
+
+Wang, Shen, He, Sun, Wang, Lyu, Li: "FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank
+Adaptations", NeurIPS 2024.
+"""
+
+from __future__ import annotations
+
+import torch
+from typing_extensions import override
+
+from lit_fed.algorithm import ClientUpdate, Cohort, Payload, Server, Tensors, add_prefix, split_prefix
+from lit_fed.methods.low_rank.adapted import LEFT, RIGHT, Merging, stack
+from lit_fed.networks.adapters import fresh_factor
+from lit_fed.seeding import derive_seed
+
+
+class FLoRA(Merging):
+    r"""Stacks the clients' adapters, adds their product to the base, and begins new adapters in every round.
+
+    :math:`W_0 \leftarrow W_0 + \tilde B\tilde A`, with :math:`\tilde B = [p_1s_1B_1, …, p_Ks_KB_K]` and
+    :math:`\tilde A = [A_1; …; A_K]`, so that the base becomes the mean of the clients' weights. Then A is drawn anew,
+    and B is zero. Kinds of network may have adapters of different rank.
+
+    Args:
+        kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
+
+    Raises:
+        ConfigError: If the model has no adapters, or kinds differ in more than their rank.
+
+    Note:
+        The paper scales A by p and needs one s = α/r; here each client's s counts, so that the sum is exact for any α.
+        A is drawn as at first, uniform in ±1/√n, by the run's seed and the round.
+    """
+
+    @override
+    def combined(self, updates: list[ClientUpdate], shares: list[float]) -> Tensors:
+        stacked = stack(updates, shares, self.adapters)
+        left, right = ({base: pair[place] for base, pair in stacked.items()} for place in (0, 1))
+        return {**add_prefix(LEFT, left), **add_prefix(RIGHT, right)}
+
+    @override
+    def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
+        """Average the head; merge the products; begin new adapters."""
+        (lefts, rest), (rights, _) = split_prefix(LEFT, aggregate), split_prefix(RIGHT, aggregate)
+        super().step(server, rest, cohort)
+        for base, left in lefts.items():
+            self.merge(server, base, left, rights[base])
+        for kind, model in server["models"].items():
+            for one in self.adapters[kind]:
+                drawn = torch.empty(model[one.lora_a].shape)  # on the CPU, for the same numbers on every device
+                seed = derive_seed(self.population.seed, "flora", cohort.round_idx, one.lora_a)
+                model[one.lora_a].copy_(fresh_factor(drawn, torch.Generator().manual_seed(seed)))
+                model[one.lora_b].zero_()
+        return {}

@@ -1,0 +1,105 @@
+"""The base of methods over adapters: refusals, bytes, FedAvg over adapters, and the base that clients begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lit_fed.command.cli import main
+from lit_fed.errors import ConfigError
+from lit_fed.methods import FedExLoRA, FedSALoRA, FFALoRA, FLoRA, HetLoRA
+from lit_fed.methods.low_rank.adapted import OnAdapters
+from lit_fed.participation import Asynchronous
+from tests.methods.low_rank.support import Beside, OnTwo, assert_groups_are_sequential
+from tests.methods.support import run_quickstart
+from tests.support import ROOT, fit, rows, weights
+
+EVERY = [FFALoRA, FLoRA, FedExLoRA, FedSALoRA, HetLoRA]
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_a_model_without_adapters_is_refused(method: type[OnAdapters], tmp_path: Path) -> None:
+    said = rf"algorithm {method.__name__} needs adapters in model LeastSquares; set model\.adapter\.rank, such as to 4"
+    with pytest.raises(ConfigError, match=said):
+        fit(tmp_path, algorithm=method())
+
+
+@pytest.mark.parametrize("method", [FLoRA, FedExLoRA, HetLoRA])
+def test_updates_from_several_models_are_refused(method: type[OnAdapters], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"{method.__name__} needs updates that start from one model"):
+        fit(tmp_path, Beside(), algorithm=method(), participation=Asynchronous(concurrency=2, buffer=1))
+
+
+def test_fedavg_over_adapters_in_groups(tmp_path: Path) -> None:
+    assert_groups_are_sequential(tmp_path, "FedAvg")
+
+
+# The mlp of the digits: 64 → 64 → 10. A and B of the hidden layer, and the head with its bias.
+A_FACTORS, B_FACTORS, HEAD = 4 * 64, 4 * 64, 64 * 10 + 10
+SENT = {
+    "FedAvg": A_FACTORS + B_FACTORS + HEAD,
+    "FFALoRA": B_FACTORS + HEAD,
+    "FLoRA": A_FACTORS + B_FACTORS + HEAD,
+    "FedExLoRA": A_FACTORS + B_FACTORS + HEAD,
+    "FedSALoRA": A_FACTORS + HEAD,
+    "HetLoRA": A_FACTORS + B_FACTORS + HEAD,
+}
+
+
+@pytest.mark.parametrize("method", SENT)
+def test_four_bytes_for_each_number_that_trains_and_is_shared_go_up(method: str, tmp_path: Path) -> None:
+    run = run_quickstart(tmp_path, "--algorithm", method, "--model.adapter.rank", "4", rounds=1)
+    assert [float(row["comm/uplink_bytes"]) for row in rows(run / "metrics.csv")] == [4 * 4 * SENT[method]]
+
+
+@pytest.mark.parametrize("method", ["FLoRA", "FedExLoRA"])
+def test_the_factors_are_counted_and_forecast(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A cohort of 4 with rank 4: in round 1 the base takes 16 columns of FLoRA, 20 of FedEx-LoRA, then twice that."""
+    run = run_quickstart(tmp_path, "--algorithm", method, "--model.adapter.rank", "4", rounds=3)
+    width, shared = {"FLoRA": 16, "FedExLoRA": 20}[method], A_FACTORS + B_FACTORS + HEAD
+    expected = [shared + min(r * width * (64 + 64), 64 * 64) for r in range(3)]
+    assert [float(row["comm/downlink_bytes"]) for row in rows(run / "metrics.csv")] == [16 * size for size in expected]
+    from tests.methods.run_methods import CONFIGS, SMALL
+
+    words = [w for key, value in SMALL.items() if "protocols" not in key for w in (f"--{key}", value)]
+    capsys.readouterr()
+    words += ["--algorithm", method, "--model.adapter.rank", "4", "--trainer.max_rounds", "3"]
+    main(["cost", "-c", str(CONFIGS / "quickstart.yaml"), *words])
+    told = capsys.readouterr().out
+    assert [f"{4 * size:,}" in told for size in expected] == [True] * 3
+
+
+@pytest.mark.parametrize("method", [FLoRA, FedExLoRA])
+def test_a_client_begins_with_the_base_that_is_tested(method: type[OnAdapters], tmp_path: Path) -> None:
+    made = fit(tmp_path, Beside(), algorithm=method(), max_rounds=3)
+    federation = made.run.federation
+    for _ in range(2):  # the task holds the first client's base when the second one begins
+        for client_id in (0, 1):
+            with federation.session.at_work():
+                client = federation.session.enter(client_id, federation.broadcast(3), "train")
+                begun = client.model.copy()
+            for name, tensor in weights(made).items():
+                assert torch.equal(begun[name], tensor), name
+
+
+@pytest.mark.parametrize("name", ["fedex_lora", "fedsa_lora", "ffa_lora", "flora", "hetlora"])
+def test_its_file_runs_on_a_transformer(name: str, tmp_path: Path) -> None:
+    files = [f"configs/{path}.yaml" for path in ("quickstart", "network/vit_pocket", f"method/{name}")]
+    assert list(yaml.safe_load((ROOT / files[-1]).read_text())) == ["algorithm"]
+    words = [word for file in files for word in ("-c", str(ROOT / file))]
+    small = {
+        "data.num_clients": 8, "data.max_train_samples": 160, "trainer.participation.count": 2, "trainer.max_rounds": 2,
+        "trainer.local_epochs": 1, "trainer.logger": "false", "trainer.enable_progress_bar": "false",
+        "trainer.default_root_dir": str(tmp_path), "model.adapter.rank": 2,
+    }  # fmt: skip
+    main(["fit", *words, *[word for key, value in small.items() for word in (f"--{key}", str(value))]])
+    assert len(rows(tmp_path / "lightning_logs/version_0/metrics.csv")) == 2
+
+
+def test_a_checkpoint_holds_the_base_once(tmp_path: Path) -> None:
+    made = fit(tmp_path, OnTwo(sizes=(2, 300, 400)), max_rounds=1)
+    base, size = 4 * (2 * 300 + 300 * 400), (made.log_dir / "checkpoints" / "last.ckpt").stat().st_size
+    assert base < size < 1.2 * base
