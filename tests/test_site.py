@@ -121,6 +121,8 @@ def test_verdicts_have_colours_and_a_filter_where_claims_stand() -> None:
     html = with_verdicts(f'<div class="claims"><table>{row}</table></div>')
     assert '<td class="verdict"><span class="fails">fails, not by Holm</span></td>' in html
     assert '<td class="verdict"><span class="holds">holds</span></td>' in html
+    head = with_verdicts("<p><strong>equal</strong> <strong>Verdict</strong></p><div class=\"claims\"></div>")
+    assert '<p><span class="verdict equal">equal</span> <strong>Verdict</strong></p>' in head
     css = (ROOT / "docs/site.css").read_text(encoding="utf-8")
     for verdict in VERDICTS:
         assert f'class="show-{verdict}" checked' in html

@@ -68,7 +68,8 @@ def headed(path: Path, text: str, rows: Sequence[Row], earlier: Mapping[str, int
     if asked is None:
         return text
     words, claims = dict[str, str](), dict[str, list[Row]]()
-    for name, colon, told_there in (line.partition(": ") for line in asked[1].splitlines()):
+    for entry in asked[1].splitlines():
+        name, colon, told_there = entry.partition(": ")
         if not colon:
             raise ConfigError(f"{path}: {name!r} in the headline is not 'words: claim'; write both")
         if name in ("paper", "scale"):
@@ -76,7 +77,9 @@ def headed(path: Path, text: str, rows: Sequence[Row], earlier: Mapping[str, int
             continue
         claims[name] = [row for row in rows if row.sentence == told_there]
         if not claims[name]:
-            raise ConfigError(f"{path}: {told_there!r} in the headline is not a claim of the page; copy one of its claims")
+            raise ConfigError(
+                f"{path}: {told_there!r} in the headline is not a claim of the page; copy one of its claims"
+            )
     survive, verdicts = _holm(rows, earlier), dict[str, dict[str, list[str]]]()
     for name, found in claims.items():
         for row in found:
@@ -121,8 +124,8 @@ def table(
     decided = [row for row in rows if row.interval and row.verdict in _DECIDED]
     again = sum(earlier.get(row.setting, 0) > 0 for row in rows)
     asked_twice = (
-        f" {counted(again, 'claim')} of this page {'answers' if again == 1 else 'answer'} a second asking, of other seeds, "
-        "after seeds that left the claim undecided; Holm's count has both askings, a raw verdict only the second."
+        f" {counted(again, 'claim')} of this page {'answers' if again == 1 else 'answer'} a second asking, of other "
+        "seeds, after seeds that left the claim undecided; Holm's count has both, a raw verdict only the second."
     )
     return [
         *([f"![The claims of this page: {told(rows)}]({drawn}.svg)", ""] if drawn else []),
@@ -133,8 +136,8 @@ def table(
         HOW_DECIDED,
         "",
         f"Of {counted(len(decided), 'verdict')} “holds” or “fails”, {len(survive)} "
-        f"{'remains' if len(survive) == 1 else 'remain'} where a page's questions are taken together ({_HOLM}; the same "
-        "one-sided tests, 5 % for the page); the others are marked “not by Holm”."
+        f"{'remains' if len(survive) == 1 else 'remain'} where a page's questions are taken together ({_HOLM}; the "
+        "same one-sided tests, 5 % for the page); the others are marked “not by Holm”."
         + (asked_twice if again else ""),
         *(part for name in pictures for part in ("", f"![{name}]({name}.png)")),
     ]

@@ -90,8 +90,9 @@ def test_a_page_begins_with_its_claim_ours_and_the_verdict() -> None:
     ],
 )
 def test_a_headline_that_is_not_on_the_page_is_named(line: str, told: str) -> None:
+    rows = [row("a > b", 1, 1, "holds"), row("c > d", 1, 1, "holds")]
     with pytest.raises(ConfigError) as caught:
-        headed(Path("p.md"), PAGE.replace("over b: a > b", line), [row("a > b", 1, 1, "holds"), row("c > d", 1, 1, "holds")], {})
+        headed(Path("p.md"), PAGE.replace("over b: a > b", line), rows, {})
     assert str(caught.value) == told
 
 
