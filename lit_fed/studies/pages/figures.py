@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which colour-blind readers can distinguish; further rows get another line style.
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#7a6a00", "#444444")
 _STYLES = ("-", "--", ":", "-.")
+_ALONG = {
+    "rounds": "round",
+    "bytes": "sent up and down, all clients",
+    "seconds": "seconds of the rounds, evaluation included",
+}
 _WIDE = 3  # panels side by side
 _DPI = 130
 
@@ -69,31 +74,36 @@ def draw_bars(results: Results, path: Path) -> None:
 
 
 def draw_curves(results: Results, path: Path) -> None:
-    """Draw the metric over rounds: a panel per column, a line per row.
+    """Draw the metric over rounds, or over bytes or seconds until a round's end: a panel per column, a line per row.
 
-    The lines are means over n seeds; for n > 1, the bands are the two-sided 95 % confidence interval, mean ± t·s/√n,
-    with the sample standard deviation s (n − 1) and the 97.5 % quantile t of Student's t with n − 1 degrees of freedom.
-    The axis spans the seeds' values, so that the wide bands of few seeds do not flatten the lines.
+    The lines are means over n seeds, of both axes. For n > 1 the bands are the standard error, mean ± s/√n with the
+    sample standard deviation s (n − 1), or the two-sided 95 % confidence interval, mean ± t·s/√n with the 97.5 %
+    quantile t of Student's t with n − 1 degrees of freedom. The axis spans the seeds' values, so that the wide bands of
+    few seeds do not flatten the lines.
     """
     grid, study = results.grid, results.grid.study
     columns = list(study.columns)
     wide = min(_WIDE, len(columns))
     tall = -(-len(columns) // wide)
+    from matplotlib.ticker import EngFormatter
+
     figure = _figure(max(5.0, 4.2 * wide), 3.0 * tall + 0.5)
     panels = figure.subplots(tall, wide, squeeze=False)
     for axes, column in zip(panels.flat, columns, strict=False):
         reached: list[float] = []
         for number, row in enumerate(study.rows):
             place = Place(row, column)
-            curves = [dict(grid.curve(place, seed)) for seed in study.seeds if place not in study.skip]
-            curves = [curve for curve in curves if curve]
+            seeds = [seed for seed in study.seeds if place not in study.skip and grid.curve(place, seed)]
+            curves = [dict(grid.curve(place, seed)) for seed in seeds]
             if not curves:
                 continue
             rounds = sorted(set(curves[0]).intersection(*curves[1:]))
             values = np.array([[curve[r] for r in rounds] for curve in curves])
+            spent = [grid.at[place, seed].spent(study.along) for seed in seeds]
+            along = np.array([[until[r] for r in rounds] for until in spent]).mean(0)
             mean, color_style = values.mean(0), _look(number)
             axes.plot(
-                rounds,
+                along,
                 mean,
                 color=color_style[0],
                 linestyle=color_style[1],
@@ -105,11 +115,14 @@ def draw_curves(results: Results, path: Path) -> None:
             if len(curves) > 1:
                 from scipy.stats import t  # takes a second to import
 
-                half = float(t.ppf(0.975, len(curves) - 1)) * values.std(0, ddof=1) / len(curves) ** 0.5
-                axes.fill_between(rounds, mean - half, mean + half, color=color_style[0], alpha=0.15, linewidth=0)
+                times = float(t.ppf(0.975, len(curves) - 1)) if study.band == "interval" else 1.0
+                half = times * values.std(0, ddof=1) / len(curves) ** 0.5
+                axes.fill_between(along, mean - half, mean + half, color=color_style[0], alpha=0.15, linewidth=0)
         _fit_to(axes, reached)
         axes.set_title(_text(study.columns[column].label), fontsize=10)
-        axes.set_xlabel("round")
+        axes.set_xlabel(_ALONG[study.along])
+        if study.along == "bytes":
+            axes.xaxis.set_major_formatter(EngFormatter("B"))
         measured = dict.fromkeys(_axis(results.entries[Place(r, column)]) for r in study.rows)
         axes.set_ylabel(_text(" and ".join(measured)))
         _tidy(axes)
