@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -121,6 +122,8 @@ def test_verdicts_have_colours_and_a_filter_where_claims_stand() -> None:
     html = with_verdicts(f'<div class="claims"><table>{row}</table></div>')
     assert '<td class="verdict"><span class="fails">fails, not by Holm</span></td>' in html
     assert '<td class="verdict"><span class="holds">holds</span></td>' in html
+    head = with_verdicts('<p><strong>equal</strong> <strong>Verdict</strong></p><div class="claims"></div>')
+    assert '<p><span class="verdict equal">equal</span> <strong>Verdict</strong></p>' in head
     css = (ROOT / "docs/site.css").read_text(encoding="utf-8")
     for verdict in VERDICTS:
         assert f'class="show-{verdict}" checked' in html
@@ -203,3 +206,11 @@ def test_indices_are_subscripts_in_texts_and_stay_in_code() -> None:
     html = markdown.markdown("w_g and Δ_i, num_clients, `w_g`", extensions=[Equations()])
     subscripts = "<span>w<sub>g</sub></span> and <span>Δ<sub>i</sub></span>"
     assert html == f"<p>{subscripts}, num_clients, <code>w_g</code></p>"
+
+
+@pytest.mark.parametrize("name", ["mark", "mark_dark", "round"])
+def test_drawings_say_in_words_what_they_show(name: str) -> None:
+    tree = ElementTree.parse(ROOT / f"docs/assets/{name}.svg")
+    assert tree.findtext("{http://www.w3.org/2000/svg}title")
+    shown = re.findall(r"!\[(.{20,})\]\(docs/assets/(\w+)\.svg\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert {file for _, file in shown} == {"mark", "round"}

@@ -1,4 +1,4 @@
-"""Tables of claims on the site: verdicts in colour, and a filter by verdict that needs no script."""
+"""Claims on the site: verdicts in colour, and a filter of their table by verdict that needs no script."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 
 VERDICTS = ("holds", "equal", "undecided", "fails")
 _CELL = re.compile(rf"<td>(({'|'.join(VERDICTS)})(?:, not by Holm)?)</td>")
+_WORD = re.compile(rf"<strong>(({'|'.join(VERDICTS)})(?:, not by Holm)?)</strong>")  # in a headline
 _TABLE = '<div class="claims">'
 
 
@@ -18,4 +19,5 @@ def with_verdicts(html: str) -> str:
         for one in VERDICTS
     )
     filled = html.replace(_TABLE, f'{_TABLE}\n<p class="filter">show {boxes}</p>', 1)
-    return _CELL.sub(r'<td class="verdict"><span class="\2">\1</span></td>', filled)
+    coloured = _WORD.sub(r'<span class="verdict \2">\1</span>', filled)
+    return _CELL.sub(r'<td class="verdict"><span class="\2">\1</span></td>', coloured)

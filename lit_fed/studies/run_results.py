@@ -42,7 +42,7 @@ def run(call: Call) -> int:
         for path in paths
         for profile, causes in _causes(path, register.profiles(path.stem))
     )
-    if not several and not explained:
+    if not several and not any(register.profiles(path.stem) for path in paths):
         raise ConfigError(
             f"no cell of these studies has finished in {options.studies}, and no simulation in {options.simulations}; "
             "name their folders with --studies and --simulations"

@@ -296,7 +296,8 @@ def _show(results: Results, console: Console) -> None:
 def _summarise(results: Sequence[Results], output: Path, console: Console) -> None:
     """Show the claims of these studies on the terminal, and write all claims of the folder to files and a page."""
     if any(result.verdicts for result in results):
-        table = Table(title="claims", title_justify="left")
+        bounds = "±: each end is a one-sided 95 % bound"
+        table = Table(title="claims", title_justify="left", caption=bounds, caption_justify="left")
         for heading in ("study", "claim", "verdict", "difference", "seeds"):
             table.add_column(heading, overflow="fold", justify="right" if heading == "seeds" else "left")
         for result in results:

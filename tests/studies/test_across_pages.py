@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.studies.pages import figures
 from lit_fed.studies.pages.report import index_html, report_html
 from lit_fed.studies.results.markup import escaped, table_latex
@@ -192,7 +193,7 @@ def test_the_bands_of_curves_are_confidence_intervals_and_do_not_flatten_the_lin
     tmp_path: Path, drawn: list[Any]
 ) -> None:
     # Seeds at 0.4 and 0.6 in round 1: mean 0.5, s = 0.1414, s/√2 = 0.1, t(97.5 %, 1) = 12.7062: 0.5 ± 1.27062.
-    grid = grid_of(tmp_path, rows={"prox": TINY["rows"]["prox"]}, seeds=[0, 1])
+    grid = grid_of(tmp_path, rows={"prox": TINY["rows"]["prox"]}, seeds=[0, 1], band="interval")
     shown(grid, "prox", "iid", 0, 0.4)
     shown(grid, "prox", "iid", 1, 0.6)
     figures.draw_curves(collect(grid), tmp_path / "x.png")
@@ -203,6 +204,48 @@ def test_the_bands_of_curves_are_confidence_intervals_and_do_not_flatten_the_lin
     assert (last.min(), last.max()) == pytest.approx((0.5 - 1.27062, 0.5 + 1.27062), abs=1e-5)
     low, high = axes.get_ylim()
     assert (low, high) == pytest.approx((0.1 - 0.06 * 0.5, 0.6 + 0.06 * 0.5))  # from 0.1 in round 0 to 0.6, and 6 %
+
+
+@pytest.mark.parametrize(
+    ("along", "metric", "label"),
+    [("bytes", "comm/total_bytes", "sent up and down"), ("seconds", "time/round_s", "seconds of the rounds")],
+)
+def test_curves_over_what_was_spent_have_bands_of_the_standard_error(
+    tmp_path: Path, drawn: list[Any], along: str, metric: str, label: str
+) -> None:
+    """Round 1 is not evaluated. Until the end of rounds 0 and 2: 100 and 600, 200 and 800, means 150 and 700.
+
+    In round 2 the seeds are at 0.4 and 0.6: s = 0.1414, and the standard error s/√2 = 0.1.
+    """
+    grid = grid_of(tmp_path, rows={"prox": TINY["rows"]["prox"]}, seeds=[0, 1], along=along)
+    finish(grid, "prox", "iid", 0, f"round,global/acc,{metric}\n0,0.1,100\n1,,200\n2,0.4,300\n")
+    finish(grid, "prox", "iid", 1, f"round,global/acc,{metric}\n0,0.1,200\n1,,200\n2,0.6,400\n")
+    figures.draw_curves(collect(grid), tmp_path / "curves.png")
+    axes = drawn[0].axes[0]
+    assert list(axes.lines[0].get_xdata()) == [150, 700]
+    assert label in axes.get_xlabel()
+    heights = axes.collections[0].get_paths()[0].vertices
+    last = heights[np.isclose(heights[:, 0], 700)][:, 1]
+    assert (last.min(), last.max()) == pytest.approx((0.4, 0.6))
+    html = report_html(collect(grid), [tmp_path / "curves.png"])
+    assert (
+        f"Means over seeds, over {along}; the bands are the standard error of the mean, s/√n, on either side." in html
+    )
+
+
+def test_a_run_that_has_not_logged_its_bytes_is_named(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path, along="bytes")
+    shown(grid, "prox", "iid", 0, 0.4)
+    with pytest.raises(CheckpointError, match=r"metrics.csv has no comm/total_bytes; set the study's along to rounds"):
+        figures.draw_curves(collect(grid), tmp_path / "x.png")
+
+
+@pytest.mark.parametrize(
+    ("key", "told"), [("along", "rounds or bytes or seconds"), ("band", "standard error or interval")]
+)
+def test_an_unknown_axis_or_band_is_named(tmp_path: Path, key: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key} is 'epochs'.*{told}"):
+        grid_of(tmp_path, **{key: "epochs"})
 
 
 def test_the_same_runs_give_the_same_pictures(tmp_path: Path) -> None:

@@ -228,8 +228,10 @@ def test_of_a_study_that_claims_nothing_the_table_is_entered(studied, tmp_path, 
 def test_a_cause_found_later_is_entered_without_the_runs(studied, tmp_path, capsys):
     path, studies = studied
     results(path, studies, tmp_path / "page")
-    with pytest.raises(SystemExit):  # neither runs nor another cause
-        results(path, tmp_path / "elsewhere", tmp_path / "page")
+    first = (tmp_path / "page/tiny.md").read_text(encoding="utf-8")
+    results(path, tmp_path / "elsewhere", tmp_path / "page")  # neither runs nor another cause: the page is written anew
+    assert (tmp_path / "page/tiny.md").read_text(encoding="utf-8") == first
+    assert "0 entered; 0 changed causes" in capsys.readouterr().out
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace("its steps are | short", "its rounds | are few"), encoding="utf-8")
     results(path, tmp_path / "elsewhere", tmp_path / "page")

@@ -36,10 +36,10 @@ UNDECIDED = "undecided"
 NOT_APPLICABLE = "not applicable"
 OUTCOMES = ("holds", "equal", UNDECIDED, "fails", NOT_APPLICABLE)  # the first four from the best to the worst
 HOW_DECIDED = (
-    "The margin is what is left beyond the claimed one: mean over seeds ± t·s/√n, the one-sided 95 % confidence "
-    "interval. A claim holds where the interval lies above zero, fails where it lies below, is equal where a margin of "
-    "equality is fixed beside it and neither end lies as far from zero, is not applicable where the study file says "
-    "why it cannot be asked at this scale, and is undecided else."
+    "The margin is what is left beyond the claimed one: mean over seeds ± t·s/√n, of which each end is a one-sided "
+    "95 % confidence bound. A claim holds where both ends lie above zero, fails where both lie below, is equal where a "
+    "margin of equality is fixed beside it and neither end lies as far from zero, is not applicable where the study "
+    "file says why it cannot be asked at this scale, and is undecided else."
 )
 HOW_SHOWN = (
     "The difference is the mean over seeds of what a claim says is greater minus what it says is smaller, or the "

@@ -24,9 +24,12 @@ _LOG = "log10"
 VARIANT_KEYS = ("label", "x", "configs", "set", "grid", *_MEASURE)
 STUDY_KEYS = (
     *("title", "source", "about", "configs", "set", "grid", *_MEASURE, "seeds", "partition_seed", "rows", "columns"),
-    *("skip", "published", "claims", "x_label", "pictures", "profiles"),
+    *("skip", "published", "claims", "x_label", "along", "band", "pictures", "profiles"),
 )
 PROFILE_KEYS = (*(key for key in STUDY_KEYS if key != "profiles"), "again")
+ALONG = {"rounds": "", "bytes": "comm/total_bytes", "seconds": "time/round_s"}
+"""Axes of the curves, with the metric that adds up along each."""
+BANDS = ("standard error", "interval")
 _AGAIN = ("again", "about", "seeds", "rows", "columns", "skip", "claims")
 PLAIN = "default"
 """The profile of a study without profiles."""
@@ -128,6 +131,8 @@ class Study:
         measure: The measure, unless a row or column overrides it.
         again: The profile whose undecided claims this one asks again, over other seeds; empty for none.
         x_label: The label of the axis of `Variant.x`.
+        along: The axis of the curves, of `ALONG`.
+        band: The bands of the curves, of `BANDS`.
         pictures: Pictures of the runs in the report, by their names in TensorBoard.
     """
 
@@ -149,6 +154,8 @@ class Study:
     again: str = ""
     partition_seed: str = "each"
     x_label: str = ""
+    along: str = "rounds"
+    band: str = "standard error"
     pictures: tuple[str, ...] = ()
 
     @property
@@ -301,6 +308,8 @@ def _build(path: Path, profile: str, content: dict[str, Any], where: Where) -> S
         raise where.error(f"{both[0]!r} is a row and a column, which claims cannot distinguish; rename one")
     skip = frozenset(_place(where.at("skip"), word, rows, columns) for word in where.texts(content, "skip"))
     where.choice(content, "partition_seed", ("each", "fixed"))
+    where.choice(content, "along", tuple(ALONG))
+    where.choice(content, "band", BANDS)
     claims = [] if content.get("claims") is None else content["claims"]
     if not isinstance(claims, list):
         raise where.at("claims").refusal(claims, "a list")
@@ -326,6 +335,8 @@ def _build(path: Path, profile: str, content: dict[str, Any], where: Where) -> S
         again=where.text(content, "again"),
         partition_seed=content.get("partition_seed", "each"),
         x_label=where.text(content, "x_label"),
+        along=content.get("along", "rounds"),
+        band=content.get("band", "standard error"),
         pictures=where.texts(content, "pictures"),
     )
     if not study.places:

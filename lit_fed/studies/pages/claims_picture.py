@@ -16,7 +16,8 @@ _MARKS = {"holds": "●", "equal": "◆", UNDECIDED: "○", "fails": "■", NOT_
 _WIDTH, _ROW, _MOST = 960, 16, 84  # pixels, pixels, characters
 _ZERO, _HALF = 705, 135  # middle and half width of the axis
 _LEGEND = (
-    "bar: the interval of our margin; │: the published margin; each row has its own scale, with zero in the middle"
+    "bar: our margin ± h, see below; │: the published margin; each row has its own scale, zero in the middle; "
+    "verdicts before Holm"
 )
 
 
@@ -56,6 +57,7 @@ def drawn(title: str, rows: Sequence[Row]) -> str:
 
 def _claim(row: Row, y: float) -> list[str]:
     colour, words = _COLOURS[row.verdict], row.says or row.sentence
+    words = f"… {words.rpartition(' … ')[2]}" if " … " in words else words  # continues the claim above
     shown = words if len(words) <= _MOST else words[: _MOST - 1] + "…"
     lines = [_text(20, y, shown), _text(_WIDTH - 112, y, f"{_MARKS[row.verdict]} {row.verdict}", f"fill='{colour}'")]
     ends = [float(end) for end in row.interval.split(" to ")] if row.interval else []

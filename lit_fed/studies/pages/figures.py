@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which colour-blind readers can distinguish; further rows get another line style.
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#7a6a00", "#444444")
 _STYLES = ("-", "--", ":", "-.")
+_ALONG = {
+    "rounds": "round",
+    "bytes": "sent up and down, all clients",
+    "seconds": "seconds of the rounds, evaluation included",
+}
 _WIDE = 3  # panels side by side
 _DPI = 130
 
@@ -72,18 +77,21 @@ def draw_bars(results: Results, path: Path) -> None:
 
 
 def draw_curves(results: Results, path: Path) -> None:
-    """Draw the metric over rounds: a panel per column, a line per row.
+    """Draw the metric over rounds, or over bytes or seconds until a round's end: a panel per column, a line per row.
 
-    The lines are means over n seeds; for n > 1, the bands are the two-sided 95 % confidence interval, mean ± t·s/√n,
-    with the sample standard deviation s (n − 1) and the 97.5 % quantile t of Student's t with n − 1 degrees of freedom.
-    The axis spans the seeds' values, so that the wide bands of few seeds do not flatten the lines. Where the report is
-    ``first METRIC at NUMBER``, METRIC is drawn over the table's number, such as virtual seconds, as steps, from the
-    latest first evaluation of a seed to the earliest last one, and NUMBER as a grey line.
+    The lines are means over n seeds, of both axes. For n > 1 the bands are the standard error, mean ± s/√n with the
+    sample standard deviation s (n − 1), or the two-sided 95 % confidence interval, mean ± t·s/√n with the 97.5 %
+    quantile t of Student's t with n − 1 degrees of freedom. The axis spans the seeds' values, so that the wide bands of
+    few seeds do not flatten the lines. Where the report is ``first METRIC at NUMBER``, METRIC is drawn over the table's
+    number, such as virtual seconds, as steps, from the latest first evaluation of a seed to the earliest last one, and
+    NUMBER as a grey line.
     """
     grid, study = results.grid, results.grid.study
     columns = list(study.columns)
     wide = min(_WIDE, len(columns))
     tall = -(-len(columns) // wide)
+    from matplotlib.ticker import EngFormatter
+
     figure = _figure(max(5.0, 4.2 * wide), 3.0 * tall + 0.5)
     panels = figure.subplots(tall, wide, squeeze=False)
     for axes, column in zip(panels.flat, columns, strict=False):
@@ -92,35 +100,42 @@ def draw_curves(results: Results, path: Path) -> None:
             place = Place(row, column)
             goal = goal_of(results.entries[place].measure.report)
             ways = grid.curve if goal is None else grid.way
-            curves = [dict(ways(place, seed)) for seed in study.seeds if place not in study.skip]
-            curves = [curve for curve in curves if curve]
+            seeds = [seed for seed in study.seeds if place not in study.skip and ways(place, seed)]
+            curves = [dict(ways(place, seed)) for seed in seeds]
             if not curves:
                 continue
-            rounds, values = _together(curves) if goal is None else _as_steps(curves)
-            if goal is not None:
+            if goal is None:
+                rounds, values = _together(curves)
+                spent = [grid.at[place, seed].spent(study.along) for seed in seeds]
+                along = [sum(until[int(r)] for until in spent) / len(spent) for r in rounds]
+            else:
+                along, values = _as_steps(curves)
                 axes.axhline(goal, color="#999999", linewidth=0.8)
                 axes.set_xscale("log")
             mean, color_style = values.mean(0), _look(number)
             axes.plot(
-                rounds,
+                along,
                 mean,
                 color=color_style[0],
                 linestyle=color_style[1],
                 linewidth=1.6,
                 label=_text(study.rows[row].label),
-                marker="o" if len(rounds) < 3 else "",
+                marker="o" if len(along) < 3 else "",
             )
             reached += [values.min(), values.max()]
             if len(curves) > 1:
                 from scipy.stats import t  # takes a second to import
 
-                half = float(t.ppf(0.975, len(curves) - 1)) * values.std(0, ddof=1) / len(curves) ** 0.5
-                axes.fill_between(rounds, mean - half, mean + half, color=color_style[0], alpha=0.15, linewidth=0)
+                times = float(t.ppf(0.975, len(curves) - 1)) if study.band == "interval" else 1.0
+                half = times * values.std(0, ddof=1) / len(curves) ** 0.5
+                axes.fill_between(along, mean - half, mean + half, color=color_style[0], alpha=0.15, linewidth=0)
         _fit_to(axes, reached)
         axes.set_title(_text(study.columns[column].label), fontsize=10)
         measures = [results.entries[Place(r, column)].measure for r in study.rows]
         goals = [goal_of(measure.report) is not None for measure in measures]
-        axes.set_xlabel(_text(measures[0].words) if all(goals) else "round")
+        axes.set_xlabel(_text(measures[0].words) if all(goals) else _ALONG[study.along])
+        if study.along == "bytes" and not any(goals):
+            axes.xaxis.set_major_formatter(EngFormatter("B"))
         measured = [guide_of(m.report) if has_goal else m.words for m, has_goal in zip(measures, goals, strict=True)]
         axes.set_ylabel(_text(" and ".join(dict.fromkeys(measured))))
         _tidy(axes)

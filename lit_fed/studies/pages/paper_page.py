@@ -1,7 +1,20 @@
-"""A paper's page, one table of its claims, and the overview of all papers."""
+"""A paper's page: its headline in three lines and one table of its claims; and the overview of all papers.
+
+A page asks for the three lines by a comment with the paper's words, the claims that answer them, each by its sentence
+behind words of the page's own, and the scale:
+
+.. code-block:: text
+
+    <!-- headline
+    paper: It is better than all others.
+    over FedAvg: dr+ > fedavg at global
+    scale: Small data; the paper's own setting has not run.
+    -->
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -9,15 +22,21 @@ from pathlib import Path
 
 from lit_fed.errors import ConfigError
 from lit_fed.printing import counted
-from lit_fed.studies.file.claims import HOW_DECIDED, NOT_APPLICABLE
+from lit_fed.studies.file.claims import HOW_DECIDED, NOT_APPLICABLE, OUTCOMES
 from lit_fed.studies.pages.claims_picture import told
 from lit_fed.studies.results.markup import head, line
 from lit_fed.studies.results.register_lines import Row, by_statement
 
 _NONE = "–"
 GROUPS = ("hold throughout", "never fail", "mixed", "only fail", NOT_APPLICABLE)
-GENERATED = "Written by `lit-fed results`; change the studies, not this table."
+GENERATED = "<!-- Written by `lit-fed results`; change the studies, not these lines. -->"
+_ASKED = re.compile(r"<!-- headline\n(.*?)\n-->", re.DOTALL)
+_ALL = {"hold throughout": "holds throughout", "never fail": "never fails", "only fail": "fails"}
 _DECIDED = ("holds", "fails")
+_HOW = (
+    "ours ± h: the mean over seeds and h = t·s/√n. Each end is a one-sided 95 % confidence bound; both together are a "
+    "two-sided 90 % interval."
+)
 _HOLM = "Holm, “A simple sequentially rejective multiple test procedure”, 1979"
 _COUNTED = (
     "A statement is counted once, however many profiles of its study asked it (asked): it holds throughout if all "
@@ -26,11 +45,16 @@ _COUNTED = (
 )
 
 
-def filled(path: Path, name: str, lines: Sequence[str]) -> str:
+def read(path: Path, name: str) -> str:
+    """Return a page's text, of a new page a title and the marks of a place."""
+    title = "Results" if path.stem == "README" else path.stem
+    new = f"# {title}\n\n<!-- {name}:begin -->\n<!-- {name}:end -->\n"
+    return path.read_text(encoding="utf-8") if path.exists() else new
+
+
+def filled(path: Path, text: str, name: str, lines: Sequence[str]) -> str:
     """Return a page's text with the lines between its marks ``<!-- name:begin -->`` and ``<!-- name:end -->``."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    title = "Results" if path.stem == "README" else path.stem
-    text = path.read_text(encoding="utf-8") if path.exists() else f"# {title}\n\n{begin}\n{end}\n"
     before, first, rest = text.partition(begin)
     _, last, after = rest.partition(end)
     if not (first and last):
@@ -38,8 +62,47 @@ def filled(path: Path, name: str, lines: Sequence[str]) -> str:
     return "\n".join([before + begin, "", GENERATED, "", *lines, "", end + after])
 
 
+def headed(path: Path, text: str, rows: Sequence[Row], earlier: Mapping[str, int]) -> str:
+    """Return a page's text with the three lines that its comment asks for, if it does."""
+    asked = _ASKED.search(text)
+    if asked is None:
+        return text
+    words, claims = dict[str, str](), dict[str, list[Row]]()
+    for entry in asked[1].splitlines():
+        name, colon, told_there = entry.partition(": ")
+        if not colon:
+            raise ConfigError(f"{path}: {name!r} in the headline is not 'words: claim'; write both")
+        if name in ("paper", "scale"):
+            words[name] = told_there
+            continue
+        claims[name] = [row for row in rows if row.sentence == told_there]
+        if not claims[name]:
+            raise ConfigError(
+                f"{path}: {told_there!r} in the headline is not a claim of the page; copy one of its claims"
+            )
+    survive, verdicts = _holm(rows, earlier), dict[str, dict[str, list[str]]]()
+    for name, found in claims.items():
+        for row in found:
+            where = row.data if len({one.data for one in found}) > 1 else row.network
+            verdicts.setdefault(_verdict(row, survive), {}).setdefault(name, []).append(where)
+    published = {name: next((row.published for row in found if row.published), "") for name, found in claims.items()}
+    theirs = "; ".join(f"{name} {_signed(number)}" for name, number in published.items() if number)
+    ours = (f"{name} " + ", ".join(f"{_ours(row)} ({_ran(row)})" for row in found) for name, found in claims.items())
+    told_by_verdict = (
+        f"**{verdict}** " + ", ".join(f"{name} ({', '.join(dict.fromkeys(there))})" for name, there in names.items())
+        for verdict, names in sorted(verdicts.items(), key=lambda one: OUTCOMES.index(one[0].partition(",")[0]))
+    )
+    group = _group({row.verdict for found in claims.values() for row in found})
+    lines = [
+        f"- **Claimed:** {words.get('paper', '')}" + (f" Published margins: {theirs}." if theirs else ""),
+        f"- **Ours ± h:** {'; '.join(ours)}. Each end is a one-sided 95 % bound.",
+        f"- **Verdict: {_ALL.get(group, group)}.** {'; '.join(told_by_verdict)}. {words.get('scale', '')}".rstrip(),
+    ]
+    return filled(path, text, "headline", _styled("headline", lines))
+
+
 def table(
-    rows: Sequence[Row], pictures: Sequence[str] = (), drawn: str = "", asked_again: Collection[str] = ()
+    rows: Sequence[Row], pictures: Sequence[str] = (), drawn: str = "", earlier: Mapping[str, int] | None = None
 ) -> list[str]:
     """Return a paper's claims as one table, by statement, with a heading per source.
 
@@ -47,10 +110,11 @@ def table(
         rows: The claims.
         pictures: Names of pictures below the table.
         drawn: Name of the picture of all claims, above it.
-        asked_again: Settings whose claims are asked a second time, over other seeds.
+        earlier: How often the claims of a setting had been asked before, of other seeds, by setting.
     """
-    survive = _holm(rows)
-    lines = head(("claim", "published", "ours (seeds, network, data)", "verdict", "why"))
+    earlier = earlier or {}
+    survive = _holm(rows, earlier)
+    lines = head(("claim", "published", "ours ± h (seeds, network, data)", "verdict", "why"))
     sources = list(dict.fromkeys(row.source for row in rows))
     for source, several in groupby(by_statement(rows).values(), key=lambda one: one[0].source):
         found = list(several)
@@ -58,17 +122,23 @@ def table(
         lines.append(line((f"**{_short(source, sources)}** ({studies})", "", "", "", "")))
         lines += [line(words) for asked in found for words in _statement(asked, survive)]
     decided = [row for row in rows if row.interval and row.verdict in _DECIDED]
-    again = counted(sum(row.setting in asked_again for row in rows), "claim")
+    again = sum(earlier.get(row.setting, 0) > 0 for row in rows)
+    asked_twice = (
+        f" {counted(again, 'claim')} of this page {'answers' if again == 1 else 'answer'} a second asking, of other "
+        "seeds, after seeds that left the claim undecided; Holm's count has both, a raw verdict only the second."
+    )
     return [
         *([f"![The claims of this page: {told(rows)}]({drawn}.svg)", ""] if drawn else []),
+        _HOW,
+        "",
         *_styled("claims", lines),
         "",
         HOW_DECIDED,
         "",
-        f"± is half of that interval, t·s/√n. Of {counted(len(decided), 'verdict')} “holds” or “fails”, "
-        f"{len(survive)} remain where a page's questions are taken together ({_HOLM}; the same one-sided tests, "
-        f"5 % for the page); the others are marked “not by Holm”. {again} of this page "
-        "answer a second asking, over other seeds.",
+        f"Of {counted(len(decided), 'verdict')} “holds” or “fails”, {len(survive)} "
+        f"{'remains' if len(survive) == 1 else 'remain'} where a page's questions are taken together ({_HOLM}; the "
+        "same one-sided tests, 5 % for the page); the others are marked “not by Holm”."
+        + (asked_twice if again else ""),
         *(part for name in pictures for part in ("", f"![{name}]({name}.png)")),
     ]
 
@@ -78,8 +148,11 @@ def _styled(name: str, lines: Sequence[str]) -> list[str]:
     return [f'<div class="{name}" markdown="1">', "", *lines, "", "</div>"]
 
 
-def _holm(rows: Sequence[Row]) -> set[Row]:
-    """Return the rows that hold or fail where the page's questions are taken together."""
+def _holm(rows: Sequence[Row], earlier: Mapping[str, int]) -> set[Row]:
+    """Return the rows that hold or fail where the page's questions are taken together.
+
+    An earlier asking counts as a question, too: it was undecided, so its test stands behind all that are rejected.
+    """
     from scipy.stats import t  # takes a second to import
 
     chances = []
@@ -89,9 +162,10 @@ def _holm(rows: Sequence[Row]) -> set[Row]:
             freedom = int(row.seeds) - 1
             spread = (upper - lower) / 2 / float(t.ppf(0.95, freedom))
             chances.append((float(t.sf(abs(float(row.ours)) / spread, freedom)) if spread else 0.0, row))
+    questions = sum(1 + earlier.get(row.setting, 0) for _, row in chances)
     found = set()
     for number, (chance, row) in enumerate(sorted(chances, key=lambda one: one[0])):
-        if chance > 0.05 / (len(chances) - number):
+        if chance > 0.05 / (questions - number):
             break
         found.add(row)
     return {row for row in found if row.verdict in _DECIDED}
@@ -105,14 +179,17 @@ def _statement(rows: Sequence[Row], survive: Collection[Row]) -> Iterator[tuple[
         _signed(next((r.published for r in rows if r.published), _NONE)),
     )
     for row in rows:
-        ran = ", ".join(part for part in (row.seeds, row.network, row.data) if part)
-        verdict = (
-            f"{row.verdict}, not by Holm"
-            if row.interval and row.verdict in _DECIDED and row not in survive
-            else row.verdict
-        )
-        yield (*words, f"{_ours(row)} ({ran})", verdict, row.cause.partition("; ")[0])
+        yield (*words, f"{_ours(row)} ({_ran(row)})", _verdict(row, survive), row.cause.partition("; ")[0])
         words = ("", "")
+
+
+def _ran(row: Row) -> str:
+    return ", ".join(part for part in (row.seeds, row.network, row.data) if part)
+
+
+def _verdict(row: Row, survive: Collection[Row]) -> str:
+    apart = row.interval and row.verdict in _DECIDED and row not in survive
+    return f"{row.verdict}, not by Holm" if apart else row.verdict
 
 
 def _ours(row: Row) -> str:

@@ -16,7 +16,7 @@ from lit_fed.engine.storage.files import in_place_of, write_text
 from lit_fed.errors import ConfigError
 from lit_fed.studies.file.claims import UNDECIDED
 from lit_fed.studies.pages.claims_picture import drawn
-from lit_fed.studies.pages.paper_page import filled, overview, table, tally
+from lit_fed.studies.pages.paper_page import filled, headed, overview, read, table, tally
 from lit_fed.studies.results.register_lines import Finished, Number, Row, StudyRow
 from lit_fed.studies.running.environment import check_commits
 
@@ -94,17 +94,16 @@ class Register:
             paper: [row for one in entries if one.paper == paper for row in self._claims.get(one.setting, [])]
             for paper in dict.fromkeys(entry.paper for entry in entries)
         }
-        again = {entry.setting for entry in entries if entry.again}
-        pages = {
-            paper: filled(
-                self._folder / f"{paper}.md",
-                "claims",
-                table(rows, self._pictures(paper), f"{paper}_claims" if rows else "", again),
-            )
-            for paper, rows in claims.items()
-        }
+        earlier = {entry.setting: self._askings_before(entry) for entry in entries}
+        pages = {}
+        for paper, rows in claims.items():
+            path = self._folder / f"{paper}.md"
+            text = headed(path, read(path, "claims"), rows, earlier)
+            lines = table(rows, self._pictures(paper), f"{paper}_claims" if rows else "", earlier)
+            pages[paper] = filled(path, text, "claims", lines)
         titles = {paper: text.partition("\n")[0].lstrip("# ") for paper, text in pages.items()}
-        pages["README"] = filled(self._folder / "README.md", "overview", overview(titles, claims))
+        readme = self._folder / "README.md"
+        pages["README"] = filled(readme, read(readme, "overview"), "overview", overview(titles, claims))
         for paper in claims:
             numbers = [one for entry in entries if entry.paper == paper for one in self._numbers[entry.setting]]
             write_text([_csv(Number._fields, numbers)], self._folder / f"{paper}.csv")
@@ -115,6 +114,13 @@ class Register:
                 write_text([drawn(titles[paper], rows)], self._folder / f"{paper}_claims.svg")
         for name, text in pages.items():
             write_text([text], self._folder / f"{name}.md")
+
+    def _askings_before(self, entry: StudyRow) -> int:
+        """Return how often a study's claims had been asked before it, of other seeds."""
+        first = self._entries.get(f"{entry.study}, {entry.again}", entry)
+        if first is entry or not first.again:
+            return int(entry.again != "")
+        return 2  # a third profile asks what the second left undecided
 
     def _pictures(self, paper: str) -> list[str]:
         studies = sorted({entry.study for entry in self._entries.values() if entry.paper == paper})

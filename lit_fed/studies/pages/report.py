@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 
 _SAYS = {
     "bars": "The table as bars: means, with standard deviations over seeds.",
-    "curves": "Means over seeds; the bands are 95 % confidence intervals of the mean, two-sided, by Student's t.",
+    "curves": "Means over seeds, over {along}; the bands are {band}.",
     "lines": "The table over its axis: means, with standard deviations over seeds; dashed are the paper's values.",
+}
+_BANDS = {
+    "standard error": "the standard error of the mean, s/√n, on either side",
+    "interval": "95 % confidence intervals of the mean, two-sided, by Student's t",
 }
 
 
@@ -63,7 +67,10 @@ def report_html(results: Results, pictures: Iterable[Path]) -> str:
         ],
         caption=" ".join(caption(results)),
         failures=[(cell, cell.record().get("error", "")) for cell in grid.cells if cell.failed],
-        pictures=[(path.read_bytes(), path.stem, _SAYS.get(path.stem, "")) for path in pictures],
+        pictures=[
+            (path.read_bytes(), path.stem, _SAYS.get(path.stem, "").format(along=study.along, band=_BANDS[study.band]))
+            for path in pictures
+        ],
         drawn=(drawn := _drawn(grid)),
         undrawn=[name for name in study.pictures if name not in {name for _, name, *_ in drawn}],
         made_with=_made_with([cell for cell in grid.cells if cell.done]),

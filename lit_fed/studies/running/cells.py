@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from lit_fed.engine.lightning.metric_names import MetricNames
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.studies.file.promised import metric_names
 from lit_fed.studies.file.rounds import guide_of, reported
-from lit_fed.studies.file.study import Measure, Place, Study
+from lit_fed.studies.file.study import ALONG, Measure, Place, Study
 
 _SEED = "{seed}"
 _FORMAT = 2  # of ``cell.json``; format 1 identified cells by their classes' import paths
@@ -120,6 +121,19 @@ class Cell:
             return [(int(row["round"]), float(row[metric])) for row in rows]
         except ValueError as error:
             raise CheckpointError(f"{self.run}/metrics.csv has a {metric} that is not a number ({error})") from error
+
+    def spent(self, along: str) -> dict[int, float]:
+        """Return the rounds, bytes or seconds of a run until the end of each round, see `ALONG`.
+
+        Raises:
+            CheckpointError: If the run has not logged them.
+        """
+        if not ALONG[along]:
+            return {int(row["round"]): float(row["round"]) for row in self.rows()}
+        each = self.curve(ALONG[along])
+        if not each:
+            raise CheckpointError(f"{self.run}/metrics.csv has no {ALONG[along]}; set the study's along to rounds")
+        return dict(zip([round_idx for round_idx, _ in each], accumulate(value for _, value in each), strict=True))
 
     def record(self) -> dict[str, Any]:
         """The cell's record with ``status``, ``fingerprint``, ``seconds``, …; empty without one."""

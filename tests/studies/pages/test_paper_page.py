@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
+from lit_fed.errors import ConfigError
 from lit_fed.studies.pages.claims_picture import drawn
-from lit_fed.studies.pages.paper_page import table
+from lit_fed.studies.pages.paper_page import headed, table
 from lit_fed.studies.results.register_lines import Row
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -29,12 +33,67 @@ def test_holm_takes_a_pages_questions_together() -> None:
     text = "\n".join(table(three))
     assert "not by Holm |" not in text
     assert "Of 3 verdicts “holds” or “fails”, 3 remain" in text
-    text = "\n".join(table([*three, row("g > h", 1.5, 1, "holds")], asked_again=["s, x"]))
+    text = "\n".join(table([*three, row("g > h", 1.5, 1, "holds")]))
     assert "| +10.0 ± 1 (2, mlp, Digits) | holds |" in text
     assert "| −3.00 ± 1 (2, mlp, Digits) | fails, not by Holm |" in text
     assert text.count("not by Holm |") == 3
-    assert "Of 4 verdicts “holds” or “fails”, 1 remain" in text
-    assert "4 claims of this page answer a second asking" in text
+    assert "Of 4 verdicts “holds” or “fails”, 1 remains where" in text
+    assert "second asking" not in text
+
+
+def test_holm_counts_a_second_asking_as_two_questions() -> None:
+    """P = 0.0050, see above. Of 10 questions it is compared with 0.005: P is 0.00504, and is not below."""
+    one = row("a > b", 10, 1, "holds")
+    for before, verdict in ((0, "holds"), (8, "holds"), (9, "holds, not by Holm")):
+        text = "\n".join(table([one], earlier={"s, x": before}))
+        assert f"(2, mlp, Digits) | {verdict} |" in text
+        assert ("1 claim of this page answers a second asking" in text) == (before > 0)
+
+
+PAGE = """# P
+
+<!-- headline
+paper: It is the best.
+over b: a > b
+over d: c > d
+scale: Two seeds.
+-->
+<!-- headline:begin -->
+<!-- headline:end -->
+
+Ours.
+"""
+
+
+def test_a_page_begins_with_its_claim_ours_and_the_verdict() -> None:
+    """−3 of 1 half is not below zero by Holm where 10 of 1 is: P = 0.0168 < 0.05, and of 1 + 5 questions > 0.05/5."""
+    rows = [row("a > b", 10, 1, "holds", "4"), row("c > d", -3, 1, "fails")]
+    text = headed(Path("p.md"), PAGE, rows, {})
+    lines = [line for line in text.splitlines() if line.startswith("- ")]
+    assert lines == [
+        "- **Claimed:** It is the best. Published margins: over b +4.",
+        "- **Ours ± h:** over b +10.0 ± 1 (2, mlp, Digits); over d −3.00 ± 1 (2, mlp, Digits). "
+        "Each end is a one-sided 95 % bound.",
+        "- **Verdict: mixed.** **holds** over b (mlp); **fails** over d (mlp). Two seeds.",
+    ]
+    assert text.endswith("<!-- headline:end -->\n\nOurs.\n")
+    assert headed(Path("p.md"), text, rows, {}) == text
+    assert "**fails, not by Holm** over d" in headed(Path("p.md"), PAGE, rows, {"s, x": 2})
+    assert headed(Path("p.md"), "# P\n", rows, {}) == "# P\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("over b: a > c", "p.md: 'a > c' in the headline is not a claim of the page; copy one of its claims"),
+        ("a > b", "p.md: 'a > b' in the headline is not 'words: claim'; write both"),
+    ],
+)
+def test_a_headline_that_is_not_on_the_page_is_named(line: str, told: str) -> None:
+    rows = [row("a > b", 1, 1, "holds"), row("c > d", 1, 1, "holds")]
+    with pytest.raises(ConfigError) as caught:
+        headed(Path("p.md"), PAGE.replace("over b: a > b", line), rows, {})
+    assert str(caught.value) == told
 
 
 def test_the_picture_has_a_bar_a_claim_and_the_published_margin() -> None:
