@@ -270,7 +270,8 @@ class Node:
         if empty := [one for one in self.clients if not data.census.num_samples(one)]:
             say(Alert(f"client {called(data, empty[0])} has no training samples"))
         self.federation = self.run.federation
-        self.reports = {one: data.census.report(one, histogram) for one in self.clients}
+        wrappers = self.federation.wrappers
+        self.reports = {one: wrappers.report(data.census.report(one, histogram), one) for one in self.clients}
         samples = {one: report.samples for one, report in self.reports.items()}
         self.withheld = None
         if report == "aggregate":
@@ -516,6 +517,8 @@ def settle(
     data.prepare_data()
     data.setup("fit", clients=clients)
     run = trainer.assemble(model, data, algorithm, stage)
+    if stage == "fit":
+        run.federation.wrappers.settle()
     run.federation.store.keeper = _AtOnce
     return run
 
