@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from lit_fed.deployment.node import Node
+from lit_fed.deployment.security import Security
+from lit_fed.deployment.server import federate
 from lit_fed.deployment.wire import Message, decode, encode
 from lit_fed.errors import ConfigError
 from lit_fed.participation import FullParticipation
 from lit_fed.privacy import SampleLevel
 from lit_fed.privacy.accounting import Mechanism
 from lit_fed.protocols import ClientTest, GlobalTest
+from tests.deployment.serving_support import free_address, served, working
 from tests.deployment.support import Make, Parts, deploy, nodes_of, simulate, small
 from tests.privacy.support import uniform
 from tests.privacy.test_sample_level import Blobs, mlp
@@ -195,3 +199,18 @@ def test_a_federation_does_not_go_on_as_a_simulation(tmp_path: Path) -> None:
     deploy(make(rounds=1), tmp_path, [[0, 1], [2]])
     with pytest.raises(ConfigError, match="the run began with clients on nodes; go on there"):
         simulate(make(rounds=2), tmp_path, "last")
+
+
+@pytest.mark.usefixtures("one_key")
+def test_over_sockets_is_the_simulation_too(tmp_path: Path) -> None:
+    simulated = simulate(make(), tmp_path / "one")
+    address, nodes = free_address(), nodes_of(make(), tmp_path / "grid", [[0, 1], [2]])
+    made, *parts = make()(tmp_path / "grid")
+    with ExitStack() as stack:
+        grid = stack.enter_context(served(None, address))
+        for node in nodes:
+            stack.enter_context(node.at_work())
+            stack.enter_context(working(cast("Any", node), address, Security()))
+        federate(grid, made, *parts)
+    assert_same(weights(simulated), weights(made))
+    assert claims(made) == [[epsilon({1: 2}), 0.01, 1.0]] * 3
