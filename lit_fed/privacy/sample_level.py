@@ -65,7 +65,7 @@ class SampleLevel(Keyed):
         epsilon: The budget of every client, for which z is worked out, by the cohorts of ``trainer.max_rounds`` rounds.
             A client that a round beyond them would take beyond the budget is left out.
         delta: δ, the chance of a breach that ε does not cover; below 1/n for clients of n samples.
-        physical_batch: Samples whose gradients are in memory at a time.
+        physical_batch: Most samples whose gradients are in memory at a time.
         key_file: The file that holds the key of noise and batches, as for `ClientLevel`.
         withhold: Whether data that are not private are kept out of files; by default where there is a key file.
 

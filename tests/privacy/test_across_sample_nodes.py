@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
+from lit_fed.deployment.executor import Patience
 from lit_fed.deployment.node import Node
+from lit_fed.deployment.roster import Gathering
 from lit_fed.deployment.security import Security
 from lit_fed.deployment.server import federate
 from lit_fed.deployment.wire import Message, decode, encode
@@ -20,7 +24,7 @@ from lit_fed.participation import FullParticipation
 from lit_fed.privacy import SampleLevel
 from lit_fed.privacy.accounting import Mechanism
 from lit_fed.protocols import ClientTest, GlobalTest
-from tests.deployment.serving_support import free_address, served, working
+from tests.deployment.serving_support import Echo, free_address, served, working
 from tests.deployment.support import Make, Parts, deploy, nodes_of, simulate, small
 from tests.privacy.support import uniform
 from tests.privacy.test_sample_level import Blobs, mlp
@@ -206,11 +210,17 @@ def test_over_sockets_is_the_simulation_too(tmp_path: Path) -> None:
     simulated = simulate(make(), tmp_path / "one")
     address, nodes = free_address(), nodes_of(make(), tmp_path / "grid", [[0, 1], [2]])
     made, *parts = make()(tmp_path / "grid")
+    one_at_a_time = threading.Lock()
+
+    def alone(node: Node, blob: bytes) -> bytes:
+        with one_at_a_time:  # they share this process's generators
+            return node.handle(blob)
+
     with ExitStack() as stack:
         grid = stack.enter_context(served(None, address))
         for node in nodes:
             stack.enter_context(node.at_work())
-            stack.enter_context(working(cast("Any", node), address, Security()))
-        federate(grid, made, *parts)
+            stack.enter_context(working(Echo(partial(alone, node)), address, Security()))
+        federate(grid, made, *parts, patience=Patience(round_s=60), gathering=Gathering(60))
     assert_same(weights(simulated), weights(made))
     assert claims(made) == [[epsilon({1: 2}), 0.01, 1.0]] * 3
