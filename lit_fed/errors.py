@@ -57,6 +57,14 @@ class UnreadableFile(CheckpointError):
     """A file that the system refuses to read; its content is unknown."""
 
 
+class BudgetSpent(ConfigError):
+    """A client whose samples have spent their privacy budget."""
+
+    @override
+    def told(self) -> str:
+        return str(self)  # the account, which the server is told anyway
+
+
 class NonFiniteUpdate(LitFedError, ArithmeticError):
     """NaN or infinity in a client's loss or update, which is never aggregated."""
 

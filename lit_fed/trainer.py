@@ -157,6 +157,11 @@ class FederatedTrainer:
         attack: Attack | None = None,
         secure_sum: SecureSum | None = None,
     ) -> None:
+        if privacy is not None and not isinstance(privacy, Privacy):
+            raise ConfigError(
+                f"trainer.privacy is {type(privacy).__name__}; it takes one level, ClientLevel or SampleLevel, as a run "
+                "has one key and one account of what it releases"
+            )
         if privacy is not None and aggregation is not None:
             raise ConfigError(
                 "trainer.aggregation looks at single updates, which trainer.privacy hides in a sum; leave one out"

@@ -274,7 +274,8 @@ class Node:
             say(Alert(f"client {called(data, empty[0])} has no training samples"))
         self.federation = self.run.federation
         self.frozen = FrozenTensors(_frozen_of(self.federation), folder, self.say)
-        self.reports = {one: data.census.report(one, histogram) for one in self.clients}
+        wrappers = self.federation.wrappers
+        self.reports = {one: wrappers.report(data.census.report(one, histogram), one) for one in self.clients}
         samples = {one: report.samples for one, report in self.reports.items()}
         self.withheld = None
         if report == "aggregate":
@@ -546,6 +547,8 @@ def settle(
     data.prepare_data()
     data.setup("fit", clients=clients)
     run = trainer.assemble(model, data, algorithm, stage)
+    if stage == "fit":
+        run.federation.wrappers.settle()
     run.federation.store.keeper = _AtOnce
     return run
 

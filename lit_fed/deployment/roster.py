@@ -36,8 +36,11 @@ _TRAINER = (
 )  # fmt: skip
 OWN_DATA: dict[str, type] = {"root": str, "download": bool, "num_workers": int}
 """Data settings that are local to each end, with their types: where the files are and how they are read."""
-OWN_PRIVACY = ("key_file", "withhold")
-"""Privacy settings of the server alone."""
+OWN_PRIVACY = {
+    "ClientLevel": ("key_file", "withhold"),  # the server makes the promise
+    "SampleLevel": ("key_file", "withhold", "noise_multiplier", "epsilon", "delta", "physical_batch"),  # each node
+}
+"""Privacy settings that are local to each end, by class."""
 
 
 def agreed(config: str) -> dict[str, str]:
@@ -46,8 +49,9 @@ def agreed(config: str) -> dict[str, str]:
     trainer, data = content.get("trainer") or {}, content.get("data") or {}
     settings = {key: value for key, value in (data.get("init_args") or {}).items() if key not in OWN_DATA}
     agreed_on = {key: trainer[key] for key in _TRAINER if key in trainer}
-    if isinstance(private := agreed_on.get("privacy"), Mapping):  # the key is the server's alone
-        alike = {key: value for key, value in (private.get("init_args") or {}).items() if key not in OWN_PRIVACY}
+    if isinstance(private := agreed_on.get("privacy"), Mapping):
+        own = OWN_PRIVACY.get(str(private.get("class_path")).rpartition(".")[2], OWN_PRIVACY["ClientLevel"])
+        alike = {key: value for key, value in (private.get("init_args") or {}).items() if key not in own}
         agreed_on["privacy"] = {**private, "init_args": alike}
     parts = {
         "trainer": agreed_on,

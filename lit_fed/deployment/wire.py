@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from lit_fed.engine.wire.payload import Layout, Payload
+from lit_fed.engine.wire.payload import CLAIMS, Layout, Payload
 from lit_fed.engine.wire.totals import Total, exact_sum
 from lit_fed.errors import WireError
 
@@ -49,9 +49,9 @@ LARGEST = float(torch.finfo(torch.float32).max)
 """Maximum absolute value of a finite metric, so that plots and sums do not overflow."""
 _LARGEST_VALUE = 1e18  # maximum absolute value in a tensor: its square is finite in float32
 _LARGEST_COUNT = 2.0**40  # maximum count: sums of many fit into 64 bits
-TOLD = frozenset({"lr"})
-"""Settings among a client's metrics, which the server knows: a node that reports sums sends them as they are."""
-_OF_WORK = frozenset({"lr", "time_s"})  # metrics of local training besides the task's
+TOLD = frozenset({"lr", *CLAIMS})
+"""Settings among a client's metrics, which the server may know: a node that reports sums sends them as they are."""
+_OF_WORK = TOLD | {"time_s"}  # metrics of local training besides the task's
 _MOST_PARTS = 64  # of an exact sum of float64, whose exponents span 2,098 bits: 2098/53 = 39.6
 _METRIC = re.compile(r"\w[\w./@+=()-]{0,199}", re.ASCII)  # cannot begin like a spreadsheet formula
 
@@ -240,6 +240,8 @@ def check_metrics(
             raise WireError(f"{who} sent {_brief(value)} as {name}; it must be a finite number")
         if LARGEST < abs(value) < math.inf:
             raise WireError(f"{who} sent {value:.3g} as {name}; it must be at most {LARGEST:.3g}")
+        if trained and name in CLAIMS and value < 0:
+            raise WireError(f"{who} sent {value:.3g} as {name}; it must be at least 0")
         if not trained:
             _check_range(name, value, who, ranges or {})
     return dict(metrics)

@@ -21,6 +21,11 @@ The states that clients keep between rounds, the table of them and the data's fi
 not private. The metrics `global/…` are computed on the shared test set, which is protected only if it comes from none
 of the clients.
 """
+_CLAIMED = """\
+Each node promises the samples of its clients (ε, δ)-differential privacy against all who see what it sends, this server
+too, by noise from a key that the node alone has. The table lists each node's claim with its last update; this server
+cannot check it. "none": no claim has arrived.
+"""
 _RAISE = """\
 `trainer.on_client_failure` is `raise`: a client that fails ends the run, which tells that it took part.
 """
@@ -66,3 +71,18 @@ def card(kept: Mapping[str, Any], withheld: bool) -> str:
 
 def _text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def claims_card(kept: Mapping[str, Any], withheld: bool) -> str:
+    """The card of a server whose clients are on nodes: the promise of each node, in its own words.
+
+    Args:
+        kept: As in `card`; ``_claims`` has ε, δ and z of each client, -1 for none.
+        withheld: As in `card`.
+    """
+    lines = ["# Privacy card", "", _CLAIMED, "| client | ε | δ | noise multiplier |", "|---|---|---|---|"]
+    for client_id, claim in enumerate(kept["_claims"].tolist()):
+        told = ("none", "none", "none") if min(claim) < 0 else (f"{value:.6g}" for value in claim)
+        lines.append(f"| {client_id} | {' | '.join(told)} |")
+    lines += ["", f"Clipping norm: {_text(kept['clip_norm'])}. {kept['unit'].capitalize()} is protected.", ""]
+    return "\n".join([*lines, "## What is not private", "", _WITHHELD if withheld else _WRITTEN, _STATES])

@@ -17,8 +17,9 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,11 +37,19 @@ class RunKey:
         key: 32 bytes.
         path: The file that holds them; None for a simulation.
         releases: The round of each release made so far, by its name.
+        promise: The settings that the file was made for.
     """
 
-    def __init__(self, key: bytes, path: Path | None = None, releases: dict[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        key: bytes,
+        path: Path | None = None,
+        releases: dict[str, int] | None = None,
+        promise: Mapping[str, Any] | None = None,
+    ) -> None:
         self._key = key
         self.path = path
+        self.promise = dict(promise or {})
         self.releases = dict(releases or {})
 
     @classmethod
@@ -49,10 +58,10 @@ class RunKey:
         return cls(hashlib.sha256(f"lit_fed privacy {seed}".encode()).digest())
 
     @classmethod
-    def of_file(cls, path: Path) -> RunKey:
-        """The key of a file, made where there is none, readable by its owner alone."""
+    def of_file(cls, path: Path, promise: Mapping[str, Any] | None = None) -> RunKey:
+        """The key of a file, made where there is none, for a promise, readable by its owner alone."""
         if not path.exists():
-            _make(path)
+            _make(path, promise or {})
         return cls(*_read(path))
 
     @property
@@ -107,7 +116,7 @@ class RunKey:
             raise ConfigError(
                 f"{_where(self.path)} cannot be written: {error.strerror}; nothing of round {round_idx} was released"
             ) from error
-        _, _, releases = _read(self.path)
+        _, _, releases, _ = _read(self.path)
         if releases != before | {release: round_idx}:
             raise ConfigError(f"{_where(self.path)} is written by another run too; give each run another file")
 
@@ -119,13 +128,13 @@ def _where(path: Path) -> str:
     return f"trainer.privacy.key_file {path}"
 
 
-def _make(path: Path) -> None:
+def _make(path: Path, promise: Mapping[str, Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(handle, "w", encoding="ascii") as file:
-                file.write(json.dumps({"key": secrets.token_hex(_BYTES)}) + "\n")
+                file.write(json.dumps({"key": secrets.token_hex(_BYTES), **promise}) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError:
@@ -137,7 +146,7 @@ def _make(path: Path) -> None:
         ) from error
 
 
-def _read(path: Path) -> tuple[bytes, Path, dict[str, int]]:
+def _read(path: Path) -> tuple[bytes, Path, dict[str, int], dict[str, Any]]:
     where = _where(path)
     try:
         status = path.stat()
@@ -152,8 +161,9 @@ def _read(path: Path) -> tuple[bytes, Path, dict[str, int]]:
         raise ConfigError(f"{where} holds no key; name a new file") from error
     first, *lines = text.split("\n")
     try:
-        key = bytes.fromhex(json.loads(first)["key"])
-    except (ValueError, TypeError, KeyError) as error:
+        promise = json.loads(first)
+        key = bytes.fromhex(promise.pop("key"))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{where} holds no key; name a new file") from error
     if len(key) != _BYTES or not lines:
         raise ConfigError(f"{where} holds no key; name a new file")
@@ -171,4 +181,4 @@ def _read(path: Path) -> tuple[bytes, Path, dict[str, int]]:
             os.truncate(path, len(text) - len(cut))
         except OSError as error:
             raise ConfigError(f"{where} cannot be written: {error.strerror}") from error
-    return key, path, releases
+    return key, path, releases, promise

@@ -10,6 +10,7 @@ their order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -72,7 +73,7 @@ class SampleGradients:
     Args:
         loop: The loop of the clients' kind.
         clip_norm: C, over all trained parameters together.
-        physical_batch: Samples whose gradients are in memory at a time.
+        physical_batch: Most samples whose gradients are in memory at a time.
         begin: Begins a phase of a client; gives the noise's standard deviation and the expected batch.
         noise: Noise (d,) of a client's next step, from the sum of clipped gradients (d,); None for none.
     """
@@ -97,6 +98,8 @@ class SampleGradients:
             return False
         std, self._expected = self._begin(client)
         self._grid = grid_of(max(self._norm, std))
+        # A batch has rarely more: one chunk, and little padding. Of public numbers alone.
+        self._rows = min(self._most, math.ceil(self._expected + 2 * math.sqrt(self._expected)))
         self._client, self._objective = client, self._objective_of(client)
         return True
 
@@ -106,8 +109,8 @@ class SampleGradients:
         trained = {name: p for name, p in model.parameters.items() if p.requires_grad}
         sums = {name: torch.zeros(p.shape, dtype=torch.float64, device=p.device) for name, p in trained.items()}
         count = batch_size_of(batch)
-        for start in range(0, count, self._most):
-            self._add(_rows(batch, start, self._most, count), min(self._most, count - start), sums)
+        for start in range(0, count, self._rows):
+            self._add(_rows(batch, start, self._rows, count), min(self._rows, count - start), sums)
         if count > 1 and self._objective.called not in self._trusted:
             self.check(self._client, first_samples(batch, min(count, _COMPARED)))
         total = torch.cat([one.reshape(-1) for one in sums.values()])
@@ -122,17 +125,23 @@ class SampleGradients:
     def _add(self, chunk: Any, count: int, sums: Tensors) -> None:
         """Add the clipped gradients of a chunk's first samples to the sums, in units of the grid; the rest is padding.
 
-        A sample without a finite gradient counts as none: its gradient would be the whole step's.
+        A sample without a finite gradient counts as none: its gradient would be the whole step's. A product in single
+        precision is larger by at most 2⁻²³ than the exact one, which the scale of a clipped gradient makes up for.
         """
         _, gradients = self._alone(self._objective, chunk)
-        wide = {name: gradient.double() for name, gradient in gradients.items()}
-        norms = torch.stack([one.reshape(len(one), -1).square().sum(1) for one in wide.values()]).sum(0).sqrt()
-        weights = (self._norm / norms).clamp(max=1.0) / self._grid
-        counts = norms.isfinite() & (torch.arange(len(norms), device=norms.device) < count)
+        is_tiny = self._grid < 2.0**-100  # beyond single precision
+        wide = {n: one.double() if is_tiny or one.dtype.itemsize < 4 else one for n, one in gradients.items()}
+        norms = torch.stack([_norms(one) for one in wide.values()]).square_().sum(0).sqrt_()
+        scales = torch.where(norms > self._norm, self._norm / norms * (1 - 2**-22), 1.0) / self._grid
+        finite = norms.isfinite()
+        scales[~finite | (torch.arange(len(norms), device=norms.device) >= count)] = 0
+        whole = finite.device.type == "cpu" and bool(finite.all())  # a GPU would wait for the answer
         for name, one in wide.items():
-            scaled = (one * weights.view(-1, *(1 for _ in one.shape[1:]))).trunc_()
-            scaled[~counts] = 0
-            sums[name] += scaled.sum(0)
+            scaled = one * scales.to(one.dtype).view(-1, *(1 for _ in one.shape[1:]))
+            scaled -= scaled.frac()  # exactly `trunc`, of which torch takes 13 times as long on a CPU
+            if not whole:
+                scaled[~finite] = 0
+            sums[name] += scaled.sum(0, dtype=torch.float64)
 
     # ------------------------------------------------------------------ the unchanged step
 
@@ -297,6 +306,12 @@ def _rows(batch: Any, start: int, most: int, count: int) -> Any:
         return tensor[places.to(tensor.device)] if tensor.ndim and len(tensor) == count else tensor
 
     return map_tensors(batch, chosen)
+
+
+def _norms(gradients: Tensor) -> Tensor:
+    """Norms (b,) of gradients (b, …), in double precision."""
+    norms: Tensor = torch.linalg.vector_norm(gradients.reshape(len(gradients), -1), dim=1, dtype=torch.float64)
+    return norms
 
 
 def _norm(tensors: Iterable[Tensor]) -> Tensor:

@@ -6,9 +6,12 @@ Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang: "Deep Learning with Dif
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -16,21 +19,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
+from typing_extensions import override
 
 from lit_fed.checks import check_range
+from lit_fed.data.population.census import ClientReport
 from lit_fed.engine.clients.executor import untrained_answer
 from lit_fed.engine.clients.local import num_batches
+from lit_fed.engine.evaluation.protocols import Protocol
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client, Pass, Phase
+from lit_fed.engine.method.reducers import Reducer, WeightedMean
 from lit_fed.engine.method.wrapper import Surroundings
 from lit_fed.engine.vectorized.alone import aside
 from lit_fed.engine.wire.batches import batch_size_of, first_samples
-from lit_fed.engine.wire.payload import ClientUpdate
-from lit_fed.errors import ConfigError
+from lit_fed.engine.wire.payload import CLAIMS, Broadcast, ClientUpdate
+from lit_fed.engine.wire.workers import Workers
+from lit_fed.errors import BudgetSpent, ConfigError
 from lit_fed.participation import Fate
 from lit_fed.privacy.accounting import IntArray, Releases, SampleAccount, check_installed
-from lit_fed.privacy.card import card
+from lit_fed.privacy.card import card, claims_card
 from lit_fed.privacy.keyed import Keyed
+from lit_fed.privacy.keys import RunKey
 from lit_fed.privacy.sample_gradients import PoissonLoader, SampleGradients, refuse
 
 _MOST = 4096  # samples of an expected batch: sums of up to 8,192 clipped gradients are exact
@@ -56,7 +65,7 @@ class SampleLevel(Keyed):
         epsilon: The budget of every client, for which z is worked out, by the cohorts of ``trainer.max_rounds`` rounds.
             A client that a round beyond them would take beyond the budget is left out.
         delta: δ, the chance of a breach that ε does not cover; below 1/n for clients of n samples.
-        physical_batch: Samples whose gradients are in memory at a time.
+        physical_batch: Most samples whose gradients are in memory at a time.
         key_file: The file that holds the key of noise and batches, as for `ClientLevel`.
         withhold: Whether data that are not private are kept out of files; by default where there is a key file.
 
@@ -87,6 +96,9 @@ class SampleLevel(Keyed):
         self._client: Client | None = None
         self._drawn = self._stepped = 0
         self._noise = math.nan
+        self._keys: dict[int, RunKey] = {}
+        """The key of each client of a node."""
+        self._claimed: dict[int, list[float]] = {}
 
     # ------------------------------------------------------------------ before the first round
 
@@ -97,12 +109,15 @@ class SampleLevel(Keyed):
         refuse(loop)
         self._gradients = SampleGradients(loop, self.clip_norm, self.physical_batch, self._enter, self._noise_of)
         data, asked = around.data, [self._asked(around, loop, is_new) for is_new in (True, False)]
+        census = data.census
+        here = range(data.num_clients) if census.is_complete else census.clients
+        self._elsewhere = not len(census.clients)  # at a federation's server
         with aside(loop):
             phases = [_phases(around, client) for client in asked]
             self._try(around, asked[0], list({phase.name: phase for part in phases for phase in part}.values()))
         loop.replays = self._gradients
-        ids = range(data.num_clients)
-        self._sizes = np.array([data.census.num_samples(one) for one in ids], np.int64)
+        self._sizes = np.zeros(data.num_clients, np.int64)
+        self._sizes[list(here)] = [census.num_samples(one) for one in here]
         made = [[_steps(phase, self._sizes, data.batch_size) for phase in part] for part in phases]
         self._steps = np.maximum(*(sum(part, np.zeros_like(self._sizes)) for part in made))
         return {
@@ -113,15 +128,12 @@ class SampleLevel(Keyed):
             "delta": self.delta, "on_client_failure": "", "noise_from": self._noise_from,
             "_rounds": torch.zeros(data.num_clients, dtype=torch.int64), "_sizes": torch.from_numpy(self._sizes.copy()),
             "_steps": torch.from_numpy(self._steps.copy()), "_key": "", "_budget": self.epsilon or 0.0, "_allowed": 0,
-            "_counted": 0,
+            "_counted": 0, "_elsewhere": self._elsewhere,
+            "_claims": torch.full((data.num_clients, 3), -1.0, dtype=torch.float64),
         }  # fmt: skip
 
     def _check(self, around: Surroundings) -> None:
         data, method = around.data, type(around.algorithm).__name__
-        if len(data.census.clients) < data.num_clients:
-            raise ConfigError(
-                "trainer.privacy is SampleLevel, which clients on other machines do not have yet; run a simulation"
-            )
         if (why := data.pooled()) is not None:
             raise ConfigError(f"trainer.privacy: {why}")
         if (mixed := data.mixed_by) is not None:
@@ -153,8 +165,9 @@ class SampleLevel(Keyed):
         received = around.broadcast.payloads[around.kinds[0]]
         if not is_new:
             received = {name: tensor + 1 if tensor.is_floating_point() else tensor for name, tensor in received.items()}
+        client_id = next(iter(around.data.census.clients), 0)
         return Client(
-            0, 0, "train", around.seed, loop.model, data, around.work, is_new=is_new, received=received,
+            client_id, 0, "train", around.seed, loop.model, data, around.work, is_new=is_new, received=received,
             task_run=loop.state.task_run,
         )  # fmt: skip
 
@@ -190,6 +203,11 @@ class SampleLevel(Keyed):
         assert self._key is not None
         self._check_settings(kept)
         self._check_key(self._key, kept)
+        if kept["_elsewhere"] != self._elsewhere:
+            raise ConfigError(
+                "trainer.privacy is SampleLevel, and the run began "
+                f"{'in a simulation' if self._elsewhere else 'with clients on nodes'}; go on there"
+            )
         same = torch.equal(kept["_sizes"], torch.from_numpy(self._sizes))
         if not same or not torch.equal(kept["_steps"], torch.from_numpy(self._steps)):
             raise ConfigError(
@@ -200,20 +218,67 @@ class SampleLevel(Keyed):
         self._participation.leave_out((), 0)
         if self._key.path is not None:
             around.participation.reseed(self._key.seed("cohort"))
+        kept["on_client_failure"] = around.on_client_failure
+        if self._elsewhere:  # each node has its own account
+            return
         if self.epsilon is not None and not kept["_allowed"]:
             kept["_allowed"] = around.max_rounds
             planned = self._worked(range(around.max_rounds))
             kept["noise_multiplier"] = self._account_of(1.0).calibrated(planned, self.epsilon)
         self._account, self._noise = self._account_of(kept["noise_multiplier"]), kept["noise_multiplier"]
-        kept["on_client_failure"] = around.on_client_failure
         self._rest(kept)
         for round_idx in sorted(set(self._key.releases.values())):  # a checkpoint may be older than the last release
             self._count(round_idx, kept)
+        self._warn(around)
+
+    def _warn(self, around: Surroundings) -> None:
         if self.delta > 1 / max(1, int(self._sizes.max())):
             around.say(
                 f"warning: trainer.privacy.delta is {self.delta}, above 1/{self._sizes.max()}: that allows a sample of "
                 "the largest client to be published outright; give less"
             )
+
+    def settle(self, around: Surroundings) -> None:
+        """Open a key for each client of this node, whose file also holds the client's account.
+
+        Raises:
+            ConfigError: Without a key file, as the server knows the seed; for a file of other settings; for protocols
+                that tell of clients' data.
+        """
+        if self.key_file is None:
+            raise ConfigError(
+                "trainer.privacy.key_file is null, and whoever has trainer.seed could remove this node's noise; name a "
+                "file of this node"
+            )
+        check_installed()
+        asking = [type(one).__name__ for one in around.protocols if type(one).answer is not Protocol.answer]
+        if self.withhold and asking:
+            raise ConfigError(
+                f"trainer.protocols has {asking[0]}, by which this node tells of its clients' data past "
+                "trainer.privacy; leave it out on both ends, or set trainer.privacy.withhold to false"
+            )
+        self._around = around
+        clients, batch_size = list(around.data.census.clients), around.data.batch_size
+        files = {one: Path(f"{self.key_file}.{one}") for one in clients}
+        noise, known = self.noise_multiplier, [RunKey.of_file(file) for file in files.values() if file.exists()]
+        if noise is None and known:  # the noise that this node began with, whatever trainer.max_rounds is now
+            noise = known[0].promise.get("noise_multiplier")
+        if noise is None:
+            planned = np.where(self._sizes > 0, around.max_rounds, 0)
+            noise = self._account_of(1.0).calibrated(planned, float(self.epsilon or 0.0))
+        for one, file in files.items():
+            promise = {
+                "clip_norm": self.clip_norm, "noise_multiplier": noise, "epsilon": self.epsilon, "delta": self.delta,
+                "batch_size": batch_size, "samples": int(self._sizes[one]), "steps": int(self._steps[one]),
+            }  # fmt: skip
+            self._keys[one] = key = RunKey.of_file(file, promise)
+            if odd := [name for name, value in promise.items() if key.promise.get(name) != value]:
+                raise ConfigError(
+                    f"trainer.privacy.key_file {file} holds an account with {odd[0]} {key.promise.get(odd[0])}, and "
+                    f"this node has {promise[odd[0]]}; restore that, or name a new file, whose budget adds to the old"
+                )
+        self._account, self._noise = self._account_of(noise), noise
+        self._warn(around)
 
     def _account_of(self, noise_multiplier: float) -> SampleAccount:
         batch_size = self._around.data.batch_size
@@ -224,13 +289,15 @@ class SampleLevel(Keyed):
     def loader(self, loader: Iterable[Any], client: Client) -> Iterable[Any]:
         """Batches into which every sample is drawn by itself."""
         self._meet(client)
+        key = self._key_of(client)
+        if client.id in self._keys and client.round_idx not in key.releases.values():
+            self._claim(client, Counter(key.releases.values()) + Counter([client.round_idx]))
         count = client.num_samples
         rate = min(1.0, client.population.batch_size / max(count, 1))
 
         def draw() -> NDArray[np.bool_]:
-            assert self._key is not None
             self._drawn += 1  # by number in the round: no two batches of a client are the same draw
-            seed = self._key.seed("batch", client.round_idx, client.id, self._drawn)
+            seed = key.seed("batch", client.round_idx, client.id, self._drawn)
             return np.random.default_rng(seed).random(count) < rate
 
         return PoissonLoader(_drawing(loader), draw)
@@ -248,7 +315,7 @@ class SampleLevel(Keyed):
 
     def _noise_of(self, client: Client, total: Tensor) -> Tensor | None:
         """Noise of a client's next step: of its sum too, where there is a key, so that no two sums have the same."""
-        assert self._key is not None
+        key = self._key_of(client)
         if self._stepped >= self._steps[client.id]:
             raise ConfigError(
                 f"trainer.privacy: client {client.id} makes more steps than the {self._steps[client.id]} that are "
@@ -257,19 +324,57 @@ class SampleLevel(Keyed):
         self._stepped += 1
         if not self._noise:
             return None
-        name = self._key.release(client.round_idx, (client.id, self._stepped), total.cpu().numpy())
-        return torch.from_numpy(self._key.noise(name, len(total)) * (self._noise * self.clip_norm))
+        name = key.release(client.round_idx, (client.id, self._stepped), total.cpu().numpy())
+        return torch.from_numpy(key.noise(name, len(total)) * (self._noise * self.clip_norm))
 
     def on_client(self, update: ClientUpdate, client: Client) -> ClientUpdate:
-        """Let go of the client, which sends what follows from noisy gradients."""
+        """Let go of the client, which sends what follows from noisy gradients; a node records that, and claims."""
         self._client = None
+        if (key := self._keys.get(client.id)) is not None:
+            name = key.release(client.round_idx, (client.id,), _numbers(update.payload))
+            again = key.releases | {name: client.round_idx}
+            claim = self._claim(client, Counter(again.values()))
+            if name not in key.releases:
+                key.record(name, client.round_idx)
+            update.metrics |= claim
         return update
+
+    def _key_of(self, client: Client) -> RunKey:
+        key = self._keys.get(client.id, self._key)
+        assert key is not None
+        return key
+
+    def _claim(self, client: Client, rounds: Counter[int]) -> dict[str, float]:
+        """What a node promises its client's samples after some releases, by round; refuses to exceed the budget."""
+        taken = np.zeros_like(self._sizes)
+        taken[client.id] = len(rounds)
+        repeated = Counter(rounds.values())
+        if self.epsilon is not None and self._account.exceeds(taken, repeated, self.epsilon).any():
+            raise BudgetSpent(f"its samples have spent epsilon {self.epsilon}, by which its node leaves it out")
+        spent, _ = self._account.epsilon(taken, repeated)
+        if not math.isfinite(spent):
+            return {}
+        return {"epsilon": spent, "delta": self.delta, "noise_multiplier": self._noise}
+
+    def report(self, report: ClientReport, client_id: int) -> ClientReport:
+        """Without counts of classes, and with a keyed fingerprint: by another, anybody could test a guess at data."""
+        sealed = self._keys[client_id].seal([report.fingerprint.encode()])
+        histogram = None if self.withhold else report.histogram
+        return replace(report, histogram=histogram, fingerprint=hashlib.sha256(sealed.encode()).hexdigest())
+
+    def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
+        """The method's; at a server, what nodes claim is noted as their updates arrive."""
+        return _Listening(below, self._claimed) if self._elsewhere else below
 
     # ------------------------------------------------------------------ a round
 
     def release(self, aggregate: Any, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
         """Count a round for the clients that worked in it, before anybody sees its result."""
         assert self._key is not None
+        if self._elsewhere:
+            for client_id, claim in self._claimed.items():
+                kept["_claims"][client_id] = torch.tensor(claim, dtype=torch.float64)
+            return aggregate, cohort, {"privacy/epsilon": max(0.0, float(kept["_claims"][:, 0].max()))}
         key, round_idx = self._key, cohort.round_idx
         name = key.release(round_idx, cohort.delivered, _numbers(aggregate) if key.path is not None else np.empty(0))
         self._count(round_idx, kept)
@@ -330,6 +435,8 @@ class SampleLevel(Keyed):
 
     def exhausted(self, kept: Mapping[str, Any], round_idx: int) -> str | None:
         """The budget, where it leaves out every client."""
+        if self._elsewhere:
+            return None
         if not set(self._participation.seen_clients.tolist()) <= self._participation.left_out(round_idx):
             return None
         return (
@@ -337,8 +444,39 @@ class SampleLevel(Keyed):
         )
 
     def card(self, kept: Mapping[str, Any]) -> str:
-        """The privacy card."""
-        return card(kept, self.withhold)
+        """The privacy card; a server's lists what each node claims."""
+        return claims_card(kept, self.withhold) if self._elsewhere else card(kept, self.withhold)
+
+    def said(self, kept: Mapping[str, Any]) -> str:
+        """The budget spent, and whom it protects."""
+        if not self._elsewhere:
+            return super().said(kept)
+        claims = kept["_claims"][:, 0]
+        return (
+            f"privacy     nodes claim epsilon up to {float(claims.max()):.6g} for {int((claims >= 0).sum())} of "
+            f"{len(claims)} clients, each for one sample; the server cannot check it"
+        )
+
+
+class _Listening(Reducer[Any]):
+    """A method's reducer, and what nodes claim with their updates: ε, δ and z by client."""
+
+    def __init__(self, below: Reducer[Any], claimed: dict[int, list[float]]) -> None:
+        self._below, self._claimed = below, claimed
+
+    @override
+    def add(self, update: ClientUpdate) -> None:
+        if update.metrics.keys() >= set(CLAIMS):
+            self._claimed[update.client_id] = [update.metrics[name] for name in CLAIMS]
+        self._below.add(update)
+
+    @override
+    def result(self, workers: Workers) -> Any:
+        return self._below.result(workers)
+
+    @override
+    def parts(self) -> list[WeightedMean] | None:
+        return self._below.parts()
 
 
 class _Own(list[Any]):

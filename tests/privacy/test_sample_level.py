@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import math
 import shutil
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from lit_fed.algorithm import Client, Pass, Phase
 from lit_fed.callbacks import Callback, RoundRecord, Run
-from lit_fed.data import Arrays
+from lit_fed.command.cli import main
+from lit_fed.data import Arrays, ClientFolders
 from lit_fed.engine.wire.batches import batch_size_of
 from lit_fed.errors import ConfigError
 from lit_fed.methods import Ditto, FedAvg, LocalOnly
@@ -31,14 +34,14 @@ from lit_fed.participation import (
     UniformParticipation,
     WeightedParticipation,
 )
-from lit_fed.privacy import SampleLevel
+from lit_fed.privacy import ClientLevel, SampleLevel
 from lit_fed.privacy.accounting import Mechanism, calibrate
 from lit_fed.privacy.sample_gradients import SampleGradients
 from lit_fed.robust import Median
 from lit_fed.tasks import Classifier
 from lit_fed.trainer import FederatedTrainer
 from tests.privacy.support import uniform
-from tests.support import LeastSquares, Points, Wanderer, assert_same, fit, rows, weights
+from tests.support import ROOT, LeastSquares, Points, Wanderer, assert_same, fit, rows, weights
 
 pytest.importorskip("dp_accounting")
 W = "network.weight"
@@ -319,6 +322,66 @@ def test_a_release_that_repeats_itself_costs_nothing_and_another_is_charged(
 def test_a_setting_out_of_its_range_is_refused(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         SampleLevel(**({"clip_norm": 1.0, "noise_multiplier": 1.0} | settings))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("clip_norm", "inf"), ("clip_norm", "1,0"), ("clip_norm", "null"), ("epsilon", "-inf"), ("epsilon", "eight"),
+        ("epsilon", "nan"), ("delta", "1e-5x"), ("delta", "nan"), ("noise_multiplier", "[1]"),
+        ("physical_batch", "1.5"), ("physical_batch", "-1"), ("withhold", "perhaps"), ("unit", "sample"),
+        ("key_file", ""),
+    ],
+)  # fmt: skip
+def test_a_bad_word_of_the_command_line_is_one_line_that_names_its_key(
+    key: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["-c", str(ROOT / "configs/quickstart.yaml"), "-c", str(ROOT / "configs/privacy/sample_level.yaml")]
+    words = [f"--trainer.privacy.init_args.{key}", value, "--trainer.default_root_dir", str(tmp_path)]
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", *files, *words, "--trainer.on_client_failure", "skip"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert key in said
+
+
+@pytest.mark.parametrize("level", [[SampleLevel(1.0, 1.0), ClientLevel(1.0, 1.0)], "SampleLevel", 1.0])
+def test_both_levels_at_once_are_refused_by_name(level: Any, tmp_path: Path) -> None:
+    says = (
+        r"trainer\.privacy is \w+; it takes one level, ClientLevel or SampleLevel, as a run has one key and one account"
+    )
+    with pytest.raises(ConfigError, match=says):
+        run(tmp_path, privacy=level)
+
+
+def test_image_files_are_read_by_samples_that_are_drawn(
+    tmp_path: Path, batches: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for client, name in product("ab", "xy"):
+        (tmp_path / "data" / client / name).mkdir(parents=True)
+        for idx in range(6):
+            picture = np.full((4, 4), 40 * idx + 10 * (name == "y"), np.uint8)
+            Image.fromarray(picture).save(tmp_path / "data" / client / name / f"{idx}.png")
+
+    def images(batch_size: int) -> ClientFolders:
+        return ClientFolders(root=str(tmp_path / "data"), image_size=4, grayscale=True, class_names=["x", "y"],
+                             batch_size=batch_size)  # fmt: skip
+
+    def network() -> Classifier:
+        torch.manual_seed(0)
+        return Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2)), num_classes=2)
+
+    whole = run(tmp_path / "whole", 1e3, data=images(4096), module=network(), local_steps=2)
+    assert len({batch_size_of(batch) for batch in batches}) <= 2
+    plain = run(tmp_path / "plain", data=images(4096), module=network(), local_steps=2, privacy=None)
+    for name, tensor in weights(plain).items():
+        assert torch.allclose(weights(whole)[name], tensor, rtol=0, atol=1e-5)
+    batches.clear()
+    run(tmp_path / "drawn", 1e3, data=images(2), module=network(), local_epochs=3)
+    sizes = [batch_size_of(batch) for batch in batches]
+    assert len(set(sizes)) > 2, "each sample is drawn by itself"
+    assert {tuple(batch[0].shape[1:]) for batch in batches} == {(1, 4, 4)}
 
 
 @pytest.mark.parametrize(

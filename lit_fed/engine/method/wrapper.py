@@ -20,6 +20,7 @@ from lit_fed.participation import Participation
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
+    from lit_fed.data.population.census import ClientReport
 
 AROUND = "around."
 """Prefix of the wrappers' entries in the server's state."""
@@ -102,6 +103,13 @@ class Wrapper:
             around: As in `setup`, with the state of a checkpoint.
             kept: The wrapper's state, to be changed in place.
         """
+
+    def settle(self, around: Surroundings) -> None:
+        """Called on a node in place of `prepare` and `begin`, before its clients train."""
+
+    def report(self, report: ClientReport, client_id: int) -> ClientReport:
+        """A node's report of a client's data to the server, after `settle`."""
+        return report
 
     def loader(self, loader: Iterable[Any], client: Client) -> Iterable[Any]:
         """The loader that a client trains on."""
@@ -227,6 +235,17 @@ class Wrappers:
         for wrapper in self.stack:
             around = replace(self._known, max_rounds=max_rounds)
             wrapper.begin(around, around.server[_key(wrapper)])
+
+    def settle(self) -> None:
+        """See `Wrapper.settle`."""
+        for wrapper in self.stack:
+            wrapper.settle(self._known)
+
+    def report(self, report: ClientReport, client_id: int) -> ClientReport:
+        """See `Wrapper.report`."""
+        for wrapper in self.stack:
+            report = wrapper.report(report, client_id)
+        return report
 
     def loader_of(self, stage: Stage) -> Loaders | None:
         """The function around a client's loader; None where there is none."""

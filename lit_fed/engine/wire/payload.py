@@ -141,6 +141,10 @@ class FlatPayload(Mapping[str, Tensor]):
         return len(self._flat.layout)
 
 
+CLAIMS = ("epsilon", "delta", "noise_multiplier")
+"""Metrics by which a node tells its promise to the samples of a client, by the node's own account; nonnegative."""
+
+
 @dataclass(slots=True)
 class ClientUpdate:
     """One client's answer to a broadcast.
