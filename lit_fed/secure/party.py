@@ -176,6 +176,10 @@ class Party:
             )
         return known
 
+    def forget(self) -> None:
+        """End the attempt."""
+        self._attempt = None
+
     def answer(self, message: Any) -> ToServer:
         """Answer the server's next message; any other ends the attempt.
 

@@ -20,7 +20,7 @@ from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.method.wrapper import Surroundings, Wrapper
-from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout, Payload
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.privacy.bounded_sum import BoundedSum, Frame, Released, grid_of, is_at_bound, moved_on_grid
@@ -38,6 +38,10 @@ _LARGEST = float(torch.finfo(torch.float32).max)
 _DIGIT, _DIGITS = 32, 66
 """Bits and number of a metric's digits: float64 reaches from 2^-1074 to 2^1024, and 66 · 32 = 2112 ≥ 1074 + 1024."""
 _UNIT = 1074
+
+
+Logged = dict[int, tuple[Mapping[str, float], int]]
+"""Metrics of clients, and the weight of each in their means."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,7 @@ class NodeSums(Reducer[Summed]):
         settings: SecureSum,
         uniform: bool,
         device: torch.device,
-        logged: Mapping[int, tuple[Mapping[str, float], int]],
+        logged: Logged,
         masked: Callable[[Tensor], Tensor],
         grid: float | None = None,
     ) -> None:
@@ -234,7 +238,7 @@ class SummedSecurely(Wrapper):
     def __init__(self, settings: SecureSum) -> None:
         settings.validate()
         self.settings = settings
-        self.logged: dict[int, tuple[Mapping[str, float], int]] = {}
+        self.logged: Logged = {}
         self._parties: dict[str, Party] = {}
         self._layout: Callable[[Broadcast], Layout]
         self._sums: NodeSums
@@ -266,18 +270,18 @@ class SummedSecurely(Wrapper):
             raise ConfigError(f"trainer.protocols has {sends[0]}, for which clients send tensors past {key}")
         self.uniform = parts[0].uniform
         self._samples, self._device = around.data.census.num_samples, around.device
-        seen = around.participation.seen_clients
-        heaviest = len(seen) if self.uniform else sum(map(self._samples, seen))
-        if heaviest > _MOST_WEIGHT:
-            raise ConfigError(
-                f"{key} sums weights up to {_MOST_WEIGHT:,}, and the clients have {heaviest:,} samples; set "
-                "algorithm.weighting to uniform"
-            )
         self._layout = around.layout
         return {}
 
     def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
-        """Make the nodes, with keys of their own."""
+        """Refuse weights that are too large, and make the nodes, with keys of their own."""
+        seen = around.participation.seen_clients
+        heaviest = len(seen) if self.uniform else sum(map(self._samples, seen))
+        if heaviest > _MOST_WEIGHT:
+            raise ConfigError(
+                f"trainer.secure_sum sums weights up to {_MOST_WEIGHT:,}, and the clients have {heaviest:,} samples; "
+                "set algorithm.weighting to uniform"
+            )
         from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 
         from lit_fed.secure.party import Party
@@ -295,16 +299,17 @@ class SummedSecurely(Wrapper):
         update.metrics = told
         return update
 
-    def sums(self, broadcast: Broadcast, grid: float | None = None, device: torch.device | None = None) -> NodeSums:
-        """An empty sum of a round's updates, with the metrics of clients that have trained."""
-        frame = Frame(self._layout(broadcast), next(iter(broadcast.payloads.values())))
-        return NodeSums(frame, self.settings, self.uniform, device or self._device, self.logged, self._masked, grid)
+    def sums(self, broadcast: Broadcast | None, logged: Logged, grid: float | None = None) -> NodeSums:
+        """A sum of updates from a broadcast, none of them added yet, and of metrics; None sums metrics alone."""
+        sent = {} if broadcast is None else next(iter(broadcast.payloads.values()))
+        frame = Frame({} if broadcast is None else self._layout(broadcast), sent)
+        return NodeSums(frame, self.settings, self.uniform, self._device, logged, self._masked, grid)
 
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
         """The nodes' sums in place of the method's mean, or of the bounded sum of `trainer.privacy`."""
         self.logged, self._round = {}, broadcast.round_idx
         self._private = isinstance(below, BoundedSum)
-        self._sums = self.sums(broadcast, below.grid if isinstance(below, BoundedSum) else None)
+        self._sums = self.sums(broadcast, self.logged, below.grid if isinstance(below, BoundedSum) else None)
         return self._sums if self.over is None else Elsewhere(self._sums, broadcast, self.over)
 
     def _masked(self, words: Tensor) -> Tensor:
