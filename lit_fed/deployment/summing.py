@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -62,6 +63,27 @@ def own_work(
     elif made.name not in made.peers:
         raise ConfigError(f"--peers lacks this node's own key, {made.name}; use the same list on all nodes")
     return OwnWork(summed, made, limit)
+
+
+def signer_of(trainer: FederatedTrainer, key: str | None, peers: str | None) -> Signer | None:
+    """Return what signs a node's part in secure sums: its certificate's key; None without TLS, or without such sums.
+
+    Raises:
+        ConfigError: If the list of peers is missing, given in vain, or cannot be read.
+    """
+    if blind_of(trainer) is None or key is None:
+        if peers is not None:
+            raise ConfigError(f"--peers is {peers}, and names the nodes of trainer.secure_sum with TLS; leave it out")
+        return None
+    if peers is None:
+        raise ConfigError(
+            "--peers is missing; with trainer.secure_sum, give a list of the SHA-256 of all nodes' public keys, see "
+            "docs/secure_sums.md"
+        )
+    from lit_fed.deployment.authority import read_key
+    from lit_fed.secure.signer import Signer, read_peers
+
+    return Signer(read_key(Path(key)), read_peers(peers))
 
 
 class _Offer(NamedTuple):

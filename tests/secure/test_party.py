@@ -128,7 +128,7 @@ def test_the_servers_own_keys_under_a_nodes_name_are_refused() -> None:
 
 
 def test_keys_of_another_attempt_or_round_are_refused() -> None:
-    for more in ({"attempt": 1}, {"round_idx": 1}, {"run": "other"}):
+    for more in ({"attempt": 1}, {"round_idx": 1}, {"run": "other"}, {"about": "another model"}):
         attempt = Attempt(4, 3, "keys")
         old = nodes(4)["n1"].begin(replace(attempt.call, **more), attempt.given["n1"])  # type: ignore[arg-type]
         replayed = AllKeys(tuple(({**keys_of(attempt), "n1": old}).values()))
