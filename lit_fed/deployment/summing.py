@@ -175,12 +175,12 @@ class Summing:
         self.roster.refresh()
         wanted = set(clients)
         mine = {node: sorted(wanted & home.clients.keys()) for node, home in self.roster.homes.items()}
-        offers = self._offers({node: {**asked, "clients": own} for node, own in mine.items()})
+        trained = asked["work"] == "train"
+        offers = self._offers({node: {**asked, "clients": own} for node, own in mine.items()}, trained)
         if len(offers) < (least := self.summed.settings.threshold):
             raise TooFew(f"{len(offers)} of {len(mine)} nodes are left for keys, and {least} are needed")
         at, work = {offer.name: node for node, offer in offers.items()}, work_of(asked)
         names = tuple(sorted({name for offer in offers.values() for name in offer.metrics}))
-        check_metrics(dict.fromkeys(names, 0.0), "the nodes", work.work == "train")
         length = length_of(size, names)
         call = Invitation(
             work.name, work.round_idx, time.time_ns(), tuple(sorted(at)), least, length, about(model, size, grid, names)
@@ -197,7 +197,7 @@ class Summing:
         summed = frozenset(client_id for name in server.survivors for client_id in mine[at[name]])
         return _Found(total, names, summed, len(server.survivors))
 
-    def _offers(self, asked: Mapping[int, Mapping[str, Any]]) -> dict[int, _Offer]:
+    def _offers(self, asked: Mapping[int, Mapping[str, Any]], trained: bool) -> dict[int, _Offer]:
         """Ask nodes for their keys and the names of metrics."""
         messages = {node: Message("secure", {**fields, "stage": "offer"}) for node, fields in asked.items()}
         known: dict[str, int] = {}
@@ -212,17 +212,27 @@ class Summing:
             if known.setdefault(name, node) != node:
                 raise WireError(f"it signs with the key of node {known[name]}")
             metrics = content["names"]
-            if type(metrics) is not list or len(metrics) > MOST_METRICS or any(type(one) is not str for one in metrics):
+            if type(metrics) is not list or any(type(one) is not str for one in metrics):
                 raise WireError("its names of metrics are malformed; run the same lit_fed on both ends")
+            check_metrics(dict.fromkeys(metrics, 0.0), "it", trained)
             return _Offer(name, key, content["key"], frozenset(metrics))
 
-        return self.roster.ask(messages, self.seconds, read)
+        offers, names = self.roster.ask(messages, self.seconds, read), set[str]()
+        for node, offer in sorted(offers.items(), key=lambda entry: len(entry[1].metrics)):
+            if len(names | offer.metrics) > MOST_METRICS:
+                self.roster.say(
+                    Alert(f"node {node} is left out: all nodes' metrics have at most {MOST_METRICS:,} names")
+                )
+                del offers[node]
+            else:
+                names |= offer.metrics
+        return offers
 
     def _sent(
         self, stage: str, at: Mapping[str, int], messages: Mapping[str, tuple[Any, Mapping[str, Any]]], length: int
     ) -> dict[str, Any]:
         """Send a stage's messages by the nodes' names; return the answers."""
-        from lit_fed.secure.messages import Consent, Masked, Sealed, SignedKeys, Unmasking
+        from lit_fed.secure.messages import Consent, Masked, Refusal, Sealed, SignedKeys, Unmasking
         from lit_fed.secure.packed import pack, unpack
 
         kinds = {"keys": SignedKeys, "shares": Sealed, "vectors": Masked, "consents": Consent, "total": Unmasking}
@@ -233,7 +243,11 @@ class Summing:
             sent[at[name]] = Message("secure", {**fields, "stage": stage, place: content}, {"secure": tensors})
 
         def read(_: int, message: Message) -> Any:
-            return unpack(kinds[stage], *_said(message))
+            content, tensors = _said(message)
+            try:
+                return unpack(kinds[stage], content, tensors)
+            except Refusal as error:
+                raise WireError(str(error)) from None
 
         most = LONGEST_GREETING + (8 * length if stage == "vectors" else 0)
         answers = self.roster.ask(sent, self.seconds, read, most)

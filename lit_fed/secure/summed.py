@@ -275,6 +275,12 @@ class SummedSecurely(Wrapper):
 
     def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
         """Refuse weights that are too large, and make the nodes, with keys of their own."""
+        sent, one = next(iter(around.broadcast.payloads.values())), ClientUpdate(0, {})
+        if self.over is not None and around.algorithm.arrive(one, sent, around.server) is not one:
+            raise ConfigError(
+                "trainer.secure_sum sums updates on their nodes, and the server of "
+                f"{type(around.algorithm).__name__} changes each as it arrives; simulate it, or choose another method"
+            )
         seen = around.participation.seen_clients
         heaviest = len(seen) if self.uniform else sum(map(self._samples, seen))
         if heaviest > _MOST_WEIGHT:

@@ -12,7 +12,7 @@ import torch
 from lit_fed.deployment.roster import agreed, difference
 from lit_fed.deployment.wire import Message
 from lit_fed.errors import ConfigError
-from lit_fed.methods import FedAvg, Scaffold
+from lit_fed.methods import FedAsync, FedAvg, Scaffold
 from lit_fed.participation import Fate, FullParticipation, Participant, UniformParticipation
 from lit_fed.privacy import ClientLevel
 from lit_fed.secure.messages import TooFew
@@ -275,6 +275,11 @@ def test_a_node_that_reports_aggregates_and_one_beyond_its_peers_are_refused(tmp
         nodes_of(make(), tmp_path, [[0, 1]], report="aggregate")
     with pytest.raises(ConfigError, match="--peers lacks this node's own key"):
         nodes_of(make(), tmp_path, [[0, 1]], signer=Signer(peers=frozenset()))
+
+
+def test_a_method_that_changes_updates_as_they_arrive_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="and the server of FedAsync changes each as it arrives; simulate it"):
+        deploy(make(FedAsync), tmp_path, HOMES)
 
 
 def test_both_ends_have_the_setting_alike() -> None:
