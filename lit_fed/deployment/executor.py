@@ -181,6 +181,8 @@ class GridExecutor(Executor):
         self._totals: list[Totals] = []
         self._round_idx = -1
         self._late: set[str] = set()  # nodes' processes that missed this round's deadline
+        if sums is not None:
+            sums.late = lambda: self._late
         self._unanswered: dict[str, _Sent] = {}  # their pending messages, also of earlier rounds
         self._names: dict[int, set[str]] = {}  # names of metrics by client
         self._causes: dict[int, set[str]] = {}  # causes of failure by client

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from lit_fed.secure.own_work import OwnWork
     from lit_fed.secure.signer import Signer
     from lit_fed.trainer import FederatedTrainer
+
+T = TypeVar("T")
 
 _MOST_ATTEMPTS = 3
 _NOBODY_KNOWN = (
@@ -121,6 +123,8 @@ class Summing:
                 f"trainer.secure_sum.threshold is {threshold}, and {nodes} nodes are connected; it must be above two "
                 "thirds of them, and at most their number"
             )
+        self.late: Callable[[], set[str]] = set
+        """Processes of nodes that missed this round's deadline; they are asked nothing more in it."""
         summed.over = self
 
     def train(self, broadcast: Broadcast, clients: Sequence[int], sums: NodeSums) -> Summed:
@@ -174,7 +178,8 @@ class Summing:
 
         self.roster.refresh()
         wanted = set(clients)
-        mine = {node: sorted(wanted & home.clients.keys()) for node, home in self.roster.homes.items()}
+        homes = {node: home for node, home in self.roster.homes.items() if home.boot not in self.late()}
+        mine = {node: sorted(wanted & home.clients.keys()) for node, home in homes.items()}
         trained = asked["work"] == "train"
         offers = self._offers({node: {**asked, "clients": own} for node, own in mine.items()}, trained)
         if len(offers) < (least := self.summed.settings.threshold):
@@ -217,7 +222,7 @@ class Summing:
             check_metrics(dict.fromkeys(metrics, 0.0), "it", trained)
             return _Offer(name, key, content["key"], frozenset(metrics))
 
-        offers, names = self.roster.ask(messages, self.seconds, read), set[str]()
+        offers, names = self._ask(messages, read), set[str]()
         for node, offer in sorted(offers.items(), key=lambda entry: len(entry[1].metrics)):
             if len(names | offer.metrics) > MOST_METRICS:
                 self.roster.say(
@@ -250,8 +255,18 @@ class Summing:
                 raise WireError(str(error)) from None
 
         most = LONGEST_GREETING + (8 * length if stage == "vectors" else 0)
-        answers = self.roster.ask(sent, self.seconds, read, most)
+        answers = self._ask(sent, read, most)
         return {name: answers[node] for name, node in at.items() if node in answers}
+
+    def _ask(
+        self, messages: Mapping[int, Message], read: Callable[[int, Message], T], most: int = LONGEST_GREETING
+    ) -> dict[int, T]:
+        """Ask nodes, and note which missed the deadline."""
+        begun = time.monotonic()
+        answers = self.roster.ask(messages, self.seconds, read, most)
+        if time.monotonic() > begun + self.seconds:
+            self.late().update(self.roster.homes[node].boot for node in messages.keys() - answers.keys())
+        return answers
 
 
 def _said(message: Message) -> tuple[dict[str, Any], Payload]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lit_fed.deployment.node import Node
+from lit_fed.deployment.node_keys import Grant
+from lit_fed.deployment.server import federate
 from lit_fed.deployment.wire import Message, decode, encode
 from lit_fed.errors import ConfigError, LitFedError
 from lit_fed.secure.messages import TooFew
@@ -180,11 +183,6 @@ def test_a_node_whose_key_is_not_its_certificates_is_left_out(tmp_path: Path, ca
         def nodes(self) -> dict[int, str]:
             own: list[Any] = [node.sums for node in nodes]
             return {at: own[at - 1].signer.name if at > 1 else "0" * 64 for at in self.handlers}
-
-    from contextlib import ExitStack
-
-    from lit_fed.deployment.node_keys import Grant
-    from lit_fed.deployment.server import federate
 
     grid = Keyed(nodes)
     grants = {key: Grant(frozenset(range(5))) for key in grid.nodes().values()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from lit_fed.deployment.executor import Patience
 from lit_fed.deployment.roster import agreed, difference
+from lit_fed.deployment.server import federate
 from lit_fed.deployment.wire import Message
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAsync, FedAvg, Scaffold
@@ -199,6 +202,32 @@ def test_too_few_nodes_stop_the_run_with_one_line(tmp_path: Path) -> None:
     assert str(caught.value) == (
         "round 0 has no secure sum after 3 attempts: 2 of 4 nodes are left for masking, and 3 are needed"
     )
+
+
+class Hanging(Watched):
+    """Its node 1 takes the keys of others, and answers nothing."""
+
+    def pull(self, message_ids: Any) -> Any:
+        hung = {
+            one
+            for one in message_ids
+            if self._waiting[one][0] == 1 and b'"stage":"shares"' in self._waiting[one][1][:400]
+        }
+        yield from super().pull([one for one in message_ids if one not in hung])
+
+
+def test_a_node_that_hangs_costs_its_deadline_once_a_round(tmp_path: Path) -> None:
+    """It is asked nothing more in the round: neither for evaluations, nor for their sums."""
+    given = make(on_client_failure="skip", max_rounds=1)
+    nodes = nodes_of(given, tmp_path, HOMES)
+    made, *parts = given(tmp_path)
+    with ExitStack() as stack:
+        for node in nodes:
+            stack.enter_context(node.at_work())
+        federate(grid := Hanging(nodes), made, *parts, patience=Patience(round_s=0.5))
+    to_it = [message.word for node, message, _ in grid.crossed if node == 1]
+    assert to_it == ["hello", "train", "secure", "secure", "keep"]
+    assert rows(made.log_dir / "metrics.csv")[0]["secure_sum/nodes"] == "3"
 
 
 # ---------------------------------------------------------------------- kills
