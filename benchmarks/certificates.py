@@ -7,14 +7,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lit_fed.deployment.authority import Keyring
+from lit_fed.deployment.security import key_of
 
 
-def make_keys(folder: Path, homes: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+def make_keys(folder: Path, homes: Sequence[str], summed: bool = False) -> tuple[list[str], list[list[str]]]:
     """Make an authority, the server's certificate, and a key and certificate for each node.
 
     Args:
         folder: Where they lie, in a folder of their own.
         homes: The clients of each node, as a list of ids.
+        summed: Give each node the list of all keys, for `trainer.secure_sum`.
 
     Returns:
         The options of the server, and those of each node.
@@ -30,6 +32,10 @@ def make_keys(folder: Path, homes: Sequence[str]) -> tuple[list[str], list[list[
         lines.append(f"keys/node_{place}.crt: {clients}\n")
         certificate = ["--certificate", str(server / "keys" / f"node_{place}.crt")]
         nodes.append([*ca, *certificate, "--key", str(own / "sites" / f"node_{place}" / "node.key")])
+    peers = [key_of(keyring.certificate(f"node_{place}")) for place in range(len(homes))]
+    (own / "peers.txt").write_text("\n".join(peers), encoding="utf-8")
+    if summed:
+        nodes = [[*words, "--peers", str(own / "peers.txt")] for words in nodes]
     (server / "node_keys.yaml").write_text("".join(lines), encoding="utf-8")
     files = {"certificate": "server.crt", "key": "server.key", "node_keys": "node_keys.yaml"}
     return [*ca, *(word for name, file in files.items() for word in (f"--{name}", str(server / file)))], nodes

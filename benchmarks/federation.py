@@ -121,7 +121,7 @@ def federate(run: Sequence[str], folder: Path, limit: float, tls: bool) -> str:
     if tls:
         from certificates import make_keys  # beside this file
 
-        own, of_node = make_keys(folder, HOMES)
+        own, of_node = make_keys(folder, HOMES, any(Path(word).stem.startswith("secure_sum") for word in run))
     to = ["--server", address]
     with nodes(run, folder, to, of_node):
         call("federate", *run, *to, *own, "--trainer.default_root_dir", str(folder / "federated"), limit=limit)

@@ -40,6 +40,7 @@ from lit_fed.engine.wire.workers import Devices, launch, leave_processes, on_fir
 from lit_fed.errors import ConfigError, LitFedError, ProcessLost, of_other_lightning
 from lit_fed.participation import FullParticipation, Participation
 from lit_fed.printing import unfailing
+from lit_fed.privacy import ClientLevel
 from lit_fed.protocols import ClientTest, GlobalTest
 from lit_fed.secure.summed import SecureSum, SummedSecurely
 
@@ -108,7 +109,7 @@ class FederatedTrainer:
             `privacy`.
         attack: Attack on the training by some clients, such as `lit_fed.robust.SignFlip`; null for none.
         secure_sum: Sum updates over nodes so that the server sees no term, see `lit_fed.secure`; null for the method's
-            own mean. In simulations only; not with `privacy`, `aggregation`, or ``uplink_codec``.
+            own mean. Not with `aggregation` or ``uplink_codec``, and of `privacy` only with `ClientLevel`.
 
     Raises:
         ConfigError: For settings that contradict each other or cannot work.
@@ -172,7 +173,13 @@ class FederatedTrainer:
                 "bounds one by one; leave one out"
             )
         if secure_sum is not None:
-            read: dict[str, object] = {"privacy": privacy, "aggregation": aggregation, "uplink_codec": uplink_codec}
+            if isinstance(privacy, ClientLevel) and privacy.clip_norm != secure_sum.clip:
+                raise ConfigError(
+                    f"trainer.secure_sum.clip is {secure_sum.clip:g} and trainer.privacy.clip_norm is "
+                    f"{privacy.clip_norm:g}; set them alike"
+                )
+            read: dict[str, object] = {"aggregation": aggregation, "uplink_codec": uplink_codec}
+            read["privacy"] = None if isinstance(privacy, ClientLevel) else privacy
             read["attack"] = attack if attack is not None and attack.knows_others else None
             if odd := next((key for key, one in read.items() if one is not None), None):
                 raise ConfigError(

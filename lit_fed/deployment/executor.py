@@ -20,6 +20,7 @@ from lit_fed.deployment.frozen import KnownHashes
 from lit_fed.deployment.heard import Due, Heard, answer, hear, held
 from lit_fed.deployment.roster import KnownNode, Roster
 from lit_fed.deployment.serving import Reply
+from lit_fed.deployment.summing import Summing
 from lit_fed.deployment.wire import MOST_METRICS, Message, Ranges, encode, shown
 from lit_fed.engine.clients.executor import Executor, Question, layouts_of
 from lit_fed.engine.clients.session import Session
@@ -159,11 +160,19 @@ class GridExecutor(Executor):
     Args:
         session: The server's session, which never enters a client.
         tolerant: Continue without the answers of clients that fail an evaluation.
+        sums: Of `trainer.secure_sum`: nodes keep what their clients answer, and sum it.
     """
 
     def __init__(
-        self, session: Session, roster: Roster, channel: Channel, patience: Patience, tolerant: bool = False
+        self,
+        session: Session,
+        roster: Roster,
+        channel: Channel,
+        patience: Patience,
+        tolerant: bool = False,
+        sums: Summing | None = None,
     ) -> None:
+        self.sums = sums
         self.session = session
         self.roster = roster
         self.channel = channel
@@ -174,6 +183,8 @@ class GridExecutor(Executor):
         self._totals: list[Totals] = []
         self._round_idx = -1
         self._late: set[str] = set()  # nodes' processes that missed this round's deadline
+        if sums is not None:
+            sums.late = lambda: self._late
         self._unanswered: dict[str, _Sent] = {}  # their pending messages, also of earlier rounds
         self._names: dict[int, set[str]] = {}  # names of metrics by client
         self._causes: dict[int, set[str]] = {}  # causes of failure by client
@@ -188,7 +199,9 @@ class GridExecutor(Executor):
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
         ids = list(client_ids)
         arrived = 0
-        for outcome in self._work("train", ids, broadcast, {}, layouts_of(self.session, ids, broadcast)):
+        nothing: dict[str, Layout] = {self.session.kinds[client_id]: {} for client_id in ids}
+        layouts = layouts_of(self.session, ids, broadcast) if self.sums is None else nothing
+        for outcome in self._work("train", ids, broadcast, {}, layouts):
             arrived += isinstance(outcome, ClientUpdate)
             if outcome is not None:
                 yield outcome
@@ -226,6 +239,9 @@ class GridExecutor(Executor):
             )
             for update in odd:
                 del update.metrics[name]
+        if self.sums is not None and answers:
+            own = [update.client_id for update in answers]
+            self._totals = [self.sums.ask(question, broadcast, own, self._ranges)]
         yield from answers
 
     @override
@@ -368,8 +384,8 @@ class GridExecutor(Executor):
             trained,
             work.layouts[self.session.kinds[client_id]],
             self.channel.uplink,
-            {count(client_id)} if trained else {1, count(client_id)},
-            algorithm.heaviest if trained else None,
+            {0} if self.sums is not None else {count(client_id)} if trained else {1, count(client_id)},
+            algorithm.heaviest if trained and self.sums is None else None,
             algorithm.varying if trained else (),
             algorithm.nonnegative if trained else (),
             self._ranges,

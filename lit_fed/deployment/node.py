@@ -26,7 +26,8 @@ from lit_fed.checks import check_range
 from lit_fed.data.population.naming import called
 from lit_fed.deployment.ends import Alert
 from lit_fed.deployment.frozen import FrozenTensors, UnknownTensor, read_hashes
-from lit_fed.deployment.roster import agreed, difference, refuse_secure_sum
+from lit_fed.deployment.roster import agreed, difference
+from lit_fed.deployment.summing import own_work
 from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, TOLD, Message, check_payload, decode, encode, shown
 from lit_fed.engine.clients.executor import failure
 from lit_fed.engine.clients.local import TaskStage
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
     from lit_fed.engine.evaluation.federation import Federation
     from lit_fed.engine.method.algorithm import Algorithm
+    from lit_fed.secure.signer import Signer
 
 
 _MOST_BYTES = 2**24  # size at which the log is rotated
@@ -242,6 +244,7 @@ class Node:
         report: Report metrics per client, or only their sums over the node's clients.
         report_least: Minimum number of clients of such a sum.
         say: Prints a line.
+        signer: Signs in secure sums; None makes a key that nobody knows.
     """
 
     def __init__(
@@ -257,6 +260,7 @@ class Node:
         report: Report = "clients",
         report_least: int = 2,
         say: Callable[[str], object] = print,
+        signer: Signer | None = None,
     ) -> None:
         self.clients = sorted(set(clients))
         if not self.clients:
@@ -287,6 +291,7 @@ class Node:
                 )
             self.withheld = Withheld(samples, report_least)
             self.say(f"metrics leave this node in sums over at least {report_least} clients; sums over fewer stay here")
+        self.sums = own_work(trainer, signer, limit, report, self.say)
         self._run_id = ""
         self._given: dict[str, Counter[tuple[object, ...]]] = {}  # counts of equal requests, by run
         self._continued: dict[tuple[str, int], int] = {}  # the state that a client continued from last, by run
@@ -324,12 +329,17 @@ class Node:
                 return encode(self._tell_held(message))
             if message.word == "keep":
                 return encode(self._keep(message))
+            if message.word == "secure" and self.sums is not None:
+                fields, tensors = self.sums.answer(message.fields, message.tensors.get("secure", {}))
+                return encode(Message("answer", {"message": fields}, {"secure": tensors}))
             client_id, round_idx = message.get("client", int), message.get("round", int)
             if message.get("boot", str) != self.boot or client_id not in self.clients:
                 cause = f"client {client_id} is not on this node, which restarted in the meantime"
                 return encode(self._failed(client_id, round_idx, cause, moved=True))
             broadcast = self._take_in(message, client_id, round_idx)
             outcome = self._train(client_id, broadcast) if message.word == "train" else self._ask(message, broadcast)
+            if self.sums is not None and isinstance(outcome, ClientUpdate):
+                outcome = self.sums.keep({**message.fields, "work": message.word}, message.tensors, broadcast, outcome)
         except UnknownTensor as error:  # the server greets the node again, and learns what it holds
             return encode(self._failed(client_id, round_idx, str(error), moved=True))
         except (Exception, SystemExit) as error:
@@ -541,7 +551,6 @@ def settle(
     stage: TaskStage,
 ) -> Run:
     """Assemble a run from its parts, with the data of some clients only."""
-    refuse_secure_sum(trainer)
     trainer.participation = FullParticipation()  # the server samples the cohort
     data.reserve(algorithm.public_size, algorithm.calibration_fraction)
     data.prepare_data()

@@ -25,14 +25,13 @@ from lit_fed.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from lit_fed.deployment.node_keys import Grant
-    from lit_fed.trainer import FederatedTrainer
 
 
 _TRAINER = (
     "seed", "max_rounds", "local_epochs", "local_steps", "kinds", "precision", "buffers", "gradient_clip_val",
     "gradient_clip_algorithm", "accumulate_grad_batches", "schedule_steps", "uplink_codec", "downlink_codec",
     "protocols", "evaluate_on", "num_threads", "channels_last", "privacy",
-    "aggregation", "attack",
+    "aggregation", "attack", "secure_sum",
 )  # fmt: skip
 OWN_DATA: dict[str, type] = {"root": str, "download": bool, "num_workers": int}
 """Data settings that are local to each end, with their types: where the files are and how they are read."""
@@ -60,12 +59,6 @@ def agreed(config: str) -> dict[str, str]:
         "algorithm": content.get("algorithm"),
     }
     return {".".join(path): json.dumps(value) for path, value in _leaves(parts, ())}
-
-
-def refuse_secure_sum(trainer: FederatedTrainer) -> None:
-    """Refuse ``trainer.secure_sum``: nodes would send their updates in clear."""
-    if trainer.local.wrappers.blind:
-        raise ConfigError("trainer.secure_sum works in simulations only; leave it out where clients are on nodes")
 
 
 def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
@@ -293,15 +286,22 @@ class Roster:
         for client_id in home.clients if home is not None else ():
             self._owner.pop(client_id, None)
 
-    def ask(self, messages: Mapping[int, Message], seconds: float, read: Callable[[int, Message], T]) -> dict[int, T]:
+    def ask(
+        self,
+        messages: Mapping[int, Message],
+        seconds: float,
+        read: Callable[[int, Message], T],
+        most: int = LONGEST_GREETING,
+    ) -> dict[int, T]:
         """Send messages to nodes, wait for the answers, and print which answers are invalid.
 
         Args:
             messages: The messages by node.
             seconds: Time-out.
             read: Converts a node and its answer; a `WireError` skips the node.
+            most: Maximum size of an answer, bytes.
         """
-        waiting = {self.grid.push(node, encode(message), LONGEST_GREETING): node for node, message in messages.items()}
+        waiting = {self.grid.push(node, encode(message), most): node for node, message in messages.items()}
         answers, end = dict[int, T](), time.monotonic() + seconds
         while waiting and time.monotonic() < end:
             replies = list(self.grid.pull(list(waiting)))
@@ -309,7 +309,7 @@ class Roster:
                 if (node := waiting.pop(reply.message_id, None)) is None or reply.error:
                     continue
                 try:
-                    answers[node] = hear(reply.blob, self.limit, LONGEST_GREETING, partial(read, node))
+                    answers[node] = hear(reply.blob, self.limit, most, partial(read, node))
                 except WireError as error:
                     self.say(Alert(f"the answer of node {node} is dropped: {error}"))
             if not replies:

@@ -16,8 +16,9 @@ from lit_fed.deployment.ends import Alert, log_line
 from lit_fed.deployment.executor import GridExecutor, Patience, ServerEnd
 from lit_fed.deployment.frozen import Hashes, KnownHashes
 from lit_fed.deployment.heard import kept
-from lit_fed.deployment.roster import Gathering, Identity, Roster, agreed, refuse_secure_sum
+from lit_fed.deployment.roster import Gathering, Identity, Roster, agreed
 from lit_fed.deployment.serving import Grid
+from lit_fed.deployment.summing import Summing, blind_of
 from lit_fed.deployment.wire import MOST_BYTES, Message
 from lit_fed.engine.clients.session import Session
 from lit_fed.engine.loop.checkpoint import callback_states, read_checkpoint
@@ -104,7 +105,7 @@ def federate(
             f"trainer.participation is {type(trainer.participation).__name__}, which simulates times of arrival; nodes "
             "have their own: choose another participation, or simulate with `lit-fed fit`"
         )
-    refuse_secure_sum(trainer)
+    summed = blind_of(trainer)
     identity = Identity(secrets.token_hex(8))
     settings = agreed(trainer.settings.config)
     roster = Roster(grid, identity, settings, data.num_clients, log_line, limit, data.num_classes, node_clients)
@@ -112,6 +113,8 @@ def federate(
     if checkpoint is not None:  # before nodes are greeted, so that a changed client is refused alone
         _learn(identity, checkpoint)
     roster.gather(gathering or Gathering())
+    patience = patience or Patience()
+    sums = None if summed is None else Summing(roster, summed, patience.round_s)
     data.reserve(algorithm.public_size, algorithm.calibration_fraction)
     data.prepare_data()
     data.setup("fit", clients=())
@@ -122,7 +125,7 @@ def federate(
     channel = trainer.channel = ServerEnd(trainer.channel.uplink.codec, trainer.channel.downlink.codec)
 
     def executor(session: Session) -> GridExecutor:
-        return GridExecutor(session, roster, channel, patience or Patience(), tolerant)
+        return GridExecutor(session, roster, channel, patience, tolerant, sums)
 
     trainer.local = replace(trainer.local, executor=executor)
     trainer.fit(model, data, algorithm, None if checkpoint is None else str(checkpoint))

@@ -42,6 +42,9 @@ class Reply(NamedTuple):
 class Grid(Interface):
     """A transport of messages to nodes and of their replies."""
 
+    num_bytes: int
+    """Bytes of all messages and replies so far."""
+
     def nodes(self) -> Mapping[int, str]:
         """Return the connected nodes with their public keys; an empty key without authentication."""
 

@@ -128,6 +128,11 @@ def moved_on_grid(vectors: Sequence[Tensor], origin: Tensor, norm: float, grid: 
     return moved.mul_(scale / grid).trunc_(), norms
 
 
+def is_at_bound(norms: Tensor, norm: float) -> Tensor:
+    """Which updates are at a bound, but for rounding."""
+    return norms > norm * (1 - _ROUNDING)
+
+
 class BoundedSum(Reducer[Released]):
     """Sums updates, each clipped and with weight 1; an empty round gives zeros.
 
@@ -143,7 +148,7 @@ class BoundedSum(Reducer[Released]):
         self.norm = norm
         self._origin = frame.origin(device)
         self._sum = torch.zeros_like(self._origin)
-        self._grid = grid_of(max(norm, std))
+        self.grid = grid_of(max(norm, std))
         self._waiting: list[Tensor] = []
         self._most = -(-_BLOCK_VALUES // max(len(self._origin), 1))
         self._counts = torch.zeros(2, dtype=torch.float64, device=device)
@@ -158,9 +163,9 @@ class BoundedSum(Reducer[Released]):
     def _sum_up(self) -> None:
         if not self._waiting:
             return
-        moved, norms = moved_on_grid(self._waiting, self._origin, self.norm, self._grid)
+        moved, norms = moved_on_grid(self._waiting, self._origin, self.norm, self.grid)
         self._sum.add_(moved.sum(0))
-        self._counts[0] += (norms > self.norm * (1 - _ROUNDING)).sum()
+        self._counts[0] += is_at_bound(norms, self.norm).sum()
         self._counts[1] += len(self._waiting)
         self._waiting = []
 
@@ -171,4 +176,4 @@ class BoundedSum(Reducer[Released]):
         if workers.world_size > 1:
             merged = workers.all_reduce(merged)
         clipped, count = merged[-2:].tolist()
-        return Released(merged[:-2] * self._grid, self._origin, int(clipped), int(count), self._grid)
+        return Released(merged[:-2] * self.grid, self._origin, int(clipped), int(count), self.grid)

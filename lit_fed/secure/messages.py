@@ -43,10 +43,11 @@ class Invitation:
     Args:
         run: The run's id.
         round_idx: The round.
-        attempt: Counts the attempts of a round from 0.
+        attempt: Above those of all earlier attempts of the round.
         roster: Names of the nodes, sorted.
         threshold: t, the number of nodes without which nothing is unmasked.
         length: Words of a vector.
+        about: What is summed: a hash of the model that clients worked with, and of the coordinates' names.
     """
 
     run: str
@@ -55,6 +56,7 @@ class Invitation:
     roster: tuple[str, ...]
     threshold: int
     length: int
+    about: str = ""
 
     @property
     def context(self) -> bytes:
@@ -64,7 +66,11 @@ class Invitation:
     def check(self) -> None:
         """Refuse fields of another type, and a roster or a threshold that protects nobody."""
         numbers = (self.round_idx, self.attempt, self.threshold, self.length)
-        if type(self.run) is not str or any(type(one) is not int or one < 0 for one in numbers):
+        if (
+            type(self.run) is not str
+            or type(self.about) is not str
+            or any(type(one) is not int or one < 0 for one in numbers)
+        ):
             raise Refusal("the call of the secure sum is malformed")
         names_of(self.roster, "roster")
         if not 0 < self.length <= MOST_LENGTH:

@@ -6,6 +6,7 @@ Privacy-Preserving Machine Learning", CCS 2017, Figure 4 with the steps against 
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -42,7 +43,7 @@ from lit_fed.secure.shamir import PRIME, SHARE_BYTES, split
 Identities = Mapping[str, EllipticCurvePublicKey]
 """Public keys of the nodes' certificates by name: they must not come from the server of the sum."""
 
-_MOST_RUNS = 64
+_MOST_ROUNDS = 2**17
 
 
 def is_signed(identity: EllipticCurvePublicKey, signature: bytes, content: bytes) -> bool:
@@ -87,12 +88,23 @@ def need(names: Collection[str], call: Invitation, smallest: int, what: str) -> 
 
 
 @dataclass
+class _Round:
+    """What a node remembers of a round: the last attempt, and what it has unmasked."""
+
+    attempt: int = -1
+    vector: bytes = b""
+    survivors: frozenset[str] = frozenset()
+
+
+@dataclass
 class _Attempt:
     """A node's secrets of one attempt."""
 
     call: Invitation
     words: Words
     next: type
+    vector: bytes
+    known: _Round
     masking: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
     sealing: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
     seed: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES))
@@ -111,16 +123,17 @@ class Party:
         smallest: Least number of nodes in a sum.
 
     Note:
-        A node that has given shares for a round takes part in no further attempt of that round or of rounds before:
-        two sums of one round over different survivors differ by single nodes' vectors.
+        Two sums of one round over different survivors, or of different vectors, differ by single nodes' vectors. A node
+        that has given shares for a round gives them again only for the same survivors and its same vector, as a server
+        asks that was killed before it kept the sum.
     """
 
     def __init__(self, name: str, key: EllipticCurvePrivateKey, identities: Identities, smallest: int = 3) -> None:
         self.name, self.smallest = name, smallest
-        self._key, self._identities = key, identities
+        self.identities = identities
+        self._key = key
         self._attempt: _Attempt | None = None
-        self._last: dict[str, tuple[int, int]] = {}
-        self._unmasked: dict[str, int] = {}
+        self._rounds: dict[tuple[str, int], _Round] = {}
 
     def begin(self, call: Invitation, words: Words) -> SignedKeys:
         """Answer a call with fresh, signed keys.
@@ -133,30 +146,39 @@ class Party:
         if type(call) is not Invitation:
             raise Refusal("a secure sum begins with a call")
         call.check()
-        roster = names_of(call.roster, "roster", self._identities)
+        roster = names_of(call.roster, "roster", self.identities)
         if self.name not in roster:
             raise Refusal(f"the roster of the secure sum lacks node {self.name}, which it is sent to")
         if len(roster) < self.smallest:
             raise Refusal(f"the roster has {len(roster)} nodes, and this node's sums are over at least {self.smallest}")
         if len(words) != call.length:
             raise Refusal(f"the call has vectors of {call.length} words, and this node has {len(words)}")
-        self._enter(call)
-        self._attempt = own = _Attempt(call, words, AllKeys)
+        before = self._enter(call, own_vector := hashlib.sha256(words).digest())
+        self._attempt = own = _Attempt(call, words, AllKeys, own_vector, before)
         masking, sealing = (one.public_key().public_bytes_raw() for one in (own.masking, own.sealing))
         unsigned = SignedKeys(self.name, masking, sealing, b"")
         own.keys[self.name] = keys = replace(unsigned, signature=self._sign(unsigned.signed(call)))
         return keys
 
-    def _enter(self, call: Invitation) -> None:
-        """Refuse an attempt that is not later than the last, or of a round that was unmasked."""
-        now = (call.round_idx, call.attempt)
-        if self._last.get(call.run, (-1, -1)) >= now:
+    def _enter(self, call: Invitation, vector: bytes) -> _Round:
+        """Refuse an attempt that is not later than the last, or with another vector than was unmasked."""
+        key = (call.run, call.round_idx)
+        if key not in self._rounds and len(self._rounds) >= _MOST_ROUNDS:
+            raise Refusal(f"this node took part in {_MOST_ROUNDS} secure sums; restart it for more")
+        known = self._rounds.setdefault(key, _Round())
+        if known.attempt >= call.attempt:
             raise Refusal(f"attempt {call.attempt} of round {call.round_idx} is not later than the last one")
-        if self._unmasked.get(call.run, -1) >= call.round_idx:
-            raise Refusal(f"round {call.round_idx} was unmasked before; a second sum would tell of single nodes")
-        if call.run not in self._last and len(self._last) >= _MOST_RUNS:
-            raise Refusal(f"this node took part in the secure sums of {_MOST_RUNS} runs; restart it for more")
-        self._last[call.run] = now
+        known.attempt = call.attempt
+        if known.survivors and known.vector != vector:
+            raise Refusal(
+                f"round {call.round_idx} was unmasked before with another vector of this node; a second sum would tell "
+                "of single nodes"
+            )
+        return known
+
+    def forget(self) -> None:
+        """End the attempt."""
+        self._attempt = None
 
     def answer(self, message: Any) -> ToServer:
         """Answer the server's next message; any other ends the attempt.
@@ -187,7 +209,7 @@ class Party:
         if type(message.keys) is not tuple or any(type(keys) is not SignedKeys for keys in message.keys):
             raise Refusal("the keys of the secure sum are malformed")
         names_of(tuple(keys.name for keys in message.keys), "list of keys", call.roster)
-        if odd := [keys.name for keys in message.keys if not are_keys(keys, call, self._identities)]:
+        if odd := [keys.name for keys in message.keys if not are_keys(keys, call, self.identities)]:
             raise Refusal(f"the keys of node {odd[0]} are not signed by it for this attempt")
         given = {keys.name: keys for keys in message.keys}
         if given.get(self.name) != own.keys[self.name]:
@@ -241,6 +263,11 @@ class Party:
         if self.name not in survivors:
             raise Refusal(f"the list of survivors lacks node {self.name}, which sent its vector")
         need(survivors, own.call, self.smallest, "the sum")
+        if own.known.survivors not in (frozenset(), survivors):
+            raise Refusal(
+                f"round {own.call.round_idx} was unmasked before over other nodes; a second sum would tell of single "
+                "nodes"
+            )
         own.survivors = survivors
         return Consent(self._sign(consented(own.call, own.keys, frozenset(own.shares), survivors)))
 
@@ -249,10 +276,10 @@ class Party:
         signatures = entries(message.signatures, "consents", bytes, own.survivors)
         content = consented(own.call, own.keys, frozenset(own.shares), own.survivors)
         for name, signature in signatures.items():
-            if not is_signed(self._identities[name], signature, content):
+            if not is_signed(self.identities[name], signature, content):
                 raise Refusal(f"node {name} did not sign this list of survivors")
         need(signatures, own.call, self.smallest, "consent")
-        self._unmasked[own.call.run] = own.call.round_idx
+        own.known.vector, own.known.survivors = own.vector, own.survivors
         return Unmasking(
             seeds={name: seed for name, (_, seed) in own.shares.items() if name in own.survivors},
             keys={name: key for name, (key, _) in own.shares.items() if name not in own.survivors},

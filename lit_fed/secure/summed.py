@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
+from typing import Protocol as Interface
 
 import numpy as np
 import torch
@@ -19,10 +20,10 @@ from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.method.wrapper import Surroundings, Wrapper
-from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout, Payload
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
-from lit_fed.privacy.bounded_sum import Frame, grid_of, moved_on_grid
+from lit_fed.privacy.bounded_sum import BoundedSum, Frame, Released, grid_of, is_at_bound, moved_on_grid
 
 if TYPE_CHECKING:
     from lit_fed.secure.masks import Words
@@ -30,9 +31,17 @@ if TYPE_CHECKING:
 
 _MOST_WEIGHT = 2**22
 """Largest sum of weights: times 2^40, the largest coordinate on the grid, it stays below 2^63."""
+_COUNTS = 3
+"""Coordinates between a model's and its metrics': the sum of weights, clipped updates, and updates."""
+_LARGEST = float(torch.finfo(torch.float32).max)
+"""Largest mean of a metric that tables and plots hold."""
 _DIGIT, _DIGITS = 32, 66
 """Bits and number of a metric's digits: float64 reaches from 2^-1074 to 2^1024, and 66 · 32 = 2112 ≥ 1074 + 1024."""
 _UNIT = 1074
+
+
+Logged = dict[int, tuple[Mapping[str, float], int]]
+"""Metrics of clients, and the weight of each in their means."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,8 @@ class SecureSum:
         threshold: t, the number of nodes without which nothing is unmasked; above two thirds of them.
         clip: C, the largest norm of a client's update.
         nodes: Number of nodes in memory, over which a simulation runs the protocol; client k is on node k modulo their
-            number. With null it sums the same integers without masks: the result is the same to the bit.
+            number. With null it sums the same integers without masks: the result is the same to the bit. Null in a
+            federation, whose nodes are there.
     """
 
     threshold: int
@@ -86,12 +96,28 @@ class Summed:
     """The sum of a round.
 
     Args:
-        mean: The weighted mean of clipped updates, (d,) in float64; None where nothing arrived.
-        metrics: Weighted means of the clients' metrics.
+        total: The sum of clipped updates, (d,) in whole multiples of the grid.
+        weight: Sum of the weights.
+        clipped: How many updates were at the bound.
+        count: How many there were.
+        metrics: Weighted sums of the clients' metrics, rounded once, and their weights.
+        clients: Whose updates are in it, where nodes were lost; None for all that arrived.
+        costs: Further metrics of the round.
     """
 
-    mean: Tensor | None
-    metrics: Mapping[str, float]
+    total: Tensor
+    weight: int
+    clipped: int
+    count: int
+    metrics: Mapping[str, tuple[float, int]]
+    clients: frozenset[int] | None = None
+    costs: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Means of the metrics; NaN beyond what tables and plots hold."""
+        means = {name: total / max(weight, 1e-300) for name, (total, weight) in self.metrics.items()}
+        return {name: mean if abs(mean) <= _LARGEST else math.nan for name, mean in means.items()}
 
 
 class NodeSums(Reducer[Summed]):
@@ -108,8 +134,9 @@ class NodeSums(Reducer[Summed]):
         settings: C and the number of nodes.
         uniform: Weight 1 for every client.
         device: Where to sum.
-        logged: Metrics and number of samples of this process's clients, by client, once they have trained.
+        logged: Metrics and weight of this process's clients, by client, once they have trained.
         masked: Sums the nodes' vectors, (nodes, words) in int64, as the server learns it.
+        grid: g, where noise makes it coarser than C does.
     """
 
     def __init__(
@@ -118,43 +145,53 @@ class NodeSums(Reducer[Summed]):
         settings: SecureSum,
         uniform: bool,
         device: torch.device,
-        logged: Mapping[int, tuple[Mapping[str, float], int]],
+        logged: Logged,
         masked: Callable[[Tensor], Tensor],
+        grid: float | None = None,
     ) -> None:
         self.frame, self.settings, self.uniform, self._logged, self._masked = frame, settings, uniform, logged, masked
-        self._origin = frame.origin(device)
-        self._grid = grid_of(settings.clip)
+        self.origin = frame.origin(device)
+        self.grid = grid or grid_of(settings.clip)
         self._nodes = settings.nodes or 1
-        self._words = torch.zeros(self._nodes, len(self._origin) + 1, dtype=torch.int64, device=device)
+        self._words = torch.zeros(self._nodes, len(self.origin) + _COUNTS, dtype=torch.int64, device=device)
 
     def add(self, update: ClientUpdate) -> None:
         """Add an update to its node's vector; raise `ValueError` for a weight that is not a whole number."""
         weight = 1.0 if self.uniform else float(update.weight)
         if weight < 0 or not weight.is_integer():
             raise ValueError(f"client {update.client_id} has weight {weight}; a secure sum needs a whole number")
-        moved, _ = moved_on_grid([self.frame.vector(update)], self._origin, self.settings.clip, self._grid)
-        own = self._words[update.client_id % self._nodes]
-        own[:-1].add_(moved[0].to(torch.int64), alpha=int(weight))
-        own[-1] += int(weight)
+        moved, norms = moved_on_grid([self.frame.vector(update)], self.origin, self.settings.clip, self.grid)
+        own, size = self._words[update.client_id % self._nodes], len(self.origin)
+        own[:size].add_(moved[0].to(torch.int64), alpha=int(weight))
+        counts = torch.tensor([int(weight), int(is_at_bound(norms, self.settings.clip).sum()), 1])
+        own[size:] += counts.to(own.device)
 
     def result(self, workers: Workers) -> Summed:
-        """The mean over all processes and nodes."""
-        names = sorted({name for part in workers.gather(self._names()) for name in part})
-        words = torch.cat([self._words, self._of_metrics(names).to(self._words.device)], 1)
-        if workers.world_size > 1:
-            words = workers.all_reduce(words)
-        total = self._masked(words)
-        size = len(self._origin)
-        weight = int(total[size])
+        """The sum over all processes and nodes."""
+        names = sorted({name for part in workers.gather(self.names()) for name in part})
+        words = self.words(names)
+        return self.read(self._masked(workers.all_reduce(words) if workers.world_size > 1 else words), names)
+
+    def names(self) -> set[str]:
+        """Names of the metrics of this process's clients."""
+        return {name for metrics, _ in self._logged.values() for name in metrics}
+
+    def words(self, names: Sequence[str]) -> Tensor:
+        """Each node's vector, (nodes, words), with sums of these metrics."""
+        return torch.cat([self._words, self._of_metrics(names).to(self._words.device)], 1)
+
+    def read(self, total: Tensor, names: Sequence[str]) -> Summed:
+        """What a sum of vectors holds; raise `ConfigError` where no vectors of nodes have it."""
+        size = len(self.origin)
+        weight, clipped, count = total[size : size + _COUNTS].tolist()
         if not 0 <= weight <= _MOST_WEIGHT:
             raise ConfigError(f"the weights of the secure sum add up to {weight}; a node sent a wrong vector")
-        rows = total[size + 1 :].view(len(names), _DIGITS + 2).tolist()
-        means = {name: _mean(row) for name, row in zip(names, rows, strict=True)}
-        mean = self._origin + total[:size].double() * self._grid / weight if weight else None
-        return Summed(mean, means)
+        rows = total[size + _COUNTS :].view(len(names), _DIGITS + 2).tolist()
+        return Summed(total[:size], weight, clipped, count, dict(zip(names, map(_metric, rows), strict=True)))
 
-    def _names(self) -> set[str]:
-        return {name for metrics, _ in self._logged.values() for name in metrics}
+    def mean(self, found: Summed) -> Tensor | None:
+        """The weighted mean of clipped updates, (d,) in float64; None where nothing arrived."""
+        return self.origin + found.total.double() * self.grid / found.weight if found.weight else None
 
     def _of_metrics(self, names: Sequence[str]) -> Tensor:
         """Digits, weight and number of values that are not finite, of each metric, on each node."""
@@ -171,10 +208,15 @@ class NodeSums(Reducer[Summed]):
         return torch.tensor(rows, dtype=torch.int64).view(self._nodes, -1)
 
 
-def _mean(row: list[int]) -> float:
-    """A metric's mean; NaN where a client's value was not finite."""
+def length_of(size: int, names: Sequence[str]) -> int:
+    """Words of a node's vector: of a model's values, of counts, and of metrics by name."""
+    return size + _COUNTS + (_DIGITS + 2) * len(names)
+
+
+def _metric(row: list[int]) -> tuple[float, int]:
+    """A metric's sum and weight; NaN where a client's value was not finite."""
     *found, weight, odd = row
-    return math.nan if odd else from_digits(found) / max(weight, 1e-300)
+    return math.nan if odd else from_digits(found), weight
 
 
 class SummedSecurely(Wrapper):
@@ -190,14 +232,17 @@ class SummedSecurely(Wrapper):
     name = "secure_sum"
     keeps_finite = True
     blind = True
+    over: Over | None = None
+    """Runs the protocol where clients are on nodes; None in a simulation."""
 
     def __init__(self, settings: SecureSum) -> None:
         settings.validate()
         self.settings = settings
-        self._logged: dict[int, tuple[Mapping[str, float], int]] = {}
+        self.logged: Logged = {}
         self._parties: dict[str, Party] = {}
         self._layout: Callable[[Broadcast], Layout]
-        self._frame: Frame | None = None
+        self._sums: NodeSums
+        self._private = False
 
     def setup(self, around: Surroundings) -> dict[str, Any]:
         """Refuse a method or a setting that reads single updates."""
@@ -223,20 +268,26 @@ class SummedSecurely(Wrapper):
             raise ConfigError(f"{key} sums a round's own updates; set participation.stragglers.late to lost")
         if sends := [type(one).__name__ for one in around.protocols if type(one).layout is not Protocol.layout]:
             raise ConfigError(f"trainer.protocols has {sends[0]}, for which clients send tensors past {key}")
-        self._uniform = parts[0].uniform
+        self.uniform = parts[0].uniform
         self._samples, self._device = around.data.census.num_samples, around.device
-        seen = around.participation.seen_clients
-        heaviest = len(seen) if self._uniform else sum(map(self._samples, seen))
-        if heaviest > _MOST_WEIGHT:
-            raise ConfigError(
-                f"{key} sums weights up to {_MOST_WEIGHT:,}, and the clients have {heaviest:,} samples; set "
-                "algorithm.weighting to uniform"
-            )
         self._layout = around.layout
         return {}
 
     def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
-        """Make the nodes, with keys of their own."""
+        """Refuse weights that are too large, and make the nodes, with keys of their own."""
+        sent, one = next(iter(around.broadcast.payloads.values())), ClientUpdate(0, {})
+        if self.over is not None and around.algorithm.arrive(one, sent, around.server) is not one:
+            raise ConfigError(
+                "trainer.secure_sum sums updates on their nodes, and the server of "
+                f"{type(around.algorithm).__name__} changes each as it arrives; simulate it, or choose another method"
+            )
+        seen = around.participation.seen_clients
+        heaviest = len(seen) if self.uniform else sum(map(self._samples, seen))
+        if heaviest > _MOST_WEIGHT:
+            raise ConfigError(
+                f"trainer.secure_sum sums weights up to {_MOST_WEIGHT:,}, and the clients have {heaviest:,} samples; "
+                "set algorithm.weighting to uniform"
+            )
         from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 
         from lit_fed.secure.party import Party
@@ -250,16 +301,22 @@ class SummedSecurely(Wrapper):
         """Keep the task's metrics on the node."""
         told = {name: value for name, value in update.metrics.items() if "/" not in name}
         own = {name: value for name, value in update.metrics.items() if "/" in name}
-        self._logged[update.client_id] = (own, self._samples(update.client_id))
+        self.logged[update.client_id] = (own, self._samples(update.client_id))
         update.metrics = told
         return update
 
+    def sums(self, broadcast: Broadcast | None, logged: Logged, grid: float | None = None) -> NodeSums:
+        """A sum of updates from a broadcast, none of them added yet, and of metrics; None sums metrics alone."""
+        sent = {} if broadcast is None else next(iter(broadcast.payloads.values()))
+        frame = Frame({} if broadcast is None else self._layout(broadcast), sent)
+        return NodeSums(frame, self.settings, self.uniform, self._device, logged, self._masked, grid)
+
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
-        """The nodes' sums in place of the method's mean."""
-        self._logged = {}
-        self._frame = Frame(self._layout(broadcast), next(iter(broadcast.payloads.values())))
-        self._round = broadcast.round_idx
-        return NodeSums(self._frame, self.settings, self._uniform, self._device, self._logged, self._masked)
+        """The nodes' sums in place of the method's mean, or of the bounded sum of `trainer.privacy`."""
+        self.logged, self._round = {}, broadcast.round_idx
+        self._private = isinstance(below, BoundedSum)
+        self._sums = self.sums(broadcast, self.logged, below.grid if isinstance(below, BoundedSum) else None)
+        return self._sums if self.over is None else Elsewhere(self._sums, broadcast, self.over)
 
     def _masked(self, words: Tensor) -> Tensor:
         if not self._parties:
@@ -271,12 +328,47 @@ class SummedSecurely(Wrapper):
         total, _ = secure_sum(self._parties, vectors, self._identities, self.settings.threshold, self._round, self._run)
         return torch.from_numpy(total.view(np.int64)).to(words.device)
 
-    def release(
-        self, aggregate: Summed, cohort: Cohort, kept: dict[str, Any]
-    ) -> tuple[Payload | None, Cohort, dict[str, float]]:
+    def release(self, aggregate: Summed, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
         """The mean in the method's names and types, and the means of the clients' metrics."""
-        assert self._frame is not None
-        if aggregate.mean is None:
-            return None, cohort, dict(aggregate.metrics)
-        payload, _ = self._frame.payload(aggregate.mean)
-        return dict(payload), cohort, dict(aggregate.metrics)
+        metrics = aggregate.means | dict(aggregate.costs)
+        if aggregate.clients is not None:
+            cohort = replace(cohort, delivered=tuple(one for one in cohort.delivered if one in aggregate.clients))
+            metrics["participation/count"] = len(cohort.delivered)
+        sums = self._sums
+        if self._private:
+            total = aggregate.total.double() * sums.grid
+            return Released(total, sums.origin, aggregate.clipped, aggregate.count, sums.grid), cohort, metrics
+        if (mean := sums.mean(aggregate)) is None:
+            return None, cohort, metrics
+        return dict(sums.frame.payload(mean)[0]), cohort, metrics
+
+
+class Over(Interface):
+    """Runs the protocol over nodes."""
+
+    def train(self, broadcast: Broadcast, clients: Sequence[int], sums: NodeSums) -> Summed:
+        """The sum of a round's updates of some clients, which their nodes keep."""
+
+
+class Elsewhere(Reducer[Summed]):
+    """Sums updates that are on nodes.
+
+    Args:
+        sums: Reads the sum.
+        broadcast: What the clients trained on.
+        over: Runs the protocol.
+    """
+
+    def __init__(self, sums: NodeSums, broadcast: Broadcast, over: Over) -> None:
+        self._sums, self._broadcast, self._over = sums, broadcast, over
+        self._clients: list[int] = []
+
+    def add(self, update: ClientUpdate) -> None:
+        """Note whose update its node has."""
+        self._clients.append(update.client_id)
+
+    def result(self, workers: Workers) -> Summed:
+        """The sum over the nodes."""
+        if not self._clients:
+            return self._sums.read(self._sums.words([])[0], [])
+        return self._over.train(self._broadcast, sorted(self._clients), self._sums)

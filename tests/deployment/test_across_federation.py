@@ -10,13 +10,21 @@ import pytest
 
 from tests.support import ROOT
 
-PRIVATE = ["--config", *(str(ROOT / "configs" / name) for name in ("quickstart.yaml", "privacy/client_level.yaml"))]
+QUICKSTART, PRIVACY, SUMMED = (
+    str(ROOT / "configs" / name)
+    for name in ("quickstart.yaml", "privacy/client_level.yaml", "privacy/secure_sum_over_nodes.yaml")
+)
+PRIVATE = ["--config", QUICKSTART, PRIVACY]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", [[], ["--tls"], PRIVATE], ids=["plain", "tls", "private"])
+@pytest.mark.parametrize(
+    "options",
+    [[], ["--tls"], PRIVATE, ["--config", QUICKSTART, SUMMED], ["--tls", *PRIVATE, SUMMED]],
+    ids=["plain", "tls", "private", "summed", "tls, private and summed"],
+)
 def test_a_federation_is_the_simulation_and_nothing_is_left_behind(options: list[str]) -> None:
-    if options is PRIVATE:
+    if PRIVACY in options:
         pytest.importorskip("dp_accounting")
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "federation.py"), "--rounds", "2", *options],

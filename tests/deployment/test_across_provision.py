@@ -23,6 +23,7 @@ from lit_fed.deployment.authority import read_certificate, read_key, read_reques
 from lit_fed.deployment.node_keys import Grant, NodeKeys
 from lit_fed.deployment.security import Security, key_of
 from lit_fed.errors import CheckpointError, ConfigError
+from lit_fed.secure.signer import read_peers
 from tests.support import ROOT
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -113,6 +114,18 @@ def test_the_map_leads_from_each_sites_certificate_to_its_clients(tmp_path: Path
         site = tmp_path / "out" / "sites" / name
         assert read_key(site / "node.key").public_key() == read_certificate(site / "node.crt").public_key()
         assert (site / "node.crt").read_bytes() == (server / "keys" / f"{name}.crt").read_bytes()
+
+
+def test_with_a_secure_sum_every_site_gets_the_list_of_all_keys(tmp_path: Path) -> None:
+    file = described(tmp_path)
+    content = yaml.safe_load((tmp_path / "run.yaml").read_text())
+    content["trainer"]["secure_sum"] = {"threshold": 3, "clip": 1.0}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(content))
+    provision(read_federation(file), tmp_path / "out", (), NOW)
+    for name in SITES:
+        site = tmp_path / "out" / "sites" / name
+        assert read_peers(str(site / "peers.txt")) == {key(tmp_path, other) for other in SITES}
+        assert "--state_dir state --peers peers.txt\n" in (site / "README.md").read_text()
 
 
 def bound(folder: Path) -> NodeKeys:

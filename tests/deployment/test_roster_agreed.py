@@ -6,15 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from lit_fed.deployment.roster import agreed, difference
-from lit_fed.deployment.server import federate
-from lit_fed.deployment.serving import MemoryGrid
-from lit_fed.errors import ConfigError
-from lit_fed.secure.summed import SecureSum
-from tests.deployment.support import deploy, nodes_of, simulate, small
+from tests.deployment.support import deploy, simulate, small
 from tests.support import LeastSquares, Points, assert_same, weights
 
 
@@ -37,17 +32,6 @@ def test_privacy_is_the_same_everywhere_but_for_the_key_and_what_the_server_with
         (key,) = {key for key in server if key.endswith(f".{name}")}
         assert difference(changed, server) == f"{key} is 0.25 on the node and {common[name]} on the server"
     assert difference({}, server) is not None, "a node without privacy is refused"
-
-
-def test_a_secure_sum_is_refused_where_clients_are_on_nodes(tmp_path: Path) -> None:
-    """At a node, and at the server: neither sends an update in clear under a setting that promises otherwise."""
-    line = "trainer.secure_sum works in simulations only; leave it out where clients are on nodes"
-    summed, plain = small(secure_sum=SecureSum(3, 1.0)), small()
-    with pytest.raises(ConfigError, match=line):
-        nodes_of(summed, tmp_path / "node", [[0, 1]])
-    nodes, (made, *parts) = nodes_of(plain, tmp_path / "server", [[0, 1]]), summed(tmp_path / "server")
-    with nodes[0].at_work(), pytest.raises(ConfigError, match=line):
-        federate(MemoryGrid({1: nodes[0].handle}), made, *parts)
 
 
 class WarmingUp(LeastSquares):

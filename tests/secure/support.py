@@ -44,8 +44,17 @@ def call_of(count: int, threshold: int, **more: object) -> Invitation:
 class Attempt:
     """An attempt that stops before a stage, with the messages that the server would send next."""
 
-    def __init__(self, count: int, threshold: int, upto: str, lost: object = ()) -> None:
-        self.call, self.nodes, self.given = call_of(count, threshold), nodes(count), vectors(count)
+    def __init__(
+        self,
+        count: int,
+        threshold: int,
+        upto: str,
+        lost: object = (),
+        parties: dict[str, Party] | None = None,
+        **more: object,
+    ) -> None:
+        self.call, self.nodes = call_of(count, threshold, **more), parties or nodes(count)
+        self.given = vectors(count)
         self.server = Coordinator(self.call, identities(count))
         self.answers: dict[str, object] = {n: p.begin(self.call, self.given[n]) for n, p in self.nodes.items()}
         for stage in ("keys", "shares", "vectors", "consents"):

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lit_fed.secure.messages import (
@@ -22,7 +23,7 @@ from lit_fed.secure.messages import (
     Unmasking,
 )
 from lit_fed.secure.party import Party
-from tests.secure.support import KEYS, Attempt, call_of, identities, names, nodes, vectors
+from tests.secure.support import KEYS, Attempt, call_of, identities, names, nodes, plain, vectors
 
 
 def refused(step: Any, *given: Any) -> str:
@@ -77,10 +78,28 @@ def test_an_attempt_is_not_repeated_and_no_round_is_summed_twice() -> None:
     attempt = Attempt(4, 3, "consents")
     node = attempt.nodes["n0"]
     node.answer(attempt.messages["n0"])
-    assert refused(node.begin, replace(attempt.call, attempt=1), given) == (
-        "round 0 was unmasked before; a second sum would tell of single nodes"
+    assert refused(node.begin, replace(attempt.call, attempt=1), given + np.uint64(1)) == (
+        "round 0 was unmasked before with another vector of this node; a second sum would tell of single nodes"
     )
     assert node.begin(replace(attempt.call, round_idx=1), given).name == "n0"
+
+
+def test_an_unmasked_round_is_summed_again_over_the_same_nodes_only() -> None:
+    """As a server asks that was killed before it kept the sum: the same vectors give the same sum."""
+    first = Attempt(4, 3, "consents")
+    for name, message in first.messages.items():
+        first.nodes[name].answer(message)
+    for again, lost in ((1, ("n3",)), (2, ())):
+        repeated = Attempt(4, 3, "vectors", lost, first.nodes, attempt=again)
+        survivors = repeated.messages
+        if lost:
+            assert refused(first.nodes["n0"].answer, survivors["n0"]) == (
+                "round 0 was unmasked before over other nodes; a second sum would tell of single nodes"
+            )
+            continue
+        consents = repeated.server.consents({name: first.nodes[name].answer(one) for name, one in survivors.items()})
+        total = repeated.server.total({name: first.nodes[name].answer(one) for name, one in consents.items()})
+        assert total.tolist() == plain(first.given).tolist()
 
 
 # ---------------------------------------------------------------------- keys and shares
@@ -109,7 +128,7 @@ def test_the_servers_own_keys_under_a_nodes_name_are_refused() -> None:
 
 
 def test_keys_of_another_attempt_or_round_are_refused() -> None:
-    for more in ({"attempt": 1}, {"round_idx": 1}, {"run": "other"}):
+    for more in ({"attempt": 1}, {"round_idx": 1}, {"run": "other"}, {"about": "another model"}):
         attempt = Attempt(4, 3, "keys")
         old = nodes(4)["n1"].begin(replace(attempt.call, **more), attempt.given["n1"])  # type: ignore[arg-type]
         replayed = AllKeys(tuple(({**keys_of(attempt), "n1": old}).values()))
@@ -235,7 +254,8 @@ def live(node: Party) -> Party:
     own = clone._attempt
     assert own is not None
     clone._attempt = replace(own, keys=dict(own.keys), shares=dict(own.shares))
-    clone._last, clone._unmasked = dict(node._last), dict(node._unmasked)
+    clone._rounds = copy.deepcopy(node._rounds)
+    clone._attempt.known = clone._rounds[own.call.run, own.call.round_idx]
     return clone
 
 

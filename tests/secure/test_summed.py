@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAvg, FedExP, LocalOnly, Scaffold
 from lit_fed.participation import Asynchronous, FullParticipation, Stragglers
-from lit_fed.privacy import ClientLevel
+from lit_fed.privacy import ClientLevel, SampleLevel
 from lit_fed.privacy.bounded_sum import BoundedSum, Frame
 from lit_fed.robust import ALIE, Median
 from lit_fed.secure.summed import NodeSums, SecureSum, digits, from_digits
@@ -37,7 +38,8 @@ def sums(settings: SecureSum, updates: list[ClientUpdate], uniform: bool, receiv
     reducer = NodeSums(frame, settings, uniform, CPU, logged or {}, lambda words: words.sum(0))
     for one in updates:
         reducer.add(one)
-    return reducer.result(WORKERS)
+    found = reducer.result(WORKERS)
+    return SimpleNamespace(mean=reducer.mean(found), metrics=found.means)
 
 
 # ---------------------------------------------------------------------- the sum
@@ -144,6 +146,27 @@ def test_the_means_of_metrics_are_the_runs_without_it_and_no_clients_value_is_ke
     assert rows(made.log_dir / "clients.csv") == []
 
 
+@pytest.mark.parametrize("std", [0.0, 100.0])
+def test_with_client_level_privacy_it_has_the_private_runs_bits(tmp_path: Path, std: float) -> None:
+    """Noise of the run's seed is added to the same integers; of a large noise the grid is coarser than of C."""
+    pytest.importorskip("dp_accounting")
+    seen = Seen(), Seen(), Seen()
+    given = [{}, {"secure_sum": PLAIN}, {"secure_sum": MASKED}]
+    runs = [
+        fit(
+            tmp_path / str(one), algorithm=FedAvg(weighting="uniform"), callbacks=[seen[one]], participation=
+            FullParticipation(), privacy=ClientLevel(0.5, std, delta=0.01), **given[one],  # type: ignore[arg-type]
+        )
+        for one in range(3)
+    ]  # fmt: skip
+    for one in (1, 2):
+        assert_same(weights(runs[0]), weights(runs[one]))
+        for before, after in zip(seen[0].records, seen[one].records, strict=True):
+            kept = [{k: v for k, v in record.metrics.items() if k.startswith(("privacy/", "train/", "clients/"))}
+                    for record in (before, after)]  # fmt: skip
+            assert kept[0] == kept[1]
+
+
 def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     whole = fit(tmp_path / "whole", max_rounds=3, secure_sum=MASKED)
     half = fit(tmp_path / "half", max_rounds=1, secure_sum=MASKED)
@@ -181,7 +204,11 @@ LATE = FullParticipation(stragglers=Stragglers(1.0, late="next_round"))
         ({"aggregation": Median()}, "trainer.aggregation needs single updates, which trainer.secure_sum hides"),
         ({"attack": ALIE(clients=[1])}, "trainer.attack needs single updates"),
         ({"uplink_codec": CastCodec("float16")}, "trainer.uplink_codec needs single updates"),
-        ({"privacy": ClientLevel(1.0, 1.0)}, "trainer.privacy needs single updates"),
+        ({"privacy": SampleLevel(0.5, 1.0)}, "trainer.privacy needs single updates"),
+        (
+            {"privacy": ClientLevel(1.0, 1.0)},
+            "secure_sum.clip is 0.5 and trainer.privacy.clip_norm is 1; set them alike",
+        ),
         ({"algorithm": FedExP()}, "trainer.secure_sum cannot go around FedExP"),
         ({"algorithm": LocalOnly()}, "trainer.secure_sum"),
         ({"participation": Asynchronous(2, 1)}, "under Asynchronous the server weighs each by its staleness"),

@@ -15,12 +15,13 @@ from lit_fed.deployment.calling import serve
 from lit_fed.deployment.ends import check_public, keep_private, log_line, proxy_of, sole_user
 from lit_fed.deployment.node import Node, Report
 from lit_fed.deployment.security import Security
+from lit_fed.deployment.summing import signer_of
 from lit_fed.deployment.wire import MOST_BYTES
 from lit_fed.errors import ConfigError
 
 OWN = (
     "client", "client_position", "server", "state_dir", "histogram", "report", "report_least", "most_bytes", "ca",
-    "certificate", "key", "proxy",
+    "certificate", "key", "proxy", "peers",
 )  # fmt: skip
 
 
@@ -44,6 +45,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--proxy", type=str | None, default=None, help="URL of an HTTP proxy, or environment for that of https_proxy"
     )
+    parser.add_argument(
+        "--peers",
+        type=str | None,
+        default=None,
+        help="list of the keys of all nodes of secure sums, this one's included",
+    )
 
 
 def make_node(call: Call) -> Node:
@@ -55,7 +62,7 @@ def make_node(call: Call) -> Node:
         raise ConfigError("--client is missing; see lit-fed node --help")
     return Node(
         trainer, *parts, clients, folder, settings.histogram, settings.most_bytes, settings.report,
-        settings.report_least, log_line,
+        settings.report_least, log_line, signer_of(trainer, settings.key, settings.peers),
     )  # fmt: skip
 
 

@@ -23,6 +23,10 @@ from lit_fed.parsing import Parser
 
 _FOLDERS = {"authority", SERVER, "sites"}
 
+_PEERS = "peers.txt"
+_OF_PEERS = (
+    "# SHA-256 of the public keys that trainer.secure_sum sums with: ask the other sites for theirs, and compare\n"
+)
 _NODE_KEYS = "# Certificate of a site, below this file's folder: the clients that the site may serve.\n"
 
 _OF_SITE = """# {name}: {clients} of {address}
@@ -130,6 +134,7 @@ def provision(
         A line per end: which files were kept, which are new.
     """
     from lit_fed.deployment.authority import AUTHORITY, KEYS, SITES, Keyring, write
+    from lit_fed.deployment.security import key_of
 
     ends = [SERVER, *(site.name for site in file.sites)]
     _check(output)
@@ -147,12 +152,15 @@ def provision(
     keyring.list_revoked()
     done = {AUTHORITY: keyring.authority(), **{name: keyring.end(name) for name in ends}}
     ca = (output / AUTHORITY / "ca.crt").read_bytes()
-    texts = {SERVER: _texts_of_server(file), **{site.name: _texts_of_site(file, site) for site in file.sites}}
+    summed = bool((yaml.safe_load(configs[SERVER]).get("trainer") or {}).get("secure_sum"))
+    peers = "".join(f"{key_of(keyring.certificate(site.name))}  # {site.name}\n" for site in file.sites)
+    texts = {SERVER: _texts_of_server(file), **{site.name: _texts_of_site(file, site, summed) for site in file.sites}}
     for name, home in homes.items():
         content = {"ca.crt": ca, "config.yaml": configs[name].encode()}
         content |= {path: text.encode() for path, text in texts[name].items()}
         if name != SERVER:
             content["node.crt"] = keyring.certificate(name)
+            content |= {_PEERS: (_OF_PEERS + peers).encode()} if summed else {}
         new = [path for path, blob in content.items() if write(home / path, blob)]
         done[name] += f"; written: {', '.join(new)}" if new else "; its other files are unchanged"
     lines = [f"{name:11} {words}" for name, words in done.items()]
@@ -225,13 +233,14 @@ def _claim(site: Site) -> str:
     return clients if site.most_samples is None else f"{{clients: {clients}, most_samples: {site.most_samples}}}"
 
 
-def _texts_of_site(file: FederationFile, site: Site) -> dict[str, str]:
+def _texts_of_site(file: FederationFile, site: Site, summed: bool) -> dict[str, str]:
     """Files of a site's folder except its key, the authority's certificate and the configuration."""
     who = "client" if len(site.clients) == 1 else "clients"
     clients = f"{who} {', '.join(map(str, site.clients))}"
     command = (
         f'lit-fed node -c config.yaml --client_position "{json.dumps(site.clients, separators=(",", ":"))}" '
         f"--server {file.address} --ca ca.crt --certificate node.crt --key node.key --state_dir state"
+        f"{f' --peers {_PEERS}' * summed}"
     )
     return _texts(_OF_SITE, site.name, command, what=clients, address=file.address, clients=clients)
 
