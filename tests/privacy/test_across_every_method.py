@@ -17,7 +17,8 @@ from tests.support import ROOT, rows, saved_weights
 pytest.importorskip("dp_accounting")
 
 _OTHER = "what its server makes of updates is not a mean of what clients send"
-_OTHERS = ["fd_avg", "feddf", "fedexp", "fedgen", "fedmd", "fednova", "fedproto", "fedtgp", "hfedckd", "suwa", "uwa"]
+_OTHERS = ["fd_avg", "feddf", "fedexp", "fedgen", "fedmd", "fednova", "fedproto", "fedtgp", "hfedckd"]
+_OTHERS += ["ifca", "suwa", "uwa"]
 REFUSED = {
     **dict.fromkeys(_OTHERS, _OTHER),
     "local_only": "send nothing; leave it out",
