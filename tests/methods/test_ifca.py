@@ -39,7 +39,7 @@ def task(*to: float) -> LeastSquares:
 
 def models(made: Any) -> list[list[float]]:
     found: Tensor = made.run.federation.server[CLUSTERS]
-    return found[:, 0].tolist()  # type: ignore[no-any-return]
+    return found[:, 0].tolist()
 
 
 def test_two_rounds_by_hand(tmp_path: Path) -> None:
