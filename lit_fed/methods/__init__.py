@@ -38,6 +38,7 @@ from lit_fed.methods.frozen_heads import (
     FedETF,
     SphereFed,
 )
+from lit_fed.methods.ifca import IFCA
 from lit_fed.methods.lg_fedavg import LGFedAvg
 from lit_fed.methods.local_only import LocalOnly
 from lit_fed.methods.low_rank import FedExLoRA, FedSALoRA, FFALoRA, FLoRA, HetLoRA
@@ -52,6 +53,7 @@ from lit_fed.methods.server import ServerOptimizer
 __all__ = [
     "APFL",
     "FD",
+    "IFCA",
     "KD",
     "LD",
     "NTD",

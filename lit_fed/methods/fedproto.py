@@ -86,12 +86,9 @@ class Prototypes(Algorithm[AggregateT]):
                     "mlp: the last of hidden)"
                 )
         self.population = population
-        device = next(iter(next(iter(models.values())).parameters.values())).device
-        return {
-            PROTOTYPES: torch.zeros(classes, length, device=device),
-            KNOWN: torch.zeros(classes, device=device),
-            "begun": False,
-        }
+        weight = next(iter(next(iter(models.values())).parameters.values()))
+        like = torch.empty(0, device=weight.device, dtype=torch.promote_types(weight.dtype, torch.float32))
+        return {PROTOTYPES: like.new_zeros(classes, length), KNOWN: like.new_zeros(classes), "begun": False}
 
     def split(self, model: Model, round_idx: int) -> Split:
         """Everything stays, buffers too."""
@@ -153,8 +150,8 @@ class FedProto(Prototypes[Payload]):
             whose features differ in length.
 
     Note:
-        The authors' code takes the plain mean, and PFLlib gathers prototypes while weights move. A class that nobody
-        of a round has keeps its prototype. In tests, a class without one is never predicted.
+        The authors' code, PFLlib and HtFLlib take the plain mean, and gather prototypes while weights move. A class
+        that nobody of a round has keeps its prototype. In tests, a class without one is never predicted.
     """
 
     def __init__(self, weighting: Literal["samples", "uniform"] = "samples", **kwargs: Any) -> None:
@@ -218,7 +215,8 @@ class PrototypeHead(nn.Module):
         logits: Tensor = self.linear(features)
         if self.training:
             return logits
-        near = -torch.cdist(features.to(self.prototypes.dtype), self.prototypes)
+        dtype = torch.promote_types(logits.dtype, torch.float32)  # half precision has no cdist everywhere
+        near = -torch.cdist(features.to(dtype), self.prototypes.to(dtype)).to(logits.dtype)
         near = torch.where(self.known > 0, near, near.amin(1, keepdim=True) - 100)
         return torch.where(self.known.any(), near, logits)
 

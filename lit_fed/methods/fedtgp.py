@@ -42,12 +42,13 @@ class FedTGP(Prototypes[list[ClientUpdate]]):
 
     Note:
         As in the authors' code the hidden layer is as long as the features, and every class has a prototype after the
-        first round, also one that no client has sent.
+        first round, also one that no client has sent. λ, the server's epochs and the bound of δ are those of the
+        authors' published command; their program's own defaults are 1, 1,000 and 100.
     """
 
     def __init__(
         self,
-        lam: float = 0.1,
+        lam: float = 10.0,
         server_epochs: int = 100,
         server_lr: float = 0.01,
         server_batch_size: int = 10,
@@ -72,7 +73,7 @@ class FedTGP(Prototypes[list[ClientUpdate]]):
             made = nn.Sequential(
                 nn.Embedding(classes, length), nn.Linear(length, length), nn.ReLU(), nn.Linear(length, length)
             )
-        self.generator = made.to(server[PROTOTYPES].device)
+        self.generator = made.to(server[PROTOTYPES])
         return {**server, "generator": {name: tensor.clone() for name, tensor in made.state_dict().items()}}
 
     def reducer(self, server: Server) -> Reducer[list[ClientUpdate]]:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -480,10 +480,22 @@ class _Listening(Reducer[Any]):
 
 
 class _Own(list[Any]):
-    """Stands for the batches of a client's own data, where a method is asked for its phases."""
+    """Stands for the batches of a client's own data, where a method is asked for its start and its phases.
+
+    Args:
+        method: The method's name.
+    """
 
     num_samples = 0
     batch_size = 1
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self._method = method
+
+    def __iter__(self) -> NoReturn:
+        """Refuse a method that reads the batches itself."""
+        raise _beside(self._method, "train_loader")
 
 
 class _Guarded:
@@ -496,7 +508,7 @@ class _Guarded:
         """The loaders of the public set that were asked for."""
 
     def train_loader(self, *_args: Any, **_kwargs: Any) -> _Own:
-        return _Own()
+        return _Own(self._method)
 
     def public_loader(self, *args: Any, **kwargs: Any) -> Any:
         self.public.append(self._data.public_loader(*args, **kwargs))
@@ -504,12 +516,16 @@ class _Guarded:
 
     def __getattr__(self, name: str) -> Any:
         if name not in _PUBLIC:
-            raise ConfigError(
-                f"trainer.privacy cannot go around {self._method}: it reads {name} of a client's data beside the "
-                "gradient of its samples"
-            )
+            raise _beside(self._method, name)
         value = getattr(self._data, name)
         return _Guarded(value, self._method) if name == "census" else value
+
+
+def _beside(method: str, name: str) -> ConfigError:
+    return ConfigError(
+        f"trainer.privacy cannot go around {method}: it reads {name} of a client's data beside the gradient of its "
+        "samples"
+    )
 
 
 def _drawing(loader: Any) -> Any:

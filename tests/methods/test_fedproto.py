@@ -88,6 +88,12 @@ def test_the_head_is_linear_in_training_and_finds_the_nearest_prototype_in_evalu
     torch.testing.assert_close(head.train()(f), linear(f))
 
 
+def test_prototypes_have_the_precision_of_the_weights_and_at_least_float32(tmp_path: Path) -> None:
+    for precision, dtype in (("64-true", torch.float64), ("bf16-true", torch.float32)):
+        made = fit(tmp_path / precision, task(), Numbers(), FedProto(), max_rounds=1, precision=precision, protocols=[])
+        assert made.run.federation.server["prototypes"].dtype == dtype
+
+
 def test_a_class_without_prototype_has_no_distance(tmp_path: Path) -> None:
     made = fit(tmp_path, task(), Numbers(), FedProto(), max_rounds=1)
     method, server = made.run.federation.algorithm, made.run.federation.server

@@ -1,0 +1,109 @@
+"""IFCA against arithmetic: `tests.support.Points`, the first model at w = 0, the second where `Reset` says."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lit_fed import Classifier
+from lit_fed.data import ClassesPerClient, Digits
+from lit_fed.errors import ConfigError
+from lit_fed.methods import IFCA
+from lit_fed.protocols import ClientTest, GlobalTest
+from tests.methods.support import run_quickstart
+from tests.support import LeastSquares, Points, assert_same, fit, rows, saved_weights
+
+CLUSTERS = "clusters.network.weight"
+
+
+class Reset(nn.Linear):
+    """Begins anew at given weights."""
+
+    def __init__(self, to: Sequence[float]) -> None:
+        self.to_what = torch.tensor([to])
+        super().__init__(2, 1, bias=False)
+
+    def reset_parameters(self) -> None:
+        self.weight.data.copy_(self.to_what)
+
+
+def task(*to: float) -> LeastSquares:
+    made = LeastSquares()
+    made.network = Reset(to)
+    nn.init.zeros_(made.network.weight)
+    return made
+
+
+def models(made: Any) -> list[list[float]]:
+    found: Tensor = made.run.federation.server[CLUSTERS]
+    return found[:, 0].tolist()
+
+
+def test_two_rounds_by_hand(tmp_path: Path) -> None:
+    # θ = (0, 0) and (3, 9). Losses of client 0: ½·2² and ½·1², of client 1: ½·4² and ½·5²: each has its own cluster.
+    # Round 0: client 0: 3 − ½·1 = 2.5; client 1: 0 + ½·4 = 2. Round 1: 2.5 − ½·½ = 2.25; 2 + ½·2 = 3.
+    made = fit(tmp_path, task(3, 9), algorithm=IFCA(), protocols=[GlobalTest(), ClientTest()])
+    assert models(made) == [[0.0, 3.0], [2.25, 9.0]]
+    assert made.metrics["server/clusters"] == 2
+    assert made.metrics["clients/loss_mean"] == pytest.approx((0.25**2 + 1) / 4)
+    assert "global/loss" not in made.metrics
+    # Down two models of two numbers, up one and two numbers for the cluster; four bytes, two clients.
+    assert (made.metrics["comm/downlink_bytes"], made.metrics["comm/uplink_bytes"]) == (32, 32)
+
+
+@pytest.mark.parametrize(("weighting", "mean"), [("uniform", [2.75, 3.25]), ("samples", [2.875, 3.375])])
+def test_a_cluster_without_clients_stays(tmp_path: Path, weighting: Any, mean: list[float]) -> None:
+    # θ = (0, 0) and (3, 3): both take the second, to (2.5, 3) and (3, 3.5), with one sample and three.
+    made = fit(tmp_path, task(3, 3), algorithm=IFCA(weighting=weighting), max_rounds=1)
+    assert models(made) == [[0.0, 0.0], mean]
+    assert made.metrics["server/clusters"] == 1
+
+
+def test_with_one_cluster_it_is_fedavg(tmp_path: Path) -> None:
+    ifca = run_quickstart(
+        tmp_path / "ifca", "--algorithm", "IFCA", "--algorithm.clusters", "1", "--algorithm.weighting", "samples"
+    )
+    server = torch.load(ifca / "checkpoints" / "last.ckpt", weights_only=True)["server"]
+    only = {name.removeprefix("clusters."): tensor[0] for name, tensor in server.items()}
+    assert_same(only, saved_weights(run_quickstart(tmp_path / "fedavg")))
+
+
+def test_in_groups_it_is_one_client_after_the_other(tmp_path: Path) -> None:
+    def run(executor: str) -> Any:
+        torch.manual_seed(0)
+        net = Classifier("mlp", lambda p: torch.optim.SGD(p, lr=0.1), input_shape=(1, 8, 8))
+        data = Digits(num_clients=4, partition=ClassesPerClient(2), max_train_samples=200, batch_size=16)
+        return fit(tmp_path / executor, net, data, IFCA(), executor=executor, max_rounds=3, protocols=[ClientTest()])
+
+    alone, grouped = run("sequential"), run("vectorized")
+    for name, tensor in alone.run.federation.server.items():
+        torch.testing.assert_close(grouped.run.federation.server[name], tensor, rtol=1e-4, atol=1e-6)
+    assert [row["value"] for row in rows(alone.log_dir / "clients.csv") if row["metric"] == "uplink_bytes"] == [
+        row["value"] for row in rows(grouped.log_dir / "clients.csv") if row["metric"] == "uplink_bytes"
+    ]
+
+
+def test_clients_of_one_kind_come_together(tmp_path: Path) -> None:
+    # Clients 0 and 2 have y = 2 at x = (1, 0), clients 1 and 3 y = 4 at (0, 1): two clusters, each with its minimum.
+    made = fit(tmp_path, task(3, 9), Points(num_clients=4), IFCA(), max_rounds=20)
+    assert [models(made)[0][1], models(made)[1][0]] == pytest.approx([4.0, 2.0], abs=1e-4)
+
+
+def test_wrong_settings(tmp_path: Path) -> None:
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight.T
+
+    with pytest.raises(ConfigError, match=r"algorithm\.clusters is 0"):
+        IFCA(clusters=0)
+    bare = LeastSquares()
+    bare.network = Bare()
+    with pytest.raises(ConfigError, match="no module of the network has reset_parameters"):
+        fit(tmp_path, bare, algorithm=IFCA())
