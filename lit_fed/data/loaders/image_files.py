@@ -56,6 +56,10 @@ class ImageFiles(Dataset[Any]):
             image = self._augmentation.apply(image.unsqueeze(0), draws).squeeze(0)
         return image if self._labels is None else (image, self._labels[index])
 
+    def sizes(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Heights and widths (n, 2) of some files' images, from their headers."""
+        return np.array([image_size(Path(self._paths[index]))[::-1] for index in indices.tolist()], dtype=np.int64)
+
 
 def collate_images(samples: list[Any]) -> Any:
     """PyTorch's default batch of images x or pairs (x, y); bytes become float32 beside deeper images."""
