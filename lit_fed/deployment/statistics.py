@@ -37,6 +37,7 @@ from lit_fed.statistics.withheld import withheld
 ONLY = "--statistics"
 """The setting by which nodes for statistics and nodes for training refuse each other's servers."""
 _MOST_PARTS = 64  # of an exact sum
+_LARGEST_SUM, _LARGEST_UNIT = 1e100, 1e20  # of squares of float32, and their quotients' squares are finite
 _MOST_TABLE = 2**18  # numbers of an answer's histograms: 2 MiB
 
 
@@ -53,7 +54,7 @@ class StatisticsNode:
         data: The population, of which the node sets up its clients.
         clients: Positions of the node's clients.
         config: The resolved configuration.
-        least: Smallest number of samples that a count may tell of; the server may ask for more.
+        least: Smallest number of samples that a count may tell of; a server may ask for more, and not for less.
         noise: The noise of ``trainer.privacy``; None for exact statistics.
         together: Report all clients as one site.
         limit: Maximum size of a message, bytes.
@@ -159,13 +160,15 @@ def ask_message(client: int, boot: str, question: Question) -> Message:
 
 
 def read_question(message: Message, columns: int, least: int) -> Question:
-    """Validate a server's question; the node's own threshold holds if it is the larger."""
+    """Validate a server's question; refuse one with a smaller threshold than the node's own."""
     bins, ranges = message.get("bins", int), _floats(message.tensors.get("ranges", {}), "ranges", (columns, 2))
     if not 1 <= bins <= MOST_BINS or not 1 <= message.get("least", int) < 2**53 or np.isinf(ranges).any():
         raise WireError("the question for statistics is malformed; run the same lit_fed on both ends")
     if (ranges[:, 0] > ranges[:, 1]).any():
         raise WireError("a range of the question for statistics is empty; run the same lit_fed on both ends")
-    return Question(bins, max(least, message.get("least", int)), ranges)
+    if message.get("least", int) < least:
+        raise WireError(f"the node tells of no count below {least} samples; ask with --least {least}")
+    return Question(bins, message.get("least", int), ranges)
 
 
 _ARRAYS = ("classes", "count", "missing", "low", "high", "cells", "unit", "known")
@@ -183,8 +186,10 @@ def pack(site: Site) -> Message:
     return Message("answer", {"clients": site.clients}, {"site": tensors})
 
 
-def unpack(message: Message, columns: int, classes: int | None, question: Question, clients: int) -> Site:
-    """Validate a node's statistics; raise `WireError` if they are malformed, or too many clients are in them."""
+def unpack(
+    message: Message, columns: int, classes: int | None, question: Question, clients: int, exact: bool = True
+) -> Site:
+    """Validate a node's statistics; raise `WireError` if they are malformed, or of another number of clients."""
     if message.word == "failure":
         raise WireError(shown(message.get("cause", str)))
     if message.word != "answer" or message.get("clients", int) != clients:
@@ -194,10 +199,12 @@ def unpack(message: Message, columns: int, classes: int | None, question: Questi
         setattr(site, name, _floats(told, name, getattr(site, name).shape).copy())
     site.samples, site.clients = float(_floats(told, "samples", (1,))[0]), clients
     counts = np.concatenate([[site.samples], site.classes, site.count, site.missing, site.cells.reshape(-1)])
-    if np.isinf(counts).any() or (np.abs(counts) >= 2**53).any():
+    told_counts = counts[~np.isnan(counts)]
+    odd = exact and ((told_counts < 0) | (told_counts != np.floor(told_counts))).any()
+    if odd or (np.abs(told_counts) >= 2**53).any():
         raise WireError("a count of the statistics is not a number below 2^53; run the same lit_fed on both ends")
-    if not (np.isfinite(site.unit) & (site.unit > 0)).all():
-        raise WireError("a unit of the statistics is not above 0; run the same lit_fed on both ends")
+    if not ((site.unit >= 1 / _LARGEST_UNIT) & (site.unit <= _LARGEST_UNIT)).all():
+        raise WireError("a unit of the statistics is out of its range; run the same lit_fed on both ends")
     units = [Fraction(unit) for unit in site.unit.tolist()]
     site.total = [total / unit for total, unit in zip(_sums(told, "total", columns), units, strict=True)]
     site.squares = [sum_ / unit / unit for sum_, unit in zip(_sums(told, "squares", columns), units, strict=True)]
@@ -222,7 +229,7 @@ def _sums(told: Mapping[str, Tensor], name: str, columns: int) -> list[Fraction]
     tensor = told.get(name)
     parts = tensor.shape[1] if tensor is not None and tensor.dim() == 2 else 0
     table = _floats(told, name, (columns, min(parts, _MOST_PARTS)))
-    if not np.isfinite(table).all():
+    if not (np.abs(table) <= _LARGEST_SUM).all():  # which NaN is not
         raise WireError(f"{name!r} of the statistics is not finite; run the same lit_fed on both ends")
     return [sum(map(Fraction, row), Fraction()) for row in table.tolist()]
 
@@ -231,7 +238,7 @@ def _sums(told: Mapping[str, Tensor], name: str, columns: int) -> list[Fraction]
 
 
 def ask_nodes(
-    roster: Roster, data: FederatedDataModule, question: Question, seconds: float, together: bool
+    roster: Roster, data: FederatedDataModule, question: Question, seconds: float, together: bool, exact: bool = True
 ) -> dict[str, Site]:
     """Ask every client's node, one client of each node at a time; raise `ConfigError` without an answer."""
     columns: list[Column] = columns_of(data)
@@ -246,7 +253,7 @@ def ask_nodes(
 
         def read(node: int, message: Message, now: Mapping[int, int] = now) -> Site:
             count = len(roster.homes[node].clients) if now[node] == -1 else 1
-            return unpack(message, len(columns), data.num_classes, question, count)
+            return unpack(message, len(columns), data.num_classes, question, count, exact)
 
         answers = roster.ask(messages, max(seconds - (time.monotonic() - begun), 1.0), read)
         for node, client in now.items():

@@ -28,7 +28,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.privacy import SampleLevel
 from lit_fed.privacy.accounting import Mechanism, calibrate
 from lit_fed.privacy.keys import RunKey
-from lit_fed.statistics.site import Floats, Question, Site, batches_of, columns_of, edges, empty, unit_of
+from lit_fed.statistics.site import Floats, Question, Site, batches_of, classes_of, columns_of, edges, empty, unit_of
 
 _GRID = (
     2.0**-20
@@ -89,10 +89,9 @@ class Noise:
         sums = np.zeros((len(columns), 4 + question.bins + 2))  # finite, missing, mean, mean square, cells
         for client_id in clients:
             site.clients += 1
-            for size, labels, parts in batches_of(data, columns, client_id):
+            site.classes += classes_of(data, client_id)
+            for size, parts in batches_of(data, columns, client_id):
                 site.samples += size
-                if labels is not None:
-                    site.classes += np.bincount(labels, minlength=len(site.classes))
                 for place, values in parts.items():
                     flat = values.reshape(len(values), -1).astype(np.float64) / unit_of(data, columns[place])
                     sums[place] += np.trunc(_contributions(flat, question, place) / _GRID).sum(axis=0) * _GRID

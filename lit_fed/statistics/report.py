@@ -77,11 +77,11 @@ class Statistics:
         figures: dict[str, Any] = {"name": column.name, "role": column.role}
         figures |= {"count": _count(count), "missing": _count(site.missing[place])}
         mean = variance = low = high = None
-        if count > 0:
+        if count >= 1:
             exact = site.total[place] / Fraction(count)
             mean, variance = float(exact), max(0.0, float(site.squares[place] / Fraction(count) - exact * exact))
             if self.question.least <= 1 and self.privacy is None:
-                low, high = float(site.low[place]), float(site.high[place])
+                low, high = _number(site.low[place]), _number(site.high[place])
         figures |= {"mean": mean, "variance": variance, "std": None if variance is None else variance**0.5}
         figures |= {"minimum": low, "maximum": high}
         cells = site.cells[place]
@@ -103,10 +103,13 @@ class Statistics:
         lines = [f"{_shown(whole['samples'])} training samples {of}; {kind}"]
         heads = ("column", "role", "count", "missing", "mean", "std", "minimum", "maximum", "median", "within")
         body = [self._line(column) for column in whole["columns"][:_MOST_COLUMNS]]
-        lines += ["", *_table(heads, body)]
+        lines += ["", *_table(heads, body)] if body else []
         if more := len(self.columns) - _MOST_COLUMNS:
             lines += [f"… and {counted(more, 'column')} more in the file"] if more > 0 else []
-        lines.append(f"a median is known to within a histogram's cell, of {bins} by column; the file has 5 quantiles")
+        if body:
+            lines.append(
+                f"a median is known to within a histogram's cell, of {bins} by column; the file has 5 quantiles"
+            )
         if whole["classes"] is not None:
             lines += ["", "classes   " + self._classes(whole["classes"])]
         if self.sites:
@@ -175,7 +178,7 @@ def quantiles(cells: Floats, count: float, borders: Floats, withheld: bool) -> l
     """
     hidden, cells = np.isnan(cells), np.maximum(np.nan_to_num(cells), 0)  # noise may make a count negative
     seen, nothing = np.cumsum(cells), {"value": None, "low": None, "high": None}
-    if not count > 0 or hidden.all() or not seen[-1]:
+    if not count >= 1 or hidden.all() or not seen[-1]:
         return [{"q": q, **nothing} for q in QUANTILES]
     unseen = max(count - seen[-1], 0.0) if withheld else 0.0
     left, right = np.concatenate([[-np.inf], borders]), np.concatenate([borders, [np.inf]])
@@ -197,6 +200,10 @@ def said(privacy: Mapping[str, Any]) -> str:
         f"privacy: epsilon {privacy['epsilon']:.6g} at delta {privacy['delta']:g} for one training sample of a client"
     )
     return line if privacy["noise_from"] == "each site" else f"{line}; a simulation, whose noise follows from the seed"
+
+
+def _number(number: float) -> float | None:
+    return float(number) if math.isfinite(number) else None
 
 
 def _count(number: float) -> int | float | None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -122,13 +122,19 @@ def survey(data: FederatedDataModule, clients: Iterable[int], question: Question
     tally = _Tally(site, question)
     for client_id in clients:
         site.clients += 1
-        for size, labels, parts in batches_of(data, columns, client_id):
+        site.classes += classes_of(data, client_id)
+        for size, parts in batches_of(data, columns, client_id):
             site.samples += size
-            if labels is not None:
-                site.classes += np.bincount(labels, minlength=len(site.classes))
             for place, values in parts.items():
                 tally.add(place, values, float(site.unit[place]))
     return site
+
+
+def classes_of(data: FederatedDataModule, client_id: int) -> Floats:
+    """One client's samples by class, (num_classes,); NaN where the data know no sample's class."""
+    if not data.census.has_labels:
+        return np.full(data.num_classes or 0, np.nan)
+    return data.census.class_counts(client_id).astype(np.float64)
 
 
 def unit_of(data: FederatedDataModule, column: Column) -> float:
@@ -137,8 +143,8 @@ def unit_of(data: FederatedDataModule, column: Column) -> float:
     return float(steps[0]["max_value"]) if steps and steps[0].get("step") == "normalize" else 1.0
 
 
-Batch = tuple[int, NDArray[np.int64] | None, Mapping[int, NDArray]]  # type: ignore[type-arg]
-"""Number of samples, their classes, and their values (n, …) by column."""
+Batch = tuple[int, Mapping[int, NDArray[Any]]]
+"""Number of samples, and their values (n, …) by column."""
 
 
 def batches_of(data: FederatedDataModule, columns: Sequence[Column], client_id: int) -> Iterator[Batch]:
@@ -147,14 +153,13 @@ def batches_of(data: FederatedDataModule, columns: Sequence[Column], client_id: 
         role: [p for p, column in enumerate(columns) if column.role == role] for role in ("input", "size", "target")
     }
     for heights_widths in data.stored_sizes(client_id):
-        yield 0, None, dict(zip(places["size"], heights_widths.T, strict=True))
+        yield 0, dict(zip(places["size"], heights_widths.T, strict=True))
     for batch in data.stored_loader(client_id):
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise ConfigError("a batch of the data is not (inputs, targets); statistics need pairs")
         x, y = batch
-        size = len(y)
-        labels = y.cpu().numpy() if data.num_classes is not None else None
-        parts = dict[int, NDArray]()  # type: ignore[type-arg]
+        size = len(x)
+        parts = dict[int, NDArray[Any]]()
         if places["input"]:
             if not isinstance(x, torch.Tensor) or x.dim() < 2 or x.shape[1] != len(places["input"]):
                 form = tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
@@ -166,7 +171,7 @@ def batches_of(data: FederatedDataModule, columns: Sequence[Column], client_id: 
         if places["target"]:
             targets = y.cpu().numpy().reshape(size, -1)
             parts |= {place: targets[:, column] for column, place in enumerate(places["target"])}
-        yield size, labels, parts
+        yield size, parts
 
 
 class _Tally:
@@ -175,7 +180,7 @@ class _Tally:
     def __init__(self, site: Site, question: Question) -> None:
         self._site, self._question = site, question
 
-    def add(self, place: int, values: NDArray, unit: float) -> None:  # type: ignore[type-arg]
+    def add(self, place: int, values: NDArray[Any], unit: float) -> None:
         flat = values.reshape(-1)
         if flat.dtype == np.uint8:
             self._site.known[:, place] = 0.0, 1.0 if unit > 1 else 255.0

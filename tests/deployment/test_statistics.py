@@ -72,7 +72,7 @@ def asked(
     question = first_question(columns_of(data), bins, least, ranges, noise)
 
     def ask(now: Question) -> Any:
-        return ask_nodes(roster, data, now, 60, together)
+        return ask_nodes(roster, data, now, 60, together, noise is None)
 
     return take_statistics(data, ask, question, noise, by_client=not together)
 
@@ -117,8 +117,9 @@ def test_a_node_in_sums_tells_of_no_client(tmp_path: Path) -> None:
 
 def test_the_nodes_own_threshold_holds(tmp_path: Path) -> None:
     root = write_clients(tmp_path)
-    found = asked(lambda: arrays(root), nodes(lambda: arrays(root), [[0, 1, 2]], least=10), ranges={"*": [0, 1]})
-    assert found.as_dict()["clients"]["2"]["samples"] is None
+    (node,) = nodes(lambda: arrays(root), [[0, 1, 2]], least=10)
+    answer = decode(node.handle(encode(ask_message(0, node.boot, Question(6, 9, np.full((2, 2), np.nan))))))
+    assert answer.fields["cause"] == "the node tells of no count below 10 samples; ask with --least 10"
 
 
 def test_no_byte_tells_of_a_site_below_the_threshold(tmp_path: Path) -> None:
@@ -126,14 +127,15 @@ def test_no_byte_tells_of_a_site_below_the_threshold(tmp_path: Path) -> None:
     answers = []
     for shade in (3, 200):
         root = write_clients(tmp_path / str(shade))
-        np.savez(root / "client_2" / "data.npz", x_train=np.full((4, 4, 4, 2), shade, np.uint8), y_train=np.zeros(4, int),
-                 x_test=np.zeros((0, 4, 4, 2), np.uint8), y_test=np.zeros(0, int))  # fmt: skip
+        x, y = np.full((4, 4, 4, 2), shade, np.uint8), np.full(4, shade % 3)
+        np.savez(root / "client_2" / "data.npz", x_train=x, y_train=y, x_test=x[:0], y_test=y[:0])
         (node,) = nodes(lambda root=root: arrays(root), [[2]], least=5)
         node.boot = "ab"
         hello = Message("hello", {"protocol": 2, "version": _version(), "settings": node.settings})
         blobs = [node.handle(encode(hello))]
-        for ranges in (np.full((2, 2), np.nan), np.array([[0.0, 1.0]] * 2)):
-            blobs.append(node.handle(encode(ask_message(2, "ab", Question(6, 1, ranges)))))
+        both = (np.full((2, 2), np.nan), np.array([[0.0, 1.0]] * 2))
+        blobs += [node.handle(encode(ask_message(2, "ab", Question(6, 5, ranges)))) for ranges in both]
+        assert decode(blobs[2]).word == "answer"
         answers.append(blobs)
     assert answers[0] == answers[1]
 
@@ -190,7 +192,10 @@ def _answer(**changes: Any) -> Message:
         ({"squares": torch.full((2, 1), torch.nan, dtype=torch.float64)}, "'squares' of the statistics is not finite"),
         ({"samples": torch.tensor([torch.inf], dtype=torch.float64)}, "a count of the statistics is not a number"),
         ({"classes": torch.full((3,), 1e300, dtype=torch.float64)}, "a count of the statistics is not a number"),
-        ({"unit": torch.zeros(2, dtype=torch.float64)}, "a unit of the statistics is not above 0"),
+        ({"count": torch.tensor([1.5, 0], dtype=torch.float64)}, "a count of the statistics is not a number"),
+        ({"missing": torch.tensor([-1.0, 0], dtype=torch.float64)}, "a count of the statistics is not a number"),
+        ({"total": torch.full((2, 1), 1e200, dtype=torch.float64)}, "'total' of the statistics is not finite"),
+        ({"unit": torch.zeros(2, dtype=torch.float64)}, "a unit of the statistics is out of its range"),
         ({"clients": 2}, "the statistics are of other clients"),
     ],
 )

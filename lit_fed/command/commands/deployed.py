@@ -9,6 +9,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lit_fed.command.reading.parts import ReadParts, add_parts, build_parts, instantiate, set_seed
 from lit_fed.command.refusals.explain import missing
+from lit_fed.command.roots import PARTS
 from lit_fed.command.table import Call
 from lit_fed.data import FederatedDataModule
 from lit_fed.errors import ConfigError
@@ -23,10 +24,10 @@ class Made(NamedTuple):
     parts: ReadParts
 
 
-def add_run(parser: ArgumentParser) -> None:
+def add_run(parser: ArgumentParser, required: bool = True) -> None:
     """Add the options of a run: the same as of ``fit``."""
     parser.add_argument("-c", "--config", action="config", help="configuration of the run, the same on every machine")
-    add_parts(parser)
+    add_parts(parser, required)
 
 
 def make(call: Call, own: Collection[str]) -> Made:
@@ -37,6 +38,8 @@ def make(call: Call, own: Collection[str]) -> Made:
         own: Keys of the command's own settings, which are not part of the run.
     """
     settings, parser = call.settings, call.parser
+    if absent := [name for name in PARTS if settings[name] is None]:
+        raise ConfigError(missing(absent))
     set_seed(settings.trainer)
     parts, rest = build_parts(parser, settings)
     trainer = FederatedTrainer(**rest.trainer)

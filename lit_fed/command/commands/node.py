@@ -27,7 +27,7 @@ OWN = (
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of a run, and of the clients on this node."""
-    add_run(parser)
+    add_run(parser, required=False)  # the data are enough for statistics
     add_clients(parser, "clients on this node")
     parser.add_argument("--server", type=str, default="127.0.0.1:9092", help="address of the server")
     parser.add_argument("--state_dir", type=str, default="lit_fed_node", help="folder for the clients' states")

@@ -114,6 +114,6 @@ def _deployed(call: Call, made: MadeData, question: Question) -> Statistics:
         roster.gather(Gathering(**settings.gathering))
 
         def ask(asked: Question) -> dict[str, Site]:
-            return ask_nodes(roster, made.data, asked, settings.answer_s, together)
+            return ask_nodes(roster, made.data, asked, settings.answer_s, together, made.noise is None)
 
         return take_statistics(made.data, ask, question, made.noise, by_client=not together)
