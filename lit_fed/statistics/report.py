@@ -107,9 +107,7 @@ class Statistics:
         if more := len(self.columns) - _MOST_COLUMNS:
             lines += [f"… and {counted(more, 'column')} more in the file"] if more > 0 else []
         if body:
-            lines.append(
-                f"a median is known to within a histogram's cell, of {bins} by column; the file has 5 quantiles"
-            )
+            lines.append(f"a median is known to within a cell of {bins} by column; the file has five quantiles")
         if whole["classes"] is not None:
             lines += ["", "classes   " + self._classes(whole["classes"])]
         if self.sites:

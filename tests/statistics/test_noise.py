@@ -58,7 +58,7 @@ def _of(data: Any) -> tuple[Any, Question]:
 
 
 def test_no_sample_contributes_more_than_the_sensitivity() -> None:
-    """One presence, one class, and four parts of norm 1 for each column, also of values outside the range or missing."""
+    """One presence, one class, and four parts of norm 1 for each column, whatever its values are."""
     question = Question(4, 1, np.array([[-2.0, 3.0]]))
     drawn = np.random.default_rng(0).normal(0, 4, (500, 6))
     drawn[drawn > 6] = np.nan
@@ -102,13 +102,13 @@ def test_pixels_of_an_image_are_one_sample(tmp_path: Path) -> None:
 def test_refusals(tmp_path: Path) -> None:
     data, noise = table(write_table(tmp_path)), Noise(1.0, 1e-5)
     data.keeps_missing = True
-    with pytest.raises(ConfigError, match="trainer.privacy is ClientLevel, and statistics protect single samples"):
+    with pytest.raises(ConfigError, match=r"trainer.privacy is ClientLevel, and statistics protect single samples"):
         Noise.of(ClientLevel(1.0, 1.0))
     with pytest.raises(ConfigError, match=r"trainer.privacy.noise_multiplier is 0.0; give noise"):
         Noise.of(SampleLevel(1.0, 0.0))
-    with pytest.raises(ConfigError, match="--least is 3, and trainer.privacy adds noise"):
+    with pytest.raises(ConfigError, match=r"--least is 3, and trainer.privacy adds noise"):
         first_question(columns_of(data), 5, 3, RANGES, noise)
-    with pytest.raises(ConfigError, match="--ranges lacks 'dose'; with trainer.privacy values are cut to a range"):
+    with pytest.raises(ConfigError, match=r"--ranges lacks 'dose'; with trainer.privacy values are cut to a range"):
         first_question(columns_of(data), 5, 1, {"age": [0, 1]}, noise)
 
 
