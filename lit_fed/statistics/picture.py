@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ENDINGS = (".png", ".svg")
-_MOST_COLUMNS, _MOST_CLIENTS, _WIDE = 11, 40, 4
+_MOST_COLUMNS, _MOST_CLIENTS, _WIDE, _MOST_NAMED = 11, 40, 4, 12
 _ALL, _CLIENT, _WITHHELD = "#2a7fba", "#5f6b76", "#d98c2b"
 
 
@@ -51,9 +51,9 @@ def _histogram(axis: Any, statistics: Statistics, place: int) -> None:
         if site.count[place] > 0:
             shares = _shares(site.cells[place], site.count[place])
             axis.stairs(shares, borders, color=_CLIENT, linewidth=0.6, alpha=0.8, baseline=None)
-            hidden = np.isnan(shares)
-            middles = (borders[:-1] + borders[1:]) / 2
-            axis.plot(middles[hidden], np.zeros(hidden.sum()), "|", color=_WITHHELD, markersize=5, clip_on=False)
+            if (hidden := np.isnan(shares)).any():
+                middles = ((borders[:-1] + borders[1:]) / 2)[hidden]
+                axis.plot(middles, np.zeros(len(middles)), "|", color=_WITHHELD, markersize=5, clip_on=False)
     axis.set_ylim(bottom=0)
     if statistics.question.least > 1:
         axis.set_xlabel("orange: a client withholds the cell", fontsize=7)
@@ -69,7 +69,7 @@ def _clients(axis: Any, statistics: Statistics) -> None:
     places, names = np.arange(len(sites)), list(sites)
     classes = np.array([site.classes for site in sites.values()])
     samples = np.nan_to_num(np.array([site.samples for site in sites.values()]))
-    axis.bar(places, samples, color="#dfe4e8", width=0.85)
+    axis.bar(places, samples, color="#dfe4e8" if classes.size else _ALL, width=0.85)
     if classes.size:
         from matplotlib import colormaps
 
@@ -78,8 +78,11 @@ def _clients(axis: Any, statistics: Statistics) -> None:
         for label in range(count):
             height = np.maximum(np.nan_to_num(classes[:, label]), 0)
             colour = colours(label if count <= 20 else label / max(count - 1, 1))
-            axis.bar(places, height, bottom=below, color=colour, width=0.85)
+            name = statistics.class_names[label] if statistics.class_names else str(label)
+            axis.bar(places, height, bottom=below, color=colour, width=0.85, label=name[:12])
             below += height
+        if count <= _MOST_NAMED:
+            axis.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, reverse=True)
     for place, site in zip(places, sites.values(), strict=True):
         if np.isnan(site.samples):
             axis.plot(place, 0, "x", color=_WITHHELD, clip_on=False)

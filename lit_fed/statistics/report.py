@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lit_fed.data.population.figures import FORMAT
 from lit_fed.printing import counted
@@ -88,7 +89,7 @@ class Statistics:
         figures["cells"] = [_count(number) for number in cells[1:-1].tolist()]
         figures |= {"below": _count(cells[0]), "above": _count(cells[-1])}
         borders = edges(*self.question.ranges[place], self.question.bins)
-        bounds = quantiles(cells, count, borders, self.question.least > 1)
+        bounds = quantiles(cells, count, borders, site.masked[place] | np.isnan(cells))
         return figures | {"quantiles": bounds}
 
     # ------------------------------------------------------------------ the table
@@ -147,47 +148,46 @@ class Statistics:
 
     def _clients(self, rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
         inputs = [place for place, column in enumerate(self.columns) if column.role != "size"][:3]
-        heads = (
-            "client",
-            "samples",
-            *(f"mean of {_short(self.columns[place].name, 12)}" for place in inputs),
-            "classes",
-        )
+        heads = ["client", "samples", *(f"mean of {_short(self.columns[place].name, 12)}" for place in inputs)]
+        heads += ["classes"] if len(self.whole.classes) else []
         body = []
         for name, row in list(rows.items())[:_MOST_CLIENTS]:
             means = [_shown(row["columns"][place]["mean"]) for place in inputs]
-            counts = "" if row["classes"] is None else " ".join(map(_shown, row["classes"][:_MOST_CLASSES]))
-            body.append([_short(name), _shown(row["samples"]), *means, counts])
+            counts = [] if row["classes"] is None else [" ".join(map(_shown, row["classes"][:_MOST_CLASSES]))]
+            body.append([_short(name), _shown(row["samples"]), *means, *counts])
         more = len(rows) - _MOST_CLIENTS
         return [*_table(heads, body), *([f"… and {counted(more, 'client')} more in the file"] if more > 0 else [])]
 
 
-def quantiles(cells: Floats, count: float, borders: Floats, withheld: bool) -> list[dict[str, float | None]]:
+def quantiles(cells: Floats, count: float, borders: Floats, masked: NDArray[np.bool_]) -> list[dict[str, float | None]]:
     """Quantiles from a histogram's cells, each with bounds that hold it; null where no bound is known.
 
-    The q-quantile is the smallest value that at least q · count values do not exceed. Values of withheld cells may be
-    anywhere, so that bounds are then further apart than a cell's edges.
+    The q-quantile is the smallest value that at least q · count values do not exceed. Withheld values may be in any of
+    the cells that are withheld, so that bounds may be further apart than a cell's edges.
 
     Args:
         cells: Values below the range, in each cell, and above, (bins + 2,); NaN if withheld.
         count: All values.
         borders: Edges of the cells, (bins + 1,).
-        withheld: Whether the cells may lack values of the count.
+        masked: Which cells lack values that a site withholds.
     """
-    hidden, cells = np.isnan(cells), np.maximum(np.nan_to_num(cells), 0)  # noise may make a count negative
+    cells = np.maximum(np.nan_to_num(cells), 0)  # noise may make a count negative
     seen, nothing = np.cumsum(cells), {"value": None, "low": None, "high": None}
-    if not count >= 1 or hidden.all() or not seen[-1]:
+    if not count >= 1 or not seen[-1]:
         return [{"q": q, **nothing} for q in QUANTILES]
-    unseen = max(count - seen[-1], 0.0) if withheld else 0.0
+    unseen = max(count - seen[-1], 0.0) if masked.any() else 0.0
+    soonest = seen + unseen * np.logical_or.accumulate(masked)  # if all of them are in the first cell, or in the last
+    later = np.append(np.logical_or.accumulate(masked[::-1])[::-1][1:], False)  # a cell further on lacks some
+    latest = seen + unseen * ~later
     left, right = np.concatenate([[-np.inf], borders]), np.concatenate([borders, [np.inf]])
     found = list[dict[str, float | None]]()
     for q in QUANTILES:
         rank = q * (count if unseen else seen[-1])
-        first, last = (int(np.searchsorted(reached, rank)) for reached in (seen + unseen, seen))
-        low, high = float(left[first]), float(right[last]) if last < len(right) else np.inf
-        bounds = {"low": low if np.isfinite(low) else None, "high": high if np.isfinite(high) else None}
+        first, last = (int(np.searchsorted(reached, rank)) for reached in (soonest, latest))
+        low, high = float(left[first]), float(right[last])
+        bounds = {"low": _number(low), "high": _number(high)}
         inside = (rank - seen[first] + cells[first]) / cells[first] if first == last and cells[first] > 0 else 0.5
-        value = low + (high - low) * float(inside) if None not in bounds.values() else None
+        value = low + (high - low) * float(np.clip(inside, 0, 1)) if None not in bounds.values() else None
         found.append({"q": q, "value": value, **bounds})
     return found
 

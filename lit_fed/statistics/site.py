@@ -89,6 +89,7 @@ class Site:
         cells: Values below the range, in each cell, and above, (columns, bins + 2); (0, bins + 2) without ranges.
         unit: The stored value that stands for 1, by column: sums times it are finite binary numbers.
         known: Range by the type of the stored values alone, (2, columns): 0 to 1 of bytes, else NaN.
+        masked: Which cells a site withholds, (columns, bins + 2), like cells.
     """
 
     samples: float
@@ -103,6 +104,7 @@ class Site:
     cells: Floats
     unit: Floats
     known: Floats
+    masked: NDArray[np.bool_]
 
 
 def empty(columns: int, classes: int | None, question: Question) -> Site:
@@ -111,7 +113,8 @@ def empty(columns: int, classes: int | None, question: Question) -> Site:
     cells = np.zeros((columns if question.has_ranges else 0, question.bins + 2))
     low, high = np.full(columns, np.inf), np.full(columns, -np.inf)
     sums, known = (nothing, nothing.copy()), np.full((2, columns), np.nan)
-    return Site(0, 0, np.zeros(classes or 0), zeros, zeros.copy(), *sums, low, high, cells, np.ones(columns), known)
+    unit, masked = np.ones(columns), np.zeros(cells.shape, dtype=bool)
+    return Site(0, 0, np.zeros(classes or 0), zeros, zeros.copy(), *sums, low, high, cells, unit, known, masked)
 
 
 def survey(data: FederatedDataModule, clients: Iterable[int], question: Question) -> Site:
@@ -246,6 +249,7 @@ def joined(sites: Sequence[Site], columns: int, classes: int | None, question: Q
             whole.squares[place] += site.squares[place]
             if len(site.cells):
                 whole.cells[place] += np.nan_to_num(site.cells[place])
+                whole.masked[place] |= np.isnan(site.cells[place])
         whole.low, whole.high = np.fmin(whole.low, site.low), np.fmax(whole.high, site.high)
         whole.known = np.where(np.isnan(whole.known), site.known, whole.known)
     return whole

@@ -28,7 +28,9 @@ def withheld(site: Site, least: int) -> Site:
     if 0 < site.samples < least:
         nan, none = np.full(columns, np.nan), [Fraction()] * columns
         cells, classes = np.full_like(site.cells, np.nan), np.full_like(site.classes, np.nan)
-        return Site(np.nan, site.clients, classes, nan, nan, none, none, nan, nan, cells, site.unit, site.known)
+        return Site(
+            np.nan, site.clients, classes, nan, nan, none, none, nan, nan, cells, site.unit, site.known, site.masked
+        )
     told = replace(
         site,
         classes=_told(site.classes, least),

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lit_fed.statistics.report import quantiles
 from lit_fed.statistics.site import Question, empty
 from lit_fed.statistics.withheld import _told, withheld
 from tests.statistics.test_federation import table, taken, write_table
 
-RANGES = {"age": [20, 90], "dose": [999_999, 1_000_001], "flag": [0, 1]}
+RANGES = {"age": [20, 90], "dose": [999_990, 1_000_010], "flag": [0, 1]}
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=30), st.integers(2, 12))
@@ -67,14 +68,31 @@ def test_pixels_of_few_images_are_withheld() -> None:
 
 
 def test_quantiles_say_how_far_withheld_cells_may_move_them(tmp_path: Path) -> None:
-    path = write_table(tmp_path)
-    exact, told = (taken(table(path), least=least, ranges=RANGES).as_dict() for least in (1, 12))
-    for row, true in ((told[key], exact[key]) for key in ("all",)):
-        for column, whole in zip(row["columns"], true["columns"], strict=True):
-            for bound, one in zip(column["quantiles"], whole["quantiles"], strict=True):
-                if row["samples"] == true["samples"] and None not in (bound["low"], bound["high"]):
-                    assert bound["low"] <= one["low"]
-                    assert one["high"] <= bound["high"]
+    """Of what sites tell: a count is told with its column, and values of withheld cells lie in one of them."""
+    path = write_table(tmp_path, missing=False)
+    exact, told = (taken(table(path), least=least, ranges=RANGES).as_dict() for least in (1, 8))
+    assert told["all"]["samples"] == exact["all"]["samples"]
+    for column, whole in zip(told["all"]["columns"], exact["all"]["columns"], strict=True):
+        for bound, one in zip(column["quantiles"], whole["quantiles"], strict=True):
+            assert bound["low"] is None or bound["low"] <= one["low"]
+            assert bound["high"] is None or one["high"] <= bound["high"]
+
+
+@given(st.lists(st.integers(0, 30), min_size=3, max_size=12), st.integers(1, 12))
+def test_quantiles_lie_within_their_bounds(counts: list[int], least: int) -> None:
+    """A value in the middle of each cell, as often as its count says; NumPy's quantile of all is within the bounds."""
+    cells = np.array([0, *counts, 0], float)
+    if not cells.sum() >= least:
+        return
+    told = _told(cells, least)
+    borders = np.arange(len(counts) + 1.0)
+    values = np.repeat(np.arange(len(counts)) + 0.5, counts)
+    for bound in quantiles(told, cells.sum(), borders, np.isnan(told)):
+        true = np.quantile(values, bound["q"], method="inverted_cdf")
+        if not np.isnan(told).any():
+            assert (bound["low"], bound["high"]) == (true - 0.5, true + 0.5)
+        elif None not in (bound["low"], bound["high"]):
+            assert bound["low"] < true < bound["high"]
 
 
 def test_without_a_threshold_nothing_is_withheld() -> None:

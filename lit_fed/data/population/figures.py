@@ -47,6 +47,12 @@ class Figures:
                 f"{_KEY} {self.path} withholds the mean of {absent[0]!r}; take statistics again with a smaller "
                 "--least, or leave the column out"
             )
+        flat = [name for name, figures in found.items() if figures is not None and not figures[1]]
+        if self.is_noisy and flat:
+            raise ConfigError(
+                f"{_KEY} {self.path} has a variance of 0 for {flat[0]!r}, which the noise exceeds; take statistics "
+                "again with a larger epsilon or a narrower range"
+            )
         pairs = [figures for figures in found.values() if figures is not None]
         return [mean for mean, _ in pairs], [math.sqrt(variance) or 1.0 for _, variance in pairs]
 

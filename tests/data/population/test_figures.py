@@ -155,6 +155,11 @@ def test_a_private_run_takes_noisy_figures_only(tmp_path: Path) -> None:
     path, ranges = write_rows(tmp_path), {"a": [0, 100], "b": [-10, 10]}
     exact = statistics_of(rows(path), tmp_path / "exact.json")
     noisy = statistics_of(rows(path), tmp_path / "noisy.json", Noise.of(SampleLevel(1.0, 0.1)), ranges)
+    flat = json.loads(Path(noisy).read_text())
+    flat["all"]["columns"][0]["variance"] = 0.0
+    (tmp_path / "flat.json").write_text(json.dumps(flat))
+    with pytest.raises(ConfigError, match="has a variance of 0 for 'a', which the noise exceeds"):
+        rows(path, normalize=str(tmp_path / "flat.json")).setup()
     settings: Any = {"class_names": ["n", "y"]}
     assert "holds exact figures of all clients" in str(rows(path, normalize=exact, **settings).pooled())
     assert rows(path, normalize=noisy, **settings).pooled() is None
