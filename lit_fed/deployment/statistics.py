@@ -31,7 +31,7 @@ from lit_fed.engine.wire.totals import exact_parts
 from lit_fed.errors import ConfigError, LitFedError, WireError
 from lit_fed.statistics.federation import MOST_BINS
 from lit_fed.statistics.noise import Noise
-from lit_fed.statistics.site import Column, Question, Site, columns_of, empty, survey
+from lit_fed.statistics.site import Inquiry, SiteStatistics, Variable, columns_of, empty, survey
 from lit_fed.statistics.withheld import withheld
 
 ONLY = "--statistics"
@@ -141,7 +141,7 @@ class StatisticsNode:
             self.say(f"told the server statistics of {who}" + ("" if key else ": sums and extremes"))
         return self._told[client, key]
 
-    def _site(self, client: int, question: Question) -> Site:
+    def _site(self, client: int, question: Inquiry) -> SiteStatistics:
         clients = self.clients if client == -1 else [client]
         if self.together and client != -1:
             raise WireError("the node reports sums only")
@@ -153,13 +153,13 @@ class StatisticsNode:
 # ---------------------------------------------------------------------- messages
 
 
-def ask_message(client: int, boot: str, question: Question) -> Message:
+def ask_message(client: int, boot: str, question: Inquiry) -> Message:
     """The question for a client, or for all clients of a node (−1)."""
     fields = {"client": client, "boot": boot, "bins": question.bins, "least": question.least}
     return Message("statistics", fields, {"ranges": {"ranges": torch.from_numpy(question.ranges)}})
 
 
-def read_question(message: Message, columns: int, least: int) -> Question:
+def read_question(message: Message, columns: int, least: int) -> Inquiry:
     """Validate a server's question; refuse one with a smaller threshold than the node's own."""
     bins, ranges = message.get("bins", int), _floats(message.tensors.get("ranges", {}), "ranges", (columns, 2))
     if not 1 <= bins <= MOST_BINS or not 1 <= message.get("least", int) < 2**53 or np.isinf(ranges).any():
@@ -168,13 +168,13 @@ def read_question(message: Message, columns: int, least: int) -> Question:
         raise WireError("a range of the question for statistics is empty; run the same lit_fed on both ends")
     if message.get("least", int) < least:
         raise WireError(f"the node tells of no count below {least} samples; ask with --least {least}")
-    return Question(bins, message.get("least", int), ranges)
+    return Inquiry(bins, message.get("least", int), ranges)
 
 
 _ARRAYS = ("classes", "count", "missing", "low", "high", "cells", "unit", "known")
 
 
-def pack(site: Site) -> Message:
+def pack(site: SiteStatistics) -> Message:
     """A site's statistics as a message."""
     tensors: dict[str, Tensor] = {name: torch.from_numpy(np.array(getattr(site, name))) for name in _ARRAYS}
     units = [Fraction(unit) for unit in site.unit.tolist()]
@@ -187,8 +187,8 @@ def pack(site: Site) -> Message:
 
 
 def unpack(
-    message: Message, columns: int, classes: int | None, question: Question, clients: int, exact: bool = True
-) -> Site:
+    message: Message, columns: int, classes: int | None, question: Inquiry, clients: int, exact: bool = True
+) -> SiteStatistics:
     """Validate a node's statistics; raise `WireError` if they are malformed, or of another number of clients."""
     if message.word == "failure":
         raise WireError(shown(message.get("cause", str)))
@@ -238,20 +238,20 @@ def _sums(told: Mapping[str, Tensor], name: str, columns: int) -> list[Fraction]
 
 
 def ask_nodes(
-    roster: Roster, data: FederatedDataModule, question: Question, seconds: float, together: bool, exact: bool = True
-) -> dict[str, Site]:
+    roster: Roster, data: FederatedDataModule, question: Inquiry, seconds: float, together: bool, exact: bool = True
+) -> dict[str, SiteStatistics]:
     """Ask every client's node, one client of each node at a time; raise `ConfigError` without an answer."""
-    columns: list[Column] = columns_of(data)
+    columns: list[Variable] = columns_of(data)
     if question.has_ranges and len(columns) * (question.bins + 2) > _MOST_TABLE:
         raise ConfigError(f"--bins {question.bins} of {len(columns)} columns are too many for a message; give fewer")
-    sites = dict[str, Site]()
+    sites = dict[str, SiteStatistics]()
     begun = time.monotonic()
     queues = {node: [-1] if together else sorted(home.clients) for node, home in roster.homes.items()}
     while queues:
         now = {node: clients.pop(0) for node, clients in queues.items()}
         messages = {node: ask_message(client, roster.homes[node].boot, question) for node, client in now.items()}
 
-        def read(node: int, message: Message, now: Mapping[int, int] = now) -> Site:
+        def read(node: int, message: Message, now: Mapping[int, int] = now) -> SiteStatistics:
             count = len(roster.homes[node].clients) if now[node] == -1 else 1
             return unpack(message, len(columns), data.num_classes, question, count, exact)
 

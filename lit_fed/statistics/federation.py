@@ -15,7 +15,7 @@ from lit_fed.data.population.naming import called
 from lit_fed.errors import ConfigError
 from lit_fed.statistics.noise import Noise, sensitivity
 from lit_fed.statistics.report import Statistics
-from lit_fed.statistics.site import Column, Floats, Question, Site, columns_of, joined, survey
+from lit_fed.statistics.site import Floats, Inquiry, SiteStatistics, Variable, columns_of, joined, survey
 from lit_fed.statistics.withheld import withheld
 
 MOST_BINS = 1000
@@ -23,8 +23,8 @@ _OTHERS = "*"
 
 
 def first_question(
-    columns: Sequence[Column], bins: int, least: int, ranges: Mapping[str, Any] | None, noise: Noise | None
-) -> Question:
+    columns: Sequence[Variable], bins: int, least: int, ranges: Mapping[str, Any] | None, noise: Noise | None
+) -> Inquiry:
     """Check the command's settings, and make the question that sites get first.
 
     Args:
@@ -53,13 +53,13 @@ def first_question(
         ):
             raise ConfigError(f"--ranges.{name} is {range_!r}; give the least and the largest value, such as [0, 120]")
     others = given.get(_OTHERS, [math.nan] * 2)
-    question = Question(bins, least, np.array([given.get(one.name, others) for one in columns], float).reshape(-1, 2))
+    question = Inquiry(bins, least, np.array([given.get(one.name, others) for one in columns], float).reshape(-1, 2))
     if noise is not None and not question.has_ranges:
         _refuse_unknown(columns, question.ranges, "with trainer.privacy values are cut to a range")
     return question
 
 
-def second_question(columns: Sequence[Column], question: Question, whole: Site) -> Question:
+def second_question(columns: Sequence[Variable], question: Inquiry, whole: SiteStatistics) -> Inquiry:
     """The question with the ranges of all sites; the same where they were given."""
     found = np.stack([whole.low, whole.high], axis=1) if question.least <= 1 else whole.known.T
     found[~np.isfinite(found).all(axis=1) & (whole.count == 0)] = 0, 1  # of a column without values
@@ -69,19 +69,19 @@ def second_question(columns: Sequence[Column], question: Question, whole: Site) 
     return replace(question, ranges=ranges)
 
 
-def _refuse_unknown(columns: Sequence[Column], ranges: Floats, why: str) -> None:
+def _refuse_unknown(columns: Sequence[Variable], ranges: Floats, why: str) -> None:
     name = columns[int(np.flatnonzero(~np.isfinite(ranges).all(axis=1))[0])].name
     raise ConfigError(f"--ranges lacks {name!r}; {why}, so that its least and largest value must be given")
 
 
-Answers = Callable[[Question], Mapping[str, Site]]
+Answers = Callable[[Inquiry], Mapping[str, SiteStatistics]]
 """Asks all sites, and returns their answers by name."""
 
 
 def take_statistics(
     data: FederatedDataModule,
     ask: Answers,
-    question: Question,
+    question: Inquiry,
     noise: Noise | None = None,
     noise_from: str = "each site",
     by_client: bool = True,
@@ -111,7 +111,7 @@ def take_statistics(
 
 def simulated(
     data: FederatedDataModule,
-    question: Question,
+    question: Inquiry,
     noise: Noise | None = None,
     by_client: bool = True,
     seed: int = 0,
@@ -128,7 +128,7 @@ def simulated(
     clients = list(range(data.num_clients))
     groups = {called(data, one): [one] for one in clients} if by_client else {"all": clients}
 
-    def ask(asked: Question) -> dict[str, Site]:
+    def ask(asked: Inquiry) -> dict[str, SiteStatistics]:
         if noise is not None:
             return {
                 name: noise.survey(data, group, asked, noise.of_seed(seed, place))

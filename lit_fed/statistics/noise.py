@@ -28,7 +28,17 @@ from lit_fed.errors import ConfigError
 from lit_fed.privacy import SampleLevel
 from lit_fed.privacy.accounting import Mechanism, calibrate
 from lit_fed.privacy.keys import RunKey
-from lit_fed.statistics.site import Floats, Question, Site, batches_of, classes_of, columns_of, edges, empty, unit_of
+from lit_fed.statistics.site import (
+    Floats,
+    Inquiry,
+    SiteStatistics,
+    batches_of,
+    classes_of,
+    columns_of,
+    edges,
+    empty,
+    unit_of,
+)
 
 _GRID = (
     2.0**-20
@@ -81,8 +91,8 @@ class Noise:
         return np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
 
     def survey(
-        self, data: FederatedDataModule, clients: Iterable[int], question: Question, generator: np.random.Generator
-    ) -> Site:
+        self, data: FederatedDataModule, clients: Iterable[int], question: Inquiry, generator: np.random.Generator
+    ) -> SiteStatistics:
         """Take noisy statistics of some clients' samples together; counts are of samples, and may be negative."""
         columns = columns_of(data)
         site = empty(len(columns), data.num_classes, question)
@@ -118,7 +128,7 @@ def sensitivity(columns: int, has_classes: bool) -> float:
     return math.sqrt(1 + has_classes + 4 * columns)
 
 
-def _contributions(values: Floats, question: Question, place: int) -> Floats:
+def _contributions(values: Floats, question: Inquiry, place: int) -> Floats:
     """Contributions (n, 4 + bins + 2) of samples with values (n, p) of a column."""
     low, high = question.ranges[place]
     borders = edges(low, high, question.bins)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lit_fed.data.population.figures import FORMAT
 from lit_fed.printing import counted
-from lit_fed.statistics.site import Column, Floats, Question, Site, edges
+from lit_fed.statistics.site import Floats, Inquiry, SiteStatistics, Variable, edges
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MOST_COLUMNS, _MOST_CLIENTS, _MOST_CLASSES = 40, 30, 12  # of the table
@@ -34,10 +34,10 @@ class Statistics:
         privacy: Facts of the noise; None if the statistics are exact.
     """
 
-    columns: Sequence[Column]
-    question: Question
-    whole: Site
-    sites: Mapping[str, Site]
+    columns: Sequence[Variable]
+    question: Inquiry
+    whole: SiteStatistics
+    sites: Mapping[str, SiteStatistics]
     shape: tuple[int, ...]
     class_names: Sequence[str] | None = None
     privacy: Mapping[str, Any] | None = None
@@ -64,7 +64,7 @@ class Statistics:
         """The file's text."""
         return json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n"
 
-    def row(self, site: Site) -> dict[str, Any]:
+    def row(self, site: SiteStatistics) -> dict[str, Any]:
         """One site in plain Python values."""
         return {
             "samples": _count(site.samples),
@@ -73,7 +73,7 @@ class Statistics:
             "columns": [self._column(site, place) for place in range(len(self.columns))],
         }
 
-    def _column(self, site: Site, place: int) -> dict[str, Any]:
+    def _column(self, site: SiteStatistics, place: int) -> dict[str, Any]:
         column, count = self.columns[place], site.count[place]
         figures: dict[str, Any] = {"name": column.name, "role": column.role}
         figures |= {"count": _count(count), "missing": _count(site.missing[place])}

@@ -28,31 +28,31 @@ _LARGEST = float(np.finfo(np.float32).max)
 _MOST_VALUES = 2**22  # values of a column at a time
 
 
-class Column(NamedTuple):
+class Variable(NamedTuple):
     """A column of a table, a channel of images, a size, or a numerical target."""
 
     name: str
     role: Role
 
 
-def columns_of(data: FederatedDataModule) -> list[Column]:
+def columns_of(data: FederatedDataModule) -> list[Variable]:
     """The columns of a population, known without its samples; none of texts."""
-    columns = list[Column]()
+    columns = list[Variable]()
     if getattr(data, "vocab_size", None) is None:
         kind = "channel" if len(data.input_shape) > 1 else "input"
         names = getattr(data, "feature_names", None) or [f"{kind} {place}" for place in range(data.input_shape[0])]
-        columns += [Column(name, "input") for name in names]
+        columns += [Variable(name, "input") for name in names]
         if type(data).image_sizes is not FederatedDataModule.image_sizes:  # else all images have the shape of an input
-            columns += [Column("height", "size"), Column("width", "size")]
+            columns += [Variable("height", "size"), Variable("width", "size")]
     if data.num_classes is None:
         count = 1 if data.output_shape == () else data.output_shape[0]
         names = getattr(data, "target_names", None) or [f"target {place}" for place in range(count)]
-        columns += [Column(name, "target") for name in names]
+        columns += [Variable(name, "target") for name in names]
     return columns
 
 
 @dataclass(frozen=True)
-class Question:
+class Inquiry:
     """The question that every site gets.
 
     Args:
@@ -73,7 +73,7 @@ class Question:
 
 
 @dataclass
-class Site:
+class SiteStatistics:
     """Statistics of some samples. A count of NaN is withheld, and so is everything else of its column.
 
     Args:
@@ -107,17 +107,19 @@ class Site:
     masked: NDArray[np.bool_]
 
 
-def empty(columns: int, classes: int | None, question: Question) -> Site:
+def empty(columns: int, classes: int | None, question: Inquiry) -> SiteStatistics:
     """Statistics of no samples."""
     zeros, nothing = np.zeros(columns), [Fraction()] * columns
     cells = np.zeros((columns if question.has_ranges else 0, question.bins + 2))
     low, high = np.full(columns, np.inf), np.full(columns, -np.inf)
     sums, known = (nothing, nothing.copy()), np.full((2, columns), np.nan)
     unit, masked = np.ones(columns), np.zeros(cells.shape, dtype=bool)
-    return Site(0, 0, np.zeros(classes or 0), zeros, zeros.copy(), *sums, low, high, cells, unit, known, masked)
+    return SiteStatistics(
+        0, 0, np.zeros(classes or 0), zeros, zeros.copy(), *sums, low, high, cells, unit, known, masked
+    )
 
 
-def survey(data: FederatedDataModule, clients: Iterable[int], question: Question) -> Site:
+def survey(data: FederatedDataModule, clients: Iterable[int], question: Inquiry) -> SiteStatistics:
     """Take the statistics of some clients' training samples together, without withholding anything."""
     columns = columns_of(data)
     site = empty(len(columns), data.num_classes, question)
@@ -140,7 +142,7 @@ def classes_of(data: FederatedDataModule, client_id: int) -> Floats:
     return data.census.class_counts(client_id).astype(np.float64)
 
 
-def unit_of(data: FederatedDataModule, column: Column) -> float:
+def unit_of(data: FederatedDataModule, column: Variable) -> float:
     """The stored value of a column that stands for 1."""
     steps = data.preprocessing() if column.role == "input" else None
     return float(steps[0]["max_value"]) if steps and steps[0].get("step") == "normalize" else 1.0
@@ -150,7 +152,7 @@ Batch = tuple[int, Mapping[int, NDArray[Any]]]
 """Number of samples, and their values (n, …) by column."""
 
 
-def batches_of(data: FederatedDataModule, columns: Sequence[Column], client_id: int) -> Iterator[Batch]:
+def batches_of(data: FederatedDataModule, columns: Sequence[Variable], client_id: int) -> Iterator[Batch]:
     """One client's training samples as stored."""
     places = {
         role: [p for p, column in enumerate(columns) if column.role == role] for role in ("input", "size", "target")
@@ -180,7 +182,7 @@ def batches_of(data: FederatedDataModule, columns: Sequence[Column], client_id: 
 class _Tally:
     """Adds batches of values to a site's statistics."""
 
-    def __init__(self, site: Site, question: Question) -> None:
+    def __init__(self, site: SiteStatistics, question: Inquiry) -> None:
         self._site, self._question = site, question
 
     def add(self, place: int, values: NDArray[Any], unit: float) -> None:
@@ -233,7 +235,7 @@ def exact_sum(values: Floats, weights: NDArray[np.int64] | None = None) -> Fract
     return Fraction(total, 1 << (_LOWEST + 2 * _BITS + 1))
 
 
-def joined(sites: Sequence[Site], columns: int, classes: int | None, question: Question) -> Site:
+def joined(sites: Sequence[SiteStatistics], columns: int, classes: int | None, question: Inquiry) -> SiteStatistics:
     """Statistics of several sites together, of what no site withholds."""
     whole = empty(columns, classes, question)
     for site in sites:

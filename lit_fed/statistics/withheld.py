@@ -7,10 +7,10 @@ from fractions import Fraction
 
 import numpy as np
 
-from lit_fed.statistics.site import Floats, Site
+from lit_fed.statistics.site import Floats, SiteStatistics
 
 
-def withheld(site: Site, least: int) -> Site:
+def withheld(site: SiteStatistics, least: int) -> SiteStatistics:
     """Withhold what fewer than `least` samples are in.
 
     - A site of fewer samples withholds everything.
@@ -28,7 +28,7 @@ def withheld(site: Site, least: int) -> Site:
     if 0 < site.samples < least:
         nan, none = np.full(columns, np.nan), [Fraction()] * columns
         cells, classes = np.full_like(site.cells, np.nan), np.full_like(site.classes, np.nan)
-        return Site(
+        return SiteStatistics(
             np.nan, site.clients, classes, nan, nan, none, none, nan, nan, cells, site.unit, site.known, site.masked
         )
     told = replace(

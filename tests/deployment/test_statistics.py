@@ -29,7 +29,7 @@ from lit_fed.errors import ConfigError, WireError
 from lit_fed.statistics.federation import first_question, simulated, take_statistics
 from lit_fed.statistics.noise import Noise
 from lit_fed.statistics.report import Statistics
-from lit_fed.statistics.site import Question, columns_of, empty, survey
+from lit_fed.statistics.site import Inquiry, columns_of, empty, survey
 from lit_fed.statistics.withheld import withheld
 from tests.command.support import error_of
 from tests.deployment.serving_support import free_address
@@ -71,7 +71,7 @@ def asked(
     roster.gather(Gathering(wait_s=2))
     question = first_question(columns_of(data), bins, least, ranges, noise)
 
-    def ask(now: Question) -> Any:
+    def ask(now: Inquiry) -> Any:
         return ask_nodes(roster, data, now, 60, together, noise is None)
 
     return take_statistics(data, ask, question, noise, by_client=not together)
@@ -111,14 +111,14 @@ def test_a_node_in_sums_tells_of_no_client(tmp_path: Path) -> None:
     found = asked(lambda: arrays(root), at, together=True).as_dict()
     assert found["clients"] == {}
     assert found == here(lambda: arrays(root), by_client=False).as_dict()
-    refusal = at[0].handle(encode(ask_message(0, at[0].boot, Question(6, 1, np.full((2, 2), np.nan)))))
+    refusal = at[0].handle(encode(ask_message(0, at[0].boot, Inquiry(6, 1, np.full((2, 2), np.nan)))))
     assert decode(refusal).fields["cause"] == "the node reports sums only"
 
 
 def test_the_nodes_own_threshold_holds(tmp_path: Path) -> None:
     root = write_clients(tmp_path)
     (node,) = nodes(lambda: arrays(root), [[0, 1, 2]], least=10)
-    answer = decode(node.handle(encode(ask_message(0, node.boot, Question(6, 9, np.full((2, 2), np.nan))))))
+    answer = decode(node.handle(encode(ask_message(0, node.boot, Inquiry(6, 9, np.full((2, 2), np.nan))))))
     assert answer.fields["cause"] == "the node tells of no count below 10 samples; ask with --least 10"
 
 
@@ -134,7 +134,7 @@ def test_no_byte_tells_of_a_site_below_the_threshold(tmp_path: Path) -> None:
         hello = Message("hello", {"protocol": 2, "version": _version(), "settings": node.settings})
         blobs = [node.handle(encode(hello))]
         both = (np.full((2, 2), np.nan), np.array([[0.0, 1.0]] * 2))
-        blobs += [node.handle(encode(ask_message(2, "ab", Question(6, 5, ranges)))) for ranges in both]
+        blobs += [node.handle(encode(ask_message(2, "ab", Inquiry(6, 5, ranges)))) for ranges in both]
         assert decode(blobs[2]).word == "answer"
         answers.append(blobs)
     assert answers[0] == answers[1]
@@ -172,7 +172,7 @@ def test_nodes_for_training_and_for_statistics_refuse_each_others_servers(tmp_pa
 
 
 def _answer(**changes: Any) -> Message:
-    site = empty(2, 3, Question(6, 1, np.array([[0.0, 1.0]] * 2)))
+    site = empty(2, 3, Inquiry(6, 1, np.array([[0.0, 1.0]] * 2)))
     tensors = dict(pack(site).tensors["site"])
     tensors |= {name: value for name, value in changes.items() if isinstance(value, torch.Tensor)}
     for name in [name for name, value in changes.items() if value is None]:
@@ -200,7 +200,7 @@ def _answer(**changes: Any) -> Message:
     ],
 )
 def test_a_nodes_answer_is_untrusted(changes: Any, line: str) -> None:
-    question = Question(6, 1, np.array([[0.0, 1.0]] * 2))
+    question = Inquiry(6, 1, np.array([[0.0, 1.0]] * 2))
     unpack(_answer(), 2, 3, question, 0)
     with pytest.raises(WireError, match=line):
         unpack(_answer(**changes), 2, 3, question, 0)
@@ -210,7 +210,7 @@ def test_a_nodes_answer_is_untrusted(changes: Any, line: str) -> None:
     "fields", [{"bins": 0}, {"bins": 1001}, {"bins": "6"}, {"least": 0}, {"least": 1.5}, {"ranges": 3}]
 )
 def test_a_servers_question_is_untrusted(fields: Any) -> None:
-    plain = ask_message(0, "ab", Question(6, 1, np.array([[0.0, 1.0]] * 2)))
+    plain = ask_message(0, "ab", Inquiry(6, 1, np.array([[0.0, 1.0]] * 2)))
     ranges = torch.zeros(3, 2, dtype=torch.float64) if fields.pop("ranges", None) else plain.tensors["ranges"]["ranges"]
     with pytest.raises(WireError):
         read_question(Message("statistics", {**plain.fields, **fields}, {"ranges": {"ranges": ranges}}), 2, 1)
@@ -220,7 +220,7 @@ def test_sums_cross_exactly(tmp_path: Path) -> None:
     root = write_clients(tmp_path)
     data = arrays(root)
     data.setup()
-    question = Question(6, 1, np.array([[0.0, 1.0]] * 2))
+    question = Inquiry(6, 1, np.array([[0.0, 1.0]] * 2))
     site = withheld(survey(data, [0, 1], question), 1)
     found = unpack(decode(encode(pack(site))), 2, 3, question, 2)
     assert (found.total, found.squares) == (site.total, site.squares)

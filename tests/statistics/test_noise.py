@@ -15,7 +15,7 @@ from lit_fed.privacy import ClientLevel, SampleLevel
 from lit_fed.privacy.accounting import gaussian_delta
 from lit_fed.statistics.federation import first_question, simulated
 from lit_fed.statistics.noise import Noise, _contributions, card, sensitivity
-from lit_fed.statistics.site import Question, columns_of
+from lit_fed.statistics.site import Inquiry, columns_of
 from tests.statistics.test_federation import table, write_table
 
 pytest.importorskip("dp_accounting")
@@ -51,7 +51,7 @@ def test_almost_without_noise_the_figures_are_the_exact_ones(tmp_path: Path) -> 
             assert (column["minimum"], column["maximum"]) == (None, None)
 
 
-def _of(data: Any) -> tuple[Any, Question]:
+def _of(data: Any) -> tuple[Any, Inquiry]:
     data.keeps_missing = True
     data.setup()
     return data, first_question(columns_of(data), 5, 1, RANGES, None)
@@ -59,7 +59,7 @@ def _of(data: Any) -> tuple[Any, Question]:
 
 def test_no_sample_contributes_more_than_the_sensitivity() -> None:
     """One presence, one class, and four parts of norm 1 for each column, whatever its values are."""
-    question = Question(4, 1, np.array([[-2.0, 3.0]]))
+    question = Inquiry(4, 1, np.array([[-2.0, 3.0]]))
     drawn = np.random.default_rng(0).normal(0, 4, (500, 6))
     drawn[drawn > 6] = np.nan
     drawn[:5] = np.array([[np.nan] * 6, [-2] * 6, [3] * 6, [99] * 6, [-99] * 6])

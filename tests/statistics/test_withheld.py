@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_fed.statistics.report import quantiles
-from lit_fed.statistics.site import Question, empty
+from lit_fed.statistics.site import Inquiry, empty
 from lit_fed.statistics.withheld import _told, withheld
 from tests.statistics.test_federation import table, taken, write_table
 
@@ -46,7 +46,7 @@ def test_no_count_of_the_file_is_below_the_threshold(tmp_path: Path, least: int)
 
 
 def test_a_site_below_the_threshold_is_withheld_and_named(tmp_path: Path) -> None:
-    """Site c has about a tenth of 192 rows."""
+    """SiteStatistics c has about a tenth of 192 rows."""
     found = taken(table(write_table(tmp_path)), least=30, ranges=RANGES)
     row = found.as_dict()["clients"]["c"]
     assert row["samples"] is None
@@ -60,7 +60,7 @@ def test_a_site_below_the_threshold_is_withheld_and_named(tmp_path: Path) -> Non
 
 def test_pixels_of_few_images_are_withheld() -> None:
     """20 pixels of one image in a cell, and at least 3 images asked for: 41 pixels take three."""
-    site = empty(1, None, Question(2, 3, np.array([[0.0, 1.0]])))
+    site = empty(1, None, Inquiry(2, 3, np.array([[0.0, 1.0]])))
     site.samples, site.count[0], site.cells[0] = 10, 200, [0, 40, 160, 0]
     assert np.isnan(withheld(site, 3).cells[0, 1])
     site.cells[0] = [0, 41, 159, 0]
@@ -96,5 +96,5 @@ def test_quantiles_lie_within_their_bounds(counts: list[int], least: int) -> Non
 
 
 def test_without_a_threshold_nothing_is_withheld() -> None:
-    site: Any = empty(1, 2, Question(2, 1, np.array([[0.0, 1.0]])))
+    site: Any = empty(1, 2, Inquiry(2, 1, np.array([[0.0, 1.0]])))
     assert withheld(site, 1) is site

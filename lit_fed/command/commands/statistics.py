@@ -28,7 +28,7 @@ from lit_fed.statistics.federation import first_question, simulated, take_statis
 from lit_fed.statistics.noise import card
 from lit_fed.statistics.picture import ENDINGS, draw
 from lit_fed.statistics.report import Statistics
-from lit_fed.statistics.site import Question, Site, columns_of
+from lit_fed.statistics.site import Inquiry, SiteStatistics, columns_of
 
 OWN = (
     "bins", "least", "ranges", "report", "output", "picture", "overwrite", "server", "bind", "answer_s", "gathering",
@@ -95,13 +95,13 @@ def run(call: Call) -> int:
     return 0
 
 
-def _simulated(call: Call, made: MadeData, question: Question) -> Statistics:
+def _simulated(call: Call, made: MadeData, question: Inquiry) -> Statistics:
     made.data.prepare_data()
     made.data.setup("fit")
     return simulated(made.data, question, made.noise, call.settings.report == "clients", made.seed)
 
 
-def _deployed(call: Call, made: MadeData, question: Question) -> Statistics:
+def _deployed(call: Call, made: MadeData, question: Inquiry) -> Statistics:
     """Ask nodes that were started with ``--statistics``."""
     settings, together = call.settings, call.settings.report == "aggregate"
     keep_private()
@@ -113,7 +113,7 @@ def _deployed(call: Call, made: MadeData, question: Question) -> Statistics:
         roster = new_roster(grid, made.data, made.config, log_line, settings.most_bytes, node_keys)
         roster.gather(Gathering(**settings.gathering))
 
-        def ask(asked: Question) -> dict[str, Site]:
+        def ask(asked: Inquiry) -> dict[str, SiteStatistics]:
             return ask_nodes(roster, made.data, asked, settings.answer_s, together, made.noise is None)
 
         return take_statistics(made.data, ask, question, made.noise, by_client=not together)
