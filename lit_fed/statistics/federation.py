@@ -19,6 +19,7 @@ from lit_fed.statistics.site import Floats, Inquiry, SiteStatistics, Variable, c
 from lit_fed.statistics.withheld import withheld
 
 MOST_BINS = 1000
+_MOST_SAMPLES = 2**40
 _OTHERS = "*"
 
 
@@ -35,7 +36,7 @@ def first_question(
         noise: The noise, for which every range must be given, because extremes are single samples' values.
     """
     check_range("--bins", bins, least=1, most=MOST_BINS)
-    check_range("--least", least, least=1)
+    check_range("--least", least, least=1, most=_MOST_SAMPLES)
     if noise is not None and least > 1:
         raise ConfigError(
             f"--least is {least}, and trainer.privacy adds noise, which hides single samples; leave it out"
