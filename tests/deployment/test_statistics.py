@@ -150,10 +150,10 @@ def test_a_second_histogram_is_refused(tmp_path: Path) -> None:
     """Its difference to the first would hold the values between two edges, were they a single sample's."""
     root = write_clients(tmp_path)
     at = nodes(lambda: arrays(root), [[0, 1, 2]], least=3)
-    first = asked(lambda: arrays(root), at, ranges={"*": [0, 1]}).as_dict()
-    assert asked(lambda: arrays(root), at, ranges={"*": [0, 1]}).as_dict() == first
+    first = asked(lambda: arrays(root), at, least=3, ranges={"*": [0, 1]}).as_dict()
+    assert asked(lambda: arrays(root), at, least=3, ranges={"*": [0, 1]}).as_dict() == first
     with pytest.raises(ConfigError, match="no statistics of 0 within 60 s; see its node's log"):
-        asked(lambda: arrays(root), at, ranges={"*": [0, 0.99]})
+        asked(lambda: arrays(root), at, least=3, ranges={"*": [0, 0.99]})
 
 
 def test_nodes_for_training_and_for_statistics_refuse_each_others_servers(tmp_path: Path) -> None:

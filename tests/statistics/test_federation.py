@@ -119,7 +119,7 @@ def test_pixels_by_channel_on_the_scale_of_data_mean(tmp_path: Path) -> None:
 def test_neither_batches_nor_clients_change_a_bit(tmp_path: Path) -> None:
     path = write_table(tmp_path)
     whole = taken(table(path)).as_dict()["all"]
-    assert taken(table(path, batch_size=7)).as_dict()["all"] == whole
+    assert taken(table(path, test_batch_size=7)).as_dict()["all"] == whole
     assert taken(table(path), by_client=False).as_dict() == {**taken(table(path)).as_dict(), "clients": {}}
 
 
@@ -181,7 +181,7 @@ def test_memory_is_that_of_a_batch() -> None:
     """A client's batches are freed one by one: when the next comes, the one before alone is still referenced."""
     import weakref
 
-    data = Digits(num_clients=2)
+    data = Digits(num_clients=2, test_batch_size=20)
     data.setup()
     loader, alive = data.stored_loader, list[Any]()
 

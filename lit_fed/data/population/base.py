@@ -528,8 +528,9 @@ class FederatedDataModule(LightningDataModule, ABC):
         return viewed(loader, self.seen(client_id), generator)
 
     def stored_loader(self, client_id: int) -> Loader:
-        """One client's training batches (x, y) as stored, in their order."""
-        return self.make_stored_loader(Batches("train", self._ready.of(client_id).train[client_id], self.batch_size))
+        """One client's training samples as stored, in their order and in batches (x, y) of `test_batch_size`."""
+        indices = self._ready.of(client_id).train[client_id]
+        return self.make_stored_loader(Batches("train", indices, self.test_batch_size))
 
     def stored_sizes(self, client_id: int) -> Iterator[NDArray[np.int64]]:
         """Heights and widths (n, 2) of one client's training images, in batches; see `image_sizes`."""

@@ -145,7 +145,7 @@ def test_settings_that_contradict_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.standardise is False, and data\.normalize is given"):
         rows(path, normalize=file, standardise=False)
     with pytest.raises(ConfigError, match="has 2 channels, and inputs have 1; take statistics of these data"):
-        Digits(normalize=file).setup()
+        Digits(normalize=file).preprocessing()
     with pytest.raises(ConfigError, match="has 2 channels, and inputs have 3"):
         ClientFolders(root=str(tmp_path), normalize=file)
 
