@@ -23,7 +23,7 @@ def draw(statistics: Statistics) -> Figure:
 
     columns = list(enumerate(statistics.columns[:_MOST_COLUMNS]))
     panels = len(columns) + 1
-    wide = min(panels, _WIDE)
+    wide = min(_WIDE, max(2, -(-panels // 2)))
     tall = -(-panels // wide)
     figure = Figure(figsize=(3.1 * wide, 2.5 * tall + 0.5), dpi=120, layout="constrained")
     axes = np.atleast_1d(figure.subplots(tall, wide)).reshape(-1)
