@@ -88,7 +88,8 @@ class Statistics:
         cells = site.cells[place]
         figures["cells"] = [_count(number) for number in cells[1:-1].tolist()]
         figures |= {"below": _count(cells[0]), "above": _count(cells[-1])}
-        borders = edges(*self.question.ranges[place], self.question.bins)
+        least, most = self.question.ranges[place].tolist()
+        borders = edges(least, most, self.question.bins)
         bounds = quantiles(cells, count, borders, site.masked[place] | np.isnan(cells))
         return figures | {"quantiles": bounds}
 

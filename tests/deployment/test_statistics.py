@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def arrays(root: Path) -> ClientArrays:
 
 
 def nodes(make: Callable[[], Any], homes: Sequence[Sequence[int]], **kwargs: Any) -> list[StatisticsNode]:
-    quiet = {"least": 1, "say": lambda line: None} | kwargs
+    quiet: dict[str, Any] = {"least": 1, "say": lambda line: None} | kwargs
     return [StatisticsNode(make(), clients, CONFIG, **quiet) for clients in homes]
 
 
@@ -67,7 +68,7 @@ def asked(
     data = make()
     data.keeps_missing = True
     grid = MemoryGrid({place: wrap(place, node.handle) for place, node in enumerate(at)})
-    roster = new_roster(grid, data, CONFIG, lambda line: None)  # type: ignore[arg-type]
+    roster = new_roster(grid, data, CONFIG, lambda line: None)
     roster.gather(Gathering(wait_s=2))
     question = first_question(columns_of(data), bins, least, ranges, noise)
 
@@ -129,7 +130,7 @@ def test_no_byte_tells_of_a_site_below_the_threshold(tmp_path: Path) -> None:
         root = write_clients(tmp_path / str(shade))
         x, y = np.full((4, 4, 4, 2), shade, np.uint8), np.full(4, shade % 3)
         np.savez(root / "client_2" / "data.npz", x_train=x, y_train=y, x_test=x[:0], y_test=y[:0])
-        (node,) = nodes(lambda root=root: arrays(root), [[2]], least=5)
+        (node,) = nodes(partial(arrays, root), [[2]], least=5)
         node.boot = "ab"
         hello = Message("hello", {"protocol": 2, "version": _version(), "settings": node.settings})
         blobs = [node.handle(encode(hello))]
@@ -240,18 +241,8 @@ def test_by_the_command_line_over_sockets(tmp_path: Path) -> None:
             process = start_cli("node", "-c", "data.yaml", *words, cwd=tmp_path)
             stack.callback(process.wait, 30)
             stack.callback(process.terminate)
-        words = (
-            "statistics",
-            "-c",
-            "data.yaml",
-            *asked_for,
-            "there.png",
-            "--output",
-            "there.json",
-            "--server",
-            address,
-        )
-        there = run_cli(*words, cwd=tmp_path)
+        written = ("there.png", "--output", "there.json", "--server", address)
+        there = run_cli("statistics", "-c", "data.yaml", *asked_for, *written, cwd=tmp_path)
     assert there.returncode == 0, there.stderr
     here = run_cli("statistics", "-c", "data.yaml", *asked_for, "here.png", "--output", "here.json", cwd=tmp_path)
     assert (tmp_path / "there.json").read_text() == (tmp_path / "here.json").read_text()

@@ -304,8 +304,9 @@ class DecodedImages(DatasetModule):
     @override
     def image_sizes(self, indices: IntArray) -> Iterator[NDArray[np.int64]]:
         files = self._datasets["plain"]
-        for start in range(0, len(indices) if isinstance(files, ImageFiles) else 0, self.batch_size):
-            yield files.sizes(indices[start : start + self.batch_size])
+        if isinstance(files, ImageFiles):
+            for start in range(0, len(indices), self.test_batch_size):
+                yield files.sizes(indices[start : start + self.test_batch_size])
 
     @override
     def preprocessing(self) -> list[Step]:
