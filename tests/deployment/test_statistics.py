@@ -157,6 +157,22 @@ def test_a_second_histogram_is_refused(tmp_path: Path) -> None:
         asked(lambda: arrays(root), at, least=3, ranges={"*": [0, 0.99]})
 
 
+def test_noise_is_added_on_the_node_once(tmp_path: Path) -> None:
+    """The same question gets the same answer, as another draw could be averaged; a restarted node draws anew."""
+    root, noise, ranges = write_clients(tmp_path), Noise(2.0, 1e-5), {"*": [0, 1]}
+    answers = []
+    for _ in range(2):
+        at = nodes(lambda: arrays(root), [[0, 1], [2]], noise=noise)
+        answers += [asked(lambda: arrays(root), at, ranges=ranges, noise=noise).as_dict() for _ in range(2)]
+    assert answers[0] == answers[1] != answers[2] == answers[3]
+    assert answers[0]["privacy"]["noise_from"] == "each site"
+    assert all(answers[0]["clients"][name]["samples"] != size for name, size in (("0", 30), ("1", 20), ("2", 4)))
+    hello = Message("hello", {"protocol": 2, "version": _version(), "settings": at[0].settings})
+    assert decode(at[0].handle(encode(hello))).fields["clients"]["0"]["samples"] == 0
+    refusal = decode(at[0].handle(encode(ask_message(0, at[0].boot, Inquiry(6, 1, np.full((2, 2), np.nan))))))
+    assert "the ranges of noisy statistics must be given" in refusal.fields["cause"]
+
+
 def test_nodes_for_training_and_for_statistics_refuse_each_others_servers(tmp_path: Path) -> None:
     root = write_clients(tmp_path)
     with pytest.raises(ConfigError) as error:
