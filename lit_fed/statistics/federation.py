@@ -106,8 +106,7 @@ def take_statistics(
     whole = joined([*sites.values()], len(columns), data.num_classes, question)
     delta = sensitivity(len(columns), data.num_classes is not None)
     privacy = None if noise is None else noise.facts(noise_from, delta)
-    told = sites if by_client else {}
-    return Statistics(columns, question, whole, told, data.input_shape, data.class_names, privacy)
+    return Statistics(columns, question, whole, sites, by_client, data.input_shape, data.class_names, privacy)
 
 
 def simulated(

@@ -28,7 +28,8 @@ class Statistics:
         columns: The columns.
         question: The question that the sites got, with its ranges.
         whole: All sites together, of what they do not withhold.
-        sites: The sites by the clients' names; empty if sites report in sums only.
+        answers: The sites by name: of the clients, or of nodes that report in sums only.
+        by_client: Whether a site is a client, of which the file may tell.
         shape: Shape of an input.
         class_names: Names of the classes, if they have names.
         privacy: Facts of the noise; None if the statistics are exact.
@@ -37,10 +38,16 @@ class Statistics:
     columns: Sequence[Variable]
     question: Inquiry
     whole: SiteStatistics
-    sites: Mapping[str, SiteStatistics]
+    answers: Mapping[str, SiteStatistics]
+    by_client: bool
     shape: tuple[int, ...]
     class_names: Sequence[str] | None = None
     privacy: Mapping[str, Any] | None = None
+
+    @property
+    def sites(self) -> Mapping[str, SiteStatistics]:
+        """The clients of which the file may tell."""
+        return self.answers if self.by_client else {}
 
     def as_dict(self) -> dict[str, Any]:
         """The file's content, in plain Python values: null where a figure is withheld or does not exist."""
@@ -126,12 +133,12 @@ class Statistics:
 
     def hidden(self) -> str:
         """What sites withhold, in words."""
-        whole = [name for name, site in self.sites.items() if math.isnan(site.samples)]
-        others = [site for site in self.sites.values() if not math.isnan(site.samples)] or [self.whole]
+        whole = [name for name, site in self.answers.items() if math.isnan(site.samples)]
+        others = [site for name, site in self.answers.items() if name not in whole]
         columns = sum(int(np.isnan(site.count).sum()) for site in others)
         classes = sum(int(np.isnan(site.classes).sum()) for site in others)
         cells = sum(int(np.isnan(site.cells[~np.isnan(site.count)]).sum()) for site in others)
-        parts = [f"client {', '.join(whole[:8])}{', …' if len(whole) > 8 else ''}"] if whole else []
+        parts = [f"all of {', '.join(whole[:8])}{', …' if len(whole) > 8 else ''}"] if whole else []
         named = ((columns, "column"), (classes, "class count"), (cells, "histogram cell"))
         return ", ".join([*parts, *(counted(count, noun) for count, noun in named if count)])
 

@@ -52,7 +52,7 @@ def test_a_site_below_the_threshold_is_withheld_and_named(tmp_path: Path) -> Non
     assert row["samples"] is None
     assert set(row["classes"]) == {None}
     assert {column["mean"] for column in row["columns"]} == {None}
-    assert "withheld: client c" in found.text()
+    assert "withheld: all of c" in found.text()
     rows = found.as_dict()
     assert rows["all"]["clients"] == 2
     assert rows["all"]["samples"] == rows["clients"]["a"]["samples"] + rows["clients"]["b"]["samples"]
