@@ -277,6 +277,7 @@ def test_commands_are_found() -> None:
         "results",
         "cost",
         "simulate",
+        "statistics",
         "node",
         "federate",
         "configs",
@@ -389,7 +390,7 @@ def test_the_quickstart_ends_where_the_readme_says(at_root: Path) -> None:
 
 def test_every_kind_of_data_in_the_gallery_has_a_command_and_a_picture() -> None:
     _, *sections = re.split(r"^## ", TEXT[ROOT / "docs/gallery.md"], flags=re.MULTILINE)
-    assert [section.splitlines()[0] for section in sections] == ["Poses", "Text", "Sensors", "Tables"]
+    assert [section.splitlines()[0] for section in sections] == ["Poses", "Text", "Sensors", "Tables", "Statistics"]
     for section in sections:
         assert re.search(r"^lit-fed fit -c", section, re.MULTILINE)
         (picture,) = re.findall(r"^!\[.+\]\((.+\.png)\)$", section, re.MULTILINE)

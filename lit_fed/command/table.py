@@ -81,6 +81,7 @@ COMMANDS = {
         "Write certificates, keys and a folder for each end of a federation.", _own("provision"), own_files=True
     ),
     "split": Command("Write a data set as one folder per client, to try a federation out.", _own("split")),
+    "statistics": Command("Count and describe a federation's data, before any training.", _own("statistics")),
     "cost": Command("Count the bytes that a run will send, without running it.", _own("cost")),
     "simulate": Command("Draw a paper's figure from simulations.", "lit_fed.studies.simulations.run_simulation"),
     "configs": Command("List the configuration files of the package.", _own("list_configs"), own_files=True),

@@ -20,6 +20,7 @@ from lit_fed.deployment.ends import Alert, ending_by_signal, split_address
 from lit_fed.deployment.frames import GOODBYE, METHOD, SERVICE, Joiner, frames, options  # before grpc, which it sets up
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.security import Security
+from lit_fed.deployment.statistics import StatisticsNode
 from lit_fed.deployment.wire import shown
 from lit_fed.errors import ConfigError, WireError
 
@@ -224,7 +225,7 @@ class _Waiting:
         self._contact, self._begun, self._said = datetime.now().astimezone(), None, 0.0
 
 
-def serve(node: Node, address: str, security: Security, proxy: str | None = None) -> None:
+def serve(node: Node | StatisticsNode, address: str, security: Security, proxy: str | None = None) -> None:
     """Run a node until the process is stopped."""
     security.check(address)
     security.try_out()
@@ -236,7 +237,7 @@ def serve(node: Node, address: str, security: Security, proxy: str | None = None
         attend(node, stack.enter_context(Line(address, security, node.say, node.limit, proxy)))
 
 
-def attend(node: Node, line: Line) -> None:
+def attend(node: Node | StatisticsNode, line: Line) -> None:
     """Do the server's work; raise `ConfigError` if the server rejects this node."""
     while True:
         try:

@@ -15,6 +15,7 @@ from lit_fed.callbacks import Callback
 from lit_fed.checks import check_range
 from lit_fed.data.partitions.cut import named
 from lit_fed.data.population.census import ClientReport, Scale
+from lit_fed.data.population.figures import fingerprint
 from lit_fed.deployment.ends import Alert
 from lit_fed.deployment.frozen import Hashes
 from lit_fed.deployment.heard import LONGEST_GREETING, greeting, hear
@@ -47,6 +48,8 @@ def agreed(config: str) -> dict[str, str]:
     content = read_yaml(config) or {}
     trainer, data = content.get("trainer") or {}, content.get("data") or {}
     settings = {key: value for key, value in (data.get("init_args") or {}).items() if key not in OWN_DATA}
+    if isinstance(file := settings.get("normalize"), str):  # its figures are common, its place is each end's own
+        settings["normalize"] = fingerprint(file)
     agreed_on = {key: trainer[key] for key in _TRAINER if key in trainer}
     if isinstance(private := agreed_on.get("privacy"), Mapping):
         own = OWN_PRIVACY.get(str(private.get("class_path")).rpartition(".")[2], OWN_PRIVACY["ClientLevel"])
@@ -253,10 +256,9 @@ class Roster:
             client_id: report.samples for home in self.homes.values() for client_id, report in home.clients.items()
         }
         most = max(samples, key=lambda client_id: (samples[client_id], -client_id))
-        self.say(
-            f"all {self.num_clients} clients are connected, on {len(self.homes)} nodes, with {sum(samples.values()):,} "
-            f"training samples; client {most} has the most, {samples[most]:,}"
-        )
+        told = f", with {sum(samples.values()):,} training samples; client {most} has the most, {samples[most]:,}"
+        here = f"all {self.num_clients} clients are connected, on {len(self.homes)} nodes"
+        self.say(here + (told if samples[most] else ""))
         if together := [client_id for home in self.homes.values() if home.sums for client_id in home.clients]:
             self.say(
                 f"the nodes of {named(together)} report metrics in sums only: clients.csv lacks these clients, and "

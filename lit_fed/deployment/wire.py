@@ -24,7 +24,7 @@ from lit_fed.engine.wire.totals import Total, exact_sum
 from lit_fed.errors import WireError
 
 T = TypeVar("T")
-Word = Literal["hello", "held", "train", "ask", "secure", "keep", "answer", "failure"]
+Word = Literal["hello", "held", "train", "ask", "secure", "keep", "statistics", "answer", "failure"]
 
 PROTOCOL = 3
 """Version of the wire protocol, which must match."""

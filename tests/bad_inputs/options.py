@@ -174,6 +174,7 @@ def own_options(draw: random.Random) -> Iterator[Case]:
             "study": ["--jobs", "--profile", "--only"],
             "simulate": ["--processes", "--simulate"],
             "cost": ["--trainer.max_rounds", "--model.init_args.num_classes"],
+            "statistics": ["--bins", "--least", "--ranges", "--report"],
             "export": ["--ckpt_path", "--shape", "--dtype", "--onnx", "--modules", "--overwrite"],
             "configs": ["--folder"],
             "copy": ["--output", "--name"],
@@ -181,7 +182,7 @@ def own_options(draw: random.Random) -> Iterator[Case]:
         }
         name = draw.choice([*options])
         option = draw.choice(options[name])
-        config = {"study": study, "simulate": figure, "cost": QUICKSTART}.get(name)
+        config = {"study": study, "simulate": figure, "cost": QUICKSTART, "statistics": QUICKSTART}.get(name)
         files = [] if config is None else ["-c", config]
         yield Case(f"{name} {option}={value!r}", [name, *files, f"{option}={value}"])
 

@@ -269,6 +269,7 @@ def test_help_names_commands_and_settings(capsys):
         "federate",
         "provision",
         "split",
+        "statistics",
         "cost",
         "simulate",
         "configs",

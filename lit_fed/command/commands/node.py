@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
-from lit_fed.command.commands.deployed import add_run, make
+from lit_fed.command.commands.deployed import add_run, make, make_data
 from lit_fed.command.reading.own import add_clients, chosen
 from lit_fed.command.table import Call
 from lit_fed.data.population.naming import called
@@ -15,19 +15,20 @@ from lit_fed.deployment.calling import serve
 from lit_fed.deployment.ends import check_public, keep_private, log_line, proxy_of, sole_user
 from lit_fed.deployment.node import Node, Report
 from lit_fed.deployment.security import Security
+from lit_fed.deployment.statistics import StatisticsNode
 from lit_fed.deployment.summing import signer_of
 from lit_fed.deployment.wire import MOST_BYTES
 from lit_fed.errors import ConfigError
 
 OWN = (
     "client", "client_position", "server", "state_dir", "histogram", "report", "report_least", "most_bytes", "ca",
-    "certificate", "key", "proxy", "peers",
+    "certificate", "key", "proxy", "peers", "statistics",
 )  # fmt: skip
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of a run, and of the clients on this node."""
-    add_run(parser)
+    add_run(parser, required=False)  # the data are enough for statistics
     add_clients(parser, "clients on this node")
     parser.add_argument("--server", type=str, default="127.0.0.1:9092", help="address of the server")
     parser.add_argument("--state_dir", type=str, default="lit_fed_node", help="folder for the clients' states")
@@ -37,6 +38,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--report_least", type=int, default=2, help="smallest number of clients whose sum is reported, with aggregate"
+    )
+    parser.add_argument(
+        "--statistics",
+        type=int | None,
+        default=None,
+        help="answer `lit-fed statistics` and nothing else: smallest number of samples that a count may tell of",
     )
     parser.add_argument("--most_bytes", type=int, default=MOST_BYTES, help="size of the largest message received")
     parser.add_argument("--ca", type=str | None, default=None, help="certificate of the authority, for TLS")
@@ -66,6 +73,22 @@ def make_node(call: Call) -> Node:
     )  # fmt: skip
 
 
+def make_statistics_node(call: Call) -> StatisticsNode:
+    """Make the node that answers statistics alone."""
+    settings, made = call.settings, make_data(call, OWN)
+    if (clients := chosen(made.data, settings)) is None:
+        raise ConfigError("--client is missing; see lit-fed node --help")
+    together = settings.report == "aggregate"
+    if together and len(clients) < settings.report_least:
+        raise ConfigError(
+            f"--report aggregate sends sums of at least {settings.report_least} clients, and this node has "
+            f"{len(clients)}; lower --report_least, with 1 a sum may be a single client's statistics"
+        )
+    return StatisticsNode(
+        made.data, clients, made.config, settings.statistics, made.noise, together, settings.most_bytes, log_line
+    )
+
+
 def run(call: Call) -> int:
     """Serve until Ctrl-C."""
     settings = call.settings
@@ -74,8 +97,14 @@ def run(call: Call) -> int:
     security, proxy = Security(settings.ca, settings.certificate, settings.key), proxy_of(settings.proxy)
     security.check(settings.server)
     with suppress(KeyboardInterrupt), sole_user(Path(settings.state_dir), "--state_dir"):
-        node = make_node(call)
-        who = ", ".join(called(node.federation.data, client_id) for client_id in node.clients)
+        node: Node | StatisticsNode
+        if settings.statistics is None:
+            node = make_node(call)
+            data = node.federation.data
+        else:
+            node = make_statistics_node(call)
+            data = node.data
+        who = ", ".join(called(data, client_id) for client_id in node.clients)
         log_line(f"client{'s' if len(node.clients) > 1 else ''} {who} of {settings.server}; Ctrl-C ends it")
         serve(node, settings.server, security, proxy)
     return 0

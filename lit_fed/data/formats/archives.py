@@ -93,7 +93,7 @@ class ArrayFile(ImageDataModule):
     def pooled(self) -> str | None:
         if self._num_classes_given is None and self.num_classes is not None:
             return "data.num_classes is counted over all clients' labels; give it"
-        return None
+        return super().pooled()
 
     @property
     @override
@@ -306,7 +306,7 @@ class ClientArrays(ImageDataModule):
     def pooled(self) -> str | None:
         if self._max_value_given is None:
             return "data.max_value is taken from all clients' inputs; set it, to 255 for bytes and 1 for others"
-        return None
+        return super().pooled()
 
     @override
     def input_scale(self, client_id: int) -> Scale | None:

@@ -22,6 +22,7 @@ from lit_fed.data.loaders.transforms import Normalize
 from lit_fed.data.partitions.csr import held_out
 from lit_fed.data.partitions.cut import Part, Parts, joined
 from lit_fed.data.partitions.partition import Natural, Partition
+from lit_fed.data.population.figures import figures_instead_of
 from lit_fed.data.population.files import NewInputs, is_arrays
 from lit_fed.data.population.in_memory import TensorDataModule
 from lit_fed.data.population.naming import in_order, numbered
@@ -36,6 +37,7 @@ Notation = Literal["whole", "decimal", "number", "text"]
 """Form of a cell: ``7``, ``7.0``, ``7.5``, or anything else."""
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 _LARGEST = float(np.finfo(np.float32).max)
+_MISSING = ("", "na", "n/a", "nan", "null", "none")
 _WHOLE = re.compile(r"[+-]?\d{1,18}")
 
 
@@ -79,9 +81,12 @@ class Columns:
             return [text if _WHOLE.fullmatch(text) else str(int(float(text))) for text in texts]
         return texts
 
-    def numbers(self, name: str, setting: str) -> NDArray[np.float64]:
-        """A column as numbers."""
+    def numbers(self, name: str, setting: str, keeps_missing: bool = False) -> NDArray[np.float64]:
+        """A column as numbers; with `keeps_missing`, NaN where a cell is empty or says that it is missing."""
         column = self.raw(name, setting)
+        if keeps_missing and column.dtype.kind == "O":
+            cells = [np.nan if str(cell).strip().lower() in _MISSING else cell for cell in column.tolist()]
+            column = np.array(cells, dtype=object)
         if column.dtype.kind not in "biufO":
             raise ConfigError(f"{self.path}: {name} holds {column.dtype}, and {setting} needs numbers; leave it out")
         try:
@@ -98,7 +103,8 @@ class Columns:
                         ) from None
                     raise self._wrong(name, column, row, "a number") from None
             raise
-        if len(wrong := np.flatnonzero(~(np.abs(numbers) <= _LARGEST))):  # and NaN is not either
+        told = np.abs(numbers) <= _LARGEST  # which NaN is not either
+        if len(wrong := np.flatnonzero(~(told | (keeps_missing & np.isnan(numbers))))):
             raise self._wrong(name, column, int(wrong[0]), "a finite number of 32 bits")
         return numbers
 
@@ -236,6 +242,8 @@ class Table(TensorDataModule):
         standardise: Whether to shift and scale features.
         mean: Shift of each feature, in the features' order; null for the mean of the training rows.
         std: Scale of each feature; null for the standard deviation of the training rows.
+        normalize: File of ``lit-fed statistics``, whose means and standard deviations take the place of `mean` and
+            `std`.
         partition: Cuts the rows into clients; null for the file's own clients, `Natural`, or else `IID`.
         kwargs: The population's other settings, see `FederatedDataModule`.
 
@@ -260,6 +268,7 @@ class Table(TensorDataModule):
         standardise: bool = True,
         mean: list[float] | None = None,
         std: list[float] | None = None,
+        normalize: str | None = None,
         partition: Partition | None = None,
         **kwargs: Any,
     ) -> None:
@@ -277,8 +286,10 @@ class Table(TensorDataModule):
             raise ConfigError(f"data.features names {both[0]!r}, which is the target or the client; leave it out")
         self._single, self._features_given, self._client = isinstance(target, str), features, client
         self.test_fraction, self._strata, self._standardise = test_fraction, strata, standardise
-        if (mean is None) != (std is None) or (mean is not None and not standardise):
-            raise ConfigError("data.mean and data.std belong together, and to data.standardise; give both or neither")
+        self._figures = figures_instead_of(normalize, mean, std)
+        if (mean is not None or normalize is not None) and not standardise:
+            given = "mean" if normalize is None else "normalize"
+            raise ConfigError(f"data.standardise is False, and data.{given} is given; leave one out")
         if class_names is not None and kind == "numbers":
             raise ConfigError("data.class_names are for classes, and data.kind is numbers; leave one out")
         self._names_given, self._scale_given = class_names, None if mean is None or std is None else (mean, std)
@@ -308,6 +319,11 @@ class Table(TensorDataModule):
         """The features' columns, in the order of the network's inputs."""
         self._rows()
         return self._feature_names
+
+    @property
+    def target_names(self) -> list[str]:
+        """The targets' columns, in the order of the network's outputs."""
+        return self._target
 
     @property
     @override
@@ -341,7 +357,9 @@ class Table(TensorDataModule):
 
     @override
     def pooled(self) -> str | None:
-        if self._standardise and self._scale_given is None:
+        if self._figures is not None and (why := self._figures.exact()) is not None:
+            return why
+        if self._standardise and self._scale_given is None and self._figures is None:
             return (
                 "data.standardise takes mean and deviation over all clients' rows; give data.mean and data.std, or set "
                 "it to false"
@@ -523,7 +541,8 @@ class Table(TensorDataModule):
         Raises:
             ConfigError: A column is missing, or a cell is not a number.
         """
-        wide = np.stack([columns.numbers(name, setting) for name in self._feature_names], axis=1)
+        keeps = self.keeps_missing
+        wide = np.stack([columns.numbers(name, setting, keeps) for name in self._feature_names], axis=1)
         with np.errstate(over="ignore"):
             return wide.astype(np.float32)
 
@@ -542,6 +561,8 @@ class Table(TensorDataModule):
     def _scale_of(self, x: NDArray[np.float32]) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of each feature; 0 and 1 without `standardise`."""
         width = x.shape[1]
+        if self._figures is not None:
+            return self._figures.of_inputs(self._feature_names)
         if self._scale_given is not None:
             for name, values in zip(("mean", "std"), self._scale_given, strict=True):
                 if len(values) != width:

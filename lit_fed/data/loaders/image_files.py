@@ -61,6 +61,10 @@ class ImageFiles(Dataset[Any]):
         """An image as `read_image` returns it."""
         return read_image(self._paths[index], self._grayscale)
 
+    def sizes(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Heights and widths (n, 2) of some files' images, from their headers."""
+        return np.array([image_size(Path(self._paths[index]))[::-1] for index in indices.tolist()], dtype=np.int64)
+
 
 def collate_images(samples: list[Any]) -> Any:
     """PyTorch's default batch of images x or pairs (x, y); bytes become float32 beside deeper images."""

@@ -94,6 +94,9 @@ class FederatedDataModule(LightningDataModule, ABC):
         client may see a sample in several steps and another in none.
     """
 
+    keeps_missing = False
+    """Whether missing numbers stay NaN; statistics set it, before anything is read, to count them."""
+
     def __init__(
         self,
         num_clients: int | None = None,
@@ -250,6 +253,16 @@ class FederatedDataModule(LightningDataModule, ABC):
     @abstractmethod
     def make_loader(self, batches: Batches) -> Loader:
         """A loader over some samples."""
+
+    def make_stored_loader(self, batches: Batches) -> Loader:
+        """A loader over samples as stored, neither normalised nor augmented, for statistics."""
+        del batches
+        raise ConfigError(f"{type(self).__name__} gives no stored values, of which statistics could be taken")
+
+    def image_sizes(self, indices: IntArray) -> Iterator[NDArray[np.int64]]:
+        """Heights and widths (n, 2) of training samples whose files have a size each, in batches; by default none."""
+        del indices
+        yield from ()
 
     @abstractmethod
     def make_public_loader(self, batches: Batches) -> Loader:
@@ -513,6 +526,15 @@ class FederatedDataModule(LightningDataModule, ABC):
         batch_size = self.test_batch_size if generator is None else self.batch_size
         loader = self.make_public_loader(Batches("train", self._ready.public, batch_size, generator))
         return viewed(loader, self.seen(client_id), generator)
+
+    def stored_loader(self, client_id: int) -> Loader:
+        """One client's training samples as stored, in their order and in batches (x, y) of `test_batch_size`."""
+        indices = self._ready.of(client_id).train[client_id]
+        return self.make_stored_loader(Batches("train", indices, self.test_batch_size))
+
+    def stored_sizes(self, client_id: int) -> Iterator[NDArray[np.int64]]:
+        """Heights and widths (n, 2) of one client's training images, in batches; see `image_sizes`."""
+        return self.image_sizes(self._ready.of(client_id).train[client_id])
 
     # Loaders of a plain lightning.Trainer: all clients' data pooled.
 

@@ -21,6 +21,7 @@ from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.population.base import Batches, FederatedDataModule
 from lit_fed.data.population.census import chosen_rows
+from lit_fed.data.population.figures import figures_instead_of
 from lit_fed.data.population.files import NewInputs, image_files, is_arrays, read_x
 from lit_fed.data.population.in_memory import image_augmentation
 from lit_fed.errors import ConfigError
@@ -174,6 +175,15 @@ class DatasetModule(FederatedDataModule):
         )
 
     @override
+    def make_stored_loader(self, batches: Batches) -> WorkerLoader:
+        part, indices, size = (
+            "plain" if batches.subset == "train" else batches.subset,
+            batches.indices,
+            batches.batch_size,
+        )
+        return WorkerLoader(self._pool(training=False), part, indices, size, None, lambda inputs: inputs, self._device)
+
+    @override
     def make_public_loader(self, batches: Batches) -> WorkerLoader:
         """Labels do not leave the workers."""
         return WorkerLoader(
@@ -241,6 +251,8 @@ class DecodedImages(DatasetModule):
         horizontal_flip: Mirror training images at random.
         mean: Per channel, of pixels scaled to [0, 1].
         std: Per channel.
+        normalize: File of ``lit-fed statistics``, whose means and standard deviations take the place of `mean` and
+            `std`.
         kwargs: The population's settings, see `FederatedDataModule`, and `num_workers`, see `DatasetModule`.
     """
 
@@ -252,12 +264,14 @@ class DecodedImages(DatasetModule):
         horizontal_flip: bool = False,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
+        normalize: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         check_range("data.image_size", image_size, least=1)
-        if (mean is None) != (std is None):
-            raise ConfigError("data.mean and data.std belong together; give both or neither")
+        self._figures = figures_instead_of(normalize, mean, std)
+        if self._figures is not None:
+            mean, std = self._figures.of_inputs()
         self.grayscale = grayscale
         self._side = image_size
         self._augmentation = image_augmentation(crop_padding, horizontal_flip)
@@ -265,8 +279,10 @@ class DecodedImages(DatasetModule):
         self.check_channels()
 
     def check_channels(self) -> None:
-        """Refuse a `mean` that does not fit the inputs' channels."""
-        if self._normalize.num_channels not in (1, self.input_shape[0]):
+        """Refuse a `mean`, or the figures of `normalize`, that do not fit the inputs' channels."""
+        if self._figures is not None:
+            self._figures.check(self.input_shape[0])
+        elif self._normalize.num_channels not in (1, self.input_shape[0]):
             raise ConfigError(f"data.mean has {self._normalize.num_channels} values; give one, or one per channel")
 
     @property
@@ -284,6 +300,17 @@ class DecodedImages(DatasetModule):
     @override
     def finish_batch(self, inputs: Any) -> Any:
         return self._normalize(inputs)
+
+    @override
+    def pooled(self) -> str | None:
+        return None if self._figures is None else self._figures.exact()
+
+    @override
+    def image_sizes(self, indices: IntArray) -> Iterator[NDArray[np.int64]]:
+        files = self._datasets["plain"]
+        if isinstance(files, ImageFiles):
+            for start in range(0, len(indices), self.test_batch_size):
+                yield files.sizes(indices[start : start + self.test_batch_size])
 
     @override
     def preprocessing(self) -> list[Step]:

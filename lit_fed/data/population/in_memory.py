@@ -30,6 +30,7 @@ from lit_fed.data.loaders.transforms import (
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.population.base import Batches, FederatedDataModule, Subset
+from lit_fed.data.population.figures import figures_instead_of
 from lit_fed.data.population.files import NewInputs, image_files, is_arrays, read_x
 from lit_fed.data.population.targets import check_finite, checked_targets, native
 from lit_fed.data.population.views import viewed
@@ -148,7 +149,7 @@ class TensorDataModule(FederatedDataModule):
         sets: tuple[tuple[Subset, str, Part], ...] = (("train", "training", parts.train), ("test", "test", parts.test))
         for subset, name, part in sets:
             y = part.y if self.num_classes is None else part.strata
-            self._x[subset] = _inputs(part.x, f"{name} inputs of {parts.source}", self._device)
+            self._x[subset] = _inputs(part.x, f"{name} inputs of {parts.source}", self._device, self.keeps_missing)
             self._y[subset] = _tensor(np.asarray(y), self._device)
 
     def stored(self, subset: Subset, indices: IntArray) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -204,6 +205,12 @@ class TensorDataModule(FederatedDataModule):
             math.prod(self.input_shape),
             training and self.fresh_batches,
         )
+
+    @override
+    def make_stored_loader(self, batches: Batches) -> TensorLoader:
+        subset = batches.subset
+        rows = torch.from_numpy(self._stored(subset, batches.indices))
+        return TensorLoader(self._x[subset], self._y[subset], rows, batches.batch_size)
 
     @override
     def make_public_loader(self, batches: Batches) -> TensorLoader:
@@ -279,6 +286,8 @@ class ImageDataModule(TensorDataModule):
         mean: Per channel, of values scaled to [0, 1].
         std: Per channel.
         max_value: Stored value that stands for 1.
+        normalize: File of ``lit-fed statistics``, whose means and standard deviations take the place of `mean` and
+            `std`.
         kwargs: The population's settings, see `FederatedDataModule`.
     """
 
@@ -290,11 +299,13 @@ class ImageDataModule(TensorDataModule):
         mean: list[float] | None = None,
         std: list[float] | None = None,
         max_value: float = 255.0,
+        normalize: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if (mean is None) != (std is None):
-            raise ConfigError("data.mean and data.std belong together; give both or neither")
+        self._figures = figures_instead_of(normalize, mean, std)
+        if self._figures is not None:
+            mean, std = self._figures.of_inputs()
         self._augmentation = image_augmentation(crop_padding, horizontal_flip)
         self._mean_std = (tuple(mean or (0.0,)), tuple(std or (1.0,)))
         self._max_value, self._mean_given = max_value, mean is not None
@@ -305,6 +316,10 @@ class ImageDataModule(TensorDataModule):
     @abstractmethod
     def stored_shape(self) -> tuple[int, ...]:
         """Shape of one stored input: (channels, height, width)."""
+
+    @override
+    def pooled(self) -> str | None:
+        return None if self._figures is None else self._figures.exact()
 
     @property
     def max_value(self) -> float:
@@ -330,7 +345,9 @@ class ImageDataModule(TensorDataModule):
         """Normalise, then resize."""
         normalize, resize = Normalize(*self._mean_std, self.max_value), self._resize
         channels = self.stored_shape[0]
-        if normalize.num_channels not in (1, channels):
+        if self._figures is not None:
+            self._figures.check(channels)
+        elif normalize.num_channels not in (1, channels):
             raise ConfigError(
                 f"data.mean has {normalize.num_channels} values, but inputs have {channels} channels; "
                 "give one value, or one per channel"
@@ -355,9 +372,10 @@ def channels_first(images: NDArray[Any]) -> NDArray[Any]:
     return images[:, None] if images.ndim == 3 else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 
-def _inputs(array: NDArray[Any], what: str, device: torch.device) -> Tensor:
+def _inputs(array: NDArray[Any], what: str, device: torch.device, keeps_missing: bool) -> Tensor:
     tensor = _tensor(native(np.asarray(array), what), device)
-    check_finite(tensor, what)
+    if not keeps_missing:
+        check_finite(tensor, what)
     return tensor
 
 

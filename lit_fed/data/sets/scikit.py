@@ -72,6 +72,7 @@ class Digits(ImageDataModule):
         crop_padding: Zeros padded on every side before a random crop of training images; 0 for no crop.
         horizontal_flip: Mirror training images at random.
         image_size: Pixels per side to scale images to; null keeps their size.
+        normalize: File of ``lit-fed statistics``, whose figures take the place of the constants.
         kwargs: The population's settings, see `FederatedDataModule`.
     """
 
@@ -80,16 +81,22 @@ class Digits(ImageDataModule):
     stored_shape = (1, 8, 8)
 
     def __init__(
-        self, crop_padding: int = 0, horizontal_flip: bool = False, image_size: int | None = None, **kwargs: Any
+        self,
+        crop_padding: int = 0,
+        horizontal_flip: bool = False,
+        image_size: int | None = None,
+        normalize: str | None = None,
+        **kwargs: Any,
     ) -> None:
         # Mean 4.884/16 and standard deviation 6.017/16 of all pixels.
         super().__init__(
             crop_padding=crop_padding,
             horizontal_flip=horizontal_flip,
             image_size=image_size,
-            mean=[0.3053],
-            std=[0.3760],
+            mean=[0.3053] if normalize is None else None,
+            std=[0.3760] if normalize is None else None,
             max_value=16.0,
+            normalize=normalize,
             **kwargs,
         )
 

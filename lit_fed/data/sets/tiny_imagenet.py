@@ -31,6 +31,7 @@ class TinyImageNet(DecodedImages):
         horizontal_flip: Mirror training images at random.
         mean: Per channel, of pixels scaled to [0, 1]; ImageNet's by default.
         std: Per channel.
+        normalize: File of ``lit-fed statistics``, whose figures take the place of `mean` and `std`.
         kwargs: The population's settings, see `FederatedDataModule`, and `num_workers`, see `DatasetModule`.
 
     Raises:
@@ -44,6 +45,7 @@ class TinyImageNet(DecodedImages):
         horizontal_flip: bool = True,
         mean: tuple[float, float, float] = (0.485, 0.456, 0.406),
         std: tuple[float, float, float] = (0.229, 0.224, 0.225),
+        normalize: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -51,8 +53,9 @@ class TinyImageNet(DecodedImages):
             grayscale=False,
             crop_padding=crop_padding,
             horizontal_flip=horizontal_flip,
-            mean=mean,
-            std=std,
+            mean=mean if normalize is None else None,
+            std=std if normalize is None else None,
+            normalize=normalize,
             **kwargs,
         )
         self._classes: list[str] | None = None

@@ -19,6 +19,7 @@ class _TorchvisionModule(ImageDataModule):
     Args:
         mean: Per channel, of pixels scaled to [0, 1]; null for `usual_mean`.
         std: Per channel; null for `usual_std`.
+        normalize: File of ``lit-fed statistics``, whose figures take the place of `mean` and `std`.
         kwargs: The images' settings, see `ImageDataModule`, and the population's, see `FederatedDataModule`.
     """
 
@@ -29,10 +30,16 @@ class _TorchvisionModule(ImageDataModule):
     usual_std: ClassVar[list[float]]
     _class_names: list[str] | None = None
 
-    def __init__(self, mean: list[float] | None = None, std: list[float] | None = None, **kwargs: Any) -> None:
-        if mean is None and std is None:
+    def __init__(
+        self,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        normalize: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if mean is None and std is None and normalize is None:
             mean, std = self.usual_mean, self.usual_std
-        super().__init__(mean=mean, std=std, **kwargs)
+        super().__init__(mean=mean, std=std, normalize=normalize, **kwargs)
 
     @override
     def prepare_data(self) -> None:

@@ -49,7 +49,12 @@ def _parts(values: list[float]) -> tuple[float, ...]:
     """A few numbers with the exact sum of the values."""
     if not math.isfinite(total := exact_sum(values)):
         return (total,)
-    rest, parts = sum(map(Fraction, values), Fraction()), list[float]()
+    return exact_parts(sum(map(Fraction, values), Fraction()))
+
+
+def exact_parts(total: Fraction) -> tuple[float, ...]:
+    """A few numbers with an exact sum, which is a whole multiple of float64's smallest number."""
+    rest, parts = total, list[float]()
     while rest:
         parts.append(float(rest))
         rest -= Fraction(parts[-1])

@@ -135,7 +135,7 @@ def test_a_bad_config_file_is_named_with_what_was_meant(text, expected, capsys):
         (
             [],
             "no command given; choose fit, validate, test, predict, export, study, results, node, federate, provision, "
-            "split, cost, simulate, configs, copy, schema or completion, as in:",
+            "split, statistics, cost, simulate, configs, copy, schema or completion, as in:",
         ),
         (["fitt"], "there is no command 'fitt'; did you mean fit?"),
         *(([f"{name}x"], f"there is no command '{name}x'; did you mean {name}?") for name in COMMANDS),
