@@ -32,7 +32,7 @@ def drawn(title: str, rows: Sequence[Row]) -> str:
     lines: list[str] = []
     y = 2.5 * _ROW
     for source, several in groupby(rows, key=lambda row: row.source):
-        lines.append(_text(8, y, source, "font-weight='bold'"))
+        lines.append(_text(8, y, _cut(source, 1.5 * _MOST), "font-weight='bold'"))
         y += _ROW
         for row in several:
             lines += _claim(row, y)
@@ -58,8 +58,10 @@ def drawn(title: str, rows: Sequence[Row]) -> str:
 def _claim(row: Row, y: float) -> list[str]:
     colour, words = _COLOURS[row.verdict], row.says or row.sentence
     words = f"… {words.rpartition(' … ')[2]}" if " … " in words else words  # continues the claim above
-    shown = words if len(words) <= _MOST else words[: _MOST - 1] + "…"
-    lines = [_text(20, y, shown), _text(_WIDTH - 112, y, f"{_MARKS[row.verdict]} {row.verdict}", f"fill='{colour}'")]
+    lines = [
+        _text(20, y, _cut(words, _MOST)),
+        _text(_WIDTH - 112, y, f"{_MARKS[row.verdict]} {row.verdict}", f"fill='{colour}'"),
+    ]
     ends = [float(end) for end in row.interval.split(" to ")] if row.interval else []
     published = float(row.published) if row.published else None
     most = max((abs(number) for number in (*ends, published) if number is not None), default=0.0)
@@ -75,6 +77,10 @@ def _claim(row: Row, y: float) -> list[str]:
             f"<path d='M{_ZERO + _HALF * published / most:.1f} {y - 10:g}v12' stroke='black' stroke-width='2'/>"
         )
     return lines
+
+
+def _cut(words: str, most: float) -> str:
+    return words if len(words) <= most else words[: int(most) - 1] + "…"
 
 
 def _text(x: float, y: float, words: str, more: str = "") -> str:
