@@ -36,6 +36,8 @@ from lit_fed.tensors import map_tensors
 _COMPARED = 16  # samples that are taken one by one and as a batch
 _ROUNDING = 1e-6
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+ROUNDED = 1 + 2**-22
+"""The most by which rounding in single precision lifts a clipped gradient over the bound; noise makes up for it."""
 _HANDED = (
     "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "on_train_batch_start",
     "on_train_batch_end", "on_before_backward", "on_after_backward", "backward", "optimizer_zero_grad",
@@ -125,23 +127,25 @@ class SampleGradients:
     def _add(self, chunk: Any, count: int, sums: Tensors) -> None:
         """Add the clipped gradients of a chunk's first samples to the sums, in units of the grid; the rest is padding.
 
-        A sample without a finite gradient counts as none: its gradient would be the whole step's. A product in single
-        precision is larger by at most 2⁻²³ than the exact one, which the scale of a clipped gradient makes up for.
+        A sample without a finite gradient counts as none: its gradient would be the whole step's. Products in single
+        precision may be above the bound by `ROUNDED`.
         """
         _, gradients = self._alone(self._objective, chunk)
         is_tiny = self._grid < 2.0**-100  # beyond single precision
-        wide = {n: one.double() if is_tiny or one.dtype.itemsize < 4 else one for n, one in gradients.items()}
-        norms = torch.stack([_norms(one) for one in wide.values()]).square_().sum(0).sqrt_()
-        scales = torch.where(norms > self._norm, self._norm / norms * (1 - 2**-22), 1.0) / self._grid
+        flat = {name: one.reshape(len(one), -1) for name, one in gradients.items()}
+        wide = {name: one.double() if is_tiny or one.dtype.itemsize < 4 else one for name, one in flat.items()}
+        norms = torch.stack([torch.linalg.vector_norm(one, dim=1, dtype=torch.float64) for one in wide.values()])
+        norms = norms.square_().sum(0).sqrt_()
+        scales = (self._norm / norms).clamp(max=1.0) / self._grid
         finite = norms.isfinite()
         scales[~finite | (torch.arange(len(norms), device=norms.device) >= count)] = 0
         whole = finite.device.type == "cpu" and bool(finite.all())  # a GPU would wait for the answer
         for name, one in wide.items():
-            scaled = one * scales.to(one.dtype).view(-1, *(1 for _ in one.shape[1:]))
+            scaled = one * scales.to(one.dtype).unsqueeze(1)
             scaled -= scaled.frac()  # exactly `trunc`, of which torch takes 13 times as long on a CPU
             if not whole:
                 scaled[~finite] = 0
-            sums[name] += scaled.sum(0, dtype=torch.float64)
+            sums[name] += scaled.sum(0, dtype=torch.float64).view_as(sums[name])
 
     # ------------------------------------------------------------------ the unchanged step
 
@@ -306,12 +310,6 @@ def _rows(batch: Any, start: int, most: int, count: int) -> Any:
         return tensor[places.to(tensor.device)] if tensor.ndim and len(tensor) == count else tensor
 
     return map_tensors(batch, chosen)
-
-
-def _norms(gradients: Tensor) -> Tensor:
-    """Norms (b,) of gradients (b, …), in double precision."""
-    norms: Tensor = torch.linalg.vector_norm(gradients.reshape(len(gradients), -1), dim=1, dtype=torch.float64)
-    return norms
 
 
 def _norm(tensors: Iterable[Tensor]) -> Tensor:

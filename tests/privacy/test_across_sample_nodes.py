@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ RUN = "0" * 16
 @pytest.fixture
 def one_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every key that is made is the same."""
-    monkeypatch.setattr("lit_fed.privacy.keys.secrets.token_hex", lambda size: "5a" * size)
+    monkeypatch.setattr("lit_fed.privacy.keys.secrets", SimpleNamespace(token_hex=lambda size: "5a" * size))
 
 
 def make(
