@@ -58,7 +58,8 @@ class PoissonLoader:
 
     def __init__(self, loader: Any, draw: Draw) -> None:
         self._loader, self._draw = loader, draw
-        self.device, self.num_samples, self.batch_size = loader.device, loader.num_samples, loader.batch_size
+        self.device = getattr(loader, "device", None)  # of batches that are made there
+        self.num_samples, self.batch_size = loader.num_samples, loader.batch_size
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -163,9 +164,15 @@ class SampleGradients:
             return torch.stack([loss for loss, _ in each]), gradients
 
         def run(parameters: Tensors, buffers: Tensors) -> Tensor:
-            dims = {name: 0 if tensor.requires_grad else None for name, tensor in parameters.items()}
-            step = torch.vmap(objective._step_on_sample, (dims, None, batch_dims(chunk), None), randomness="different")
-            found: Tensor = step(parameters, buffers, chunk, self._own(objective))[0]
+            still = {name: tensor for name, tensor in parameters.items() if not tensor.requires_grad}
+            own = self._own(objective)
+
+            def of_sample(trained: Tensors, sample: Any) -> Tensor:
+                loss: Tensor = objective._step_on_sample({**still, **trained}, buffers, sample, own)[0]
+                return loss
+
+            trained = {name: tensor for name, tensor in parameters.items() if tensor.requires_grad}
+            found: Tensor = torch.vmap(of_sample, (0, batch_dims(chunk)), randomness="different")(trained, chunk)
             return found
 
         return self._gradients(objective, run, lambda p: p.expand(size, *p.shape), dropout)
