@@ -225,3 +225,8 @@ def test_over_sockets_is_the_simulation_too(tmp_path: Path) -> None:
         federate(grid, made, model, data, algorithm, patience=Patience(round_s=60), gathering=Gathering(60))
     assert_same(weights(simulated), weights(made))
     assert claims(made) == [[epsilon({1: 2}), 0.01, 1.0]] * 3
+
+
+def test_a_node_that_reports_sums_claims_for_each_client(tmp_path: Path) -> None:
+    made = deploy(make(), tmp_path, [[0, 1], [2]], own={"report": "aggregate", "report_least": 1})
+    assert claims(made) == [[epsilon({1: 2}), 0.01, 1.0]] * 3
