@@ -14,6 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import machine  # beside this file, as `overhead`
 import torch
@@ -44,7 +45,8 @@ class Adapted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits (b, 10)."""
         tokens = self.patches(x.reshape(len(x), 16, 49))
-        return self.head(self.block(tokens + self.up(self.down(tokens))).mean(1))
+        found: Tensor = self.head(self.block(tokens + self.up(self.down(tokens))).mean(1))
+        return found
 
 
 def mlp() -> nn.Module:
@@ -60,7 +62,7 @@ def cnn() -> nn.Module:
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"MLP": mlp, "small CNN": cnn, "transformer, adapters": Adapted}
 
 
-def ours(make: Callable[[], nn.Module], rounds: int, executor: str, privacy: SampleLevel | None) -> float:
+def ours(make: Callable[[], nn.Module], rounds: int, executor: Any, privacy: SampleLevel | None) -> float:
     """CPU seconds of some rounds after the first, without evaluation, files and account."""
     task = Classifier(make(), num_classes=10, optimizer=lambda p: torch.optim.SGD(p, RATE))
     with tempfile.TemporaryDirectory() as folder, quiet():
@@ -92,8 +94,8 @@ def quiet() -> Iterator[None]:
 def opacus(make: Callable[[], nn.Module], rounds: int) -> float | None:
     """CPU seconds of the same rounds by Opacus; None where it is not installed."""
     try:
-        from opacus import GradSampleModule
-        from opacus.optimizers import DPOptimizer
+        from opacus import GradSampleModule  # type: ignore[import-untyped,import-not-found,unused-ignore]
+        from opacus.optimizers import DPOptimizer  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError:
         return None
     drawn = torch.Generator().manual_seed(0)
@@ -175,10 +177,10 @@ def main() -> None:
         found, peer = ours(make, rounds, "sequential", SampleLevel(CLIP, NOISE, delta=1e-3)), opacus(make, rounds)
         there = f"{peer:9.2f}{found / peer:18.2f}" if peer else "  not installed"
         print(f"{name:24}{plain:9.2f}{groups:9.2f}{found:9.2f}{there}")
-    alone, *groups = (grouped(*way) for way in ((BATCH, False), (64, True), (256, True)))
+    alone, some, many = (grouped(*way) for way in ((BATCH, False), (64, True), (256, True)))
     print(
-        f"a step of 20 clients, MLP: {alone:.0f} ms one after the other; as a group {groups[0]:.0f} ms with 64 samples "
-        f"at a time, {groups[1]:.0f} ms with 256"
+        f"a step of 20 clients, MLP: {alone:.0f} ms one after the other; as a group {some:.0f} ms with 64 samples "
+        f"at a time, {many:.0f} ms with 256"
     )
     print(machine.line())
 

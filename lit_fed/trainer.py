@@ -160,8 +160,8 @@ class FederatedTrainer:
     ) -> None:
         if privacy is not None and not isinstance(privacy, Privacy):
             raise ConfigError(
-                f"trainer.privacy is {type(privacy).__name__}; it takes one level, ClientLevel or SampleLevel, as a run "
-                "has one key and one account of what it releases"
+                f"trainer.privacy is {type(privacy).__name__}; it takes one level, ClientLevel or SampleLevel, as a "
+                "run has one key and one account of what it releases"
             )
         if privacy is not None and aggregation is not None:
             raise ConfigError(

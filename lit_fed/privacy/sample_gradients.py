@@ -36,6 +36,8 @@ from lit_fed.tensors import map_tensors
 _COMPARED = 16  # samples that are taken one by one and as a batch
 _ROUNDING = 1e-6
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+ROUNDED = 1 + 2**-22
+"""The most by which rounding in single precision lifts a clipped gradient over the bound; noise makes up for it."""
 _HANDED = (
     "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "on_train_batch_start",
     "on_train_batch_end", "on_before_backward", "on_after_backward", "backward", "optimizer_zero_grad",
@@ -56,7 +58,8 @@ class PoissonLoader:
 
     def __init__(self, loader: Any, draw: Draw) -> None:
         self._loader, self._draw = loader, draw
-        self.device, self.num_samples, self.batch_size = loader.device, loader.num_samples, loader.batch_size
+        self.device = getattr(loader, "device", None)  # of batches that are made there
+        self.num_samples, self.batch_size = loader.num_samples, loader.batch_size
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -125,23 +128,25 @@ class SampleGradients:
     def _add(self, chunk: Any, count: int, sums: Tensors) -> None:
         """Add the clipped gradients of a chunk's first samples to the sums, in units of the grid; the rest is padding.
 
-        A sample without a finite gradient counts as none: its gradient would be the whole step's. A product in single
-        precision is larger by at most 2⁻²³ than the exact one, which the scale of a clipped gradient makes up for.
+        A sample without a finite gradient counts as none: its gradient would be the whole step's. Products in single
+        precision may be above the bound by `ROUNDED`.
         """
         _, gradients = self._alone(self._objective, chunk)
         is_tiny = self._grid < 2.0**-100  # beyond single precision
-        wide = {n: one.double() if is_tiny or one.dtype.itemsize < 4 else one for n, one in gradients.items()}
-        norms = torch.stack([_norms(one) for one in wide.values()]).square_().sum(0).sqrt_()
-        scales = torch.where(norms > self._norm, self._norm / norms * (1 - 2**-22), 1.0) / self._grid
+        flat = {name: one.reshape(len(one), -1) for name, one in gradients.items()}
+        wide = {name: one.double() if is_tiny or one.dtype.itemsize < 4 else one for name, one in flat.items()}
+        norms = torch.stack([torch.linalg.vector_norm(one, dim=1, dtype=torch.float64) for one in wide.values()])
+        norms = norms.square_().sum(0).sqrt_()
+        scales = (self._norm / norms).clamp(max=1.0) / self._grid
         finite = norms.isfinite()
         scales[~finite | (torch.arange(len(norms), device=norms.device) >= count)] = 0
         whole = finite.device.type == "cpu" and bool(finite.all())  # a GPU would wait for the answer
         for name, one in wide.items():
-            scaled = one * scales.to(one.dtype).view(-1, *(1 for _ in one.shape[1:]))
+            scaled = one * scales.to(one.dtype).unsqueeze(1)
             scaled -= scaled.frac()  # exactly `trunc`, of which torch takes 13 times as long on a CPU
             if not whole:
                 scaled[~finite] = 0
-            sums[name] += scaled.sum(0, dtype=torch.float64)
+            sums[name] += scaled.sum(0, dtype=torch.float64).view_as(sums[name])
 
     # ------------------------------------------------------------------ the unchanged step
 
@@ -159,9 +164,15 @@ class SampleGradients:
             return torch.stack([loss for loss, _ in each]), gradients
 
         def run(parameters: Tensors, buffers: Tensors) -> Tensor:
-            dims = {name: 0 if tensor.requires_grad else None for name, tensor in parameters.items()}
-            step = torch.vmap(objective._step_on_sample, (dims, None, batch_dims(chunk), None), randomness="different")
-            found: Tensor = step(parameters, buffers, chunk, self._own(objective))[0]
+            still = {name: tensor for name, tensor in parameters.items() if not tensor.requires_grad}
+            own = self._own(objective)
+
+            def of_sample(trained: Tensors, sample: Any) -> Tensor:
+                loss: Tensor = objective._step_on_sample({**still, **trained}, buffers, sample, own)[0]
+                return loss
+
+            trained = {name: tensor for name, tensor in parameters.items() if tensor.requires_grad}
+            found: Tensor = torch.vmap(of_sample, (0, batch_dims(chunk)), randomness="different")(trained, chunk)
             return found
 
         return self._gradients(objective, run, lambda p: p.expand(size, *p.shape), dropout)
@@ -306,12 +317,6 @@ def _rows(batch: Any, start: int, most: int, count: int) -> Any:
         return tensor[places.to(tensor.device)] if tensor.ndim and len(tensor) == count else tensor
 
     return map_tensors(batch, chosen)
-
-
-def _norms(gradients: Tensor) -> Tensor:
-    """Norms (b,) of gradients (b, …), in double precision."""
-    norms: Tensor = torch.linalg.vector_norm(gradients.reshape(len(gradients), -1), dim=1, dtype=torch.float64)
-    return norms
 
 
 def _norm(tensors: Iterable[Tensor]) -> Tensor:

@@ -40,7 +40,7 @@ from lit_fed.privacy.accounting import IntArray, Releases, SampleAccount, check_
 from lit_fed.privacy.card import card, claims_card
 from lit_fed.privacy.keyed import Keyed
 from lit_fed.privacy.keys import RunKey
-from lit_fed.privacy.sample_gradients import PoissonLoader, SampleGradients, refuse
+from lit_fed.privacy.sample_gradients import ROUNDED, PoissonLoader, SampleGradients, refuse
 
 _MOST = 4096  # samples of an expected batch: sums of up to 8,192 clipped gradients are exact
 _COMPARED = 16
@@ -311,7 +311,7 @@ class SampleLevel(Keyed):
         self._meet(client)
         if not self._noise >= 0:
             raise ConfigError("trainer.privacy: no noise is known before the run begins")
-        return self._noise * self.clip_norm, float(min(client.population.batch_size, client.num_samples))
+        return self._noise * self.clip_norm * ROUNDED, float(min(client.population.batch_size, client.num_samples))
 
     def _noise_of(self, client: Client, total: Tensor) -> Tensor | None:
         """Noise of a client's next step: of its sum too, where there is a key, so that no two sums have the same."""
@@ -325,7 +325,7 @@ class SampleLevel(Keyed):
         if not self._noise:
             return None
         name = key.release(client.round_idx, (client.id, self._stepped), total.cpu().numpy())
-        return torch.from_numpy(key.noise(name, len(total)) * (self._noise * self.clip_norm))
+        return torch.from_numpy(key.noise(name, len(total)) * (self._noise * self.clip_norm * ROUNDED))
 
     def on_client(self, update: ClientUpdate, client: Client) -> ClientUpdate:
         """Let go of the client, which sends what follows from noisy gradients; a node records that, and claims."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ RUN = "0" * 16
 @pytest.fixture
 def one_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every key that is made is the same."""
-    monkeypatch.setattr("lit_fed.privacy.keys.secrets.token_hex", lambda size: "5a" * size)
+    monkeypatch.setattr("lit_fed.privacy.keys.secrets", SimpleNamespace(token_hex=lambda size: "5a" * size))
 
 
 def make(
@@ -209,7 +210,7 @@ def test_a_federation_does_not_go_on_as_a_simulation(tmp_path: Path) -> None:
 def test_over_sockets_is_the_simulation_too(tmp_path: Path) -> None:
     simulated = simulate(make(), tmp_path / "one")
     address, nodes = free_address(), nodes_of(make(), tmp_path / "grid", [[0, 1], [2]])
-    made, *parts = make()(tmp_path / "grid")
+    made, model, data, algorithm = make()(tmp_path / "grid")
     one_at_a_time = threading.Lock()
 
     def alone(node: Node, blob: bytes) -> bytes:
@@ -221,6 +222,11 @@ def test_over_sockets_is_the_simulation_too(tmp_path: Path) -> None:
         for node in nodes:
             stack.enter_context(node.at_work())
             stack.enter_context(working(Echo(partial(alone, node)), address, Security()))
-        federate(grid, made, *parts, patience=Patience(round_s=60), gathering=Gathering(60))
+        federate(grid, made, model, data, algorithm, patience=Patience(round_s=60), gathering=Gathering(60))
     assert_same(weights(simulated), weights(made))
+    assert claims(made) == [[epsilon({1: 2}), 0.01, 1.0]] * 3
+
+
+def test_a_node_that_reports_sums_claims_for_each_client(tmp_path: Path) -> None:
+    made = deploy(make(), tmp_path, [[0, 1], [2]], own={"report": "aggregate", "report_least": 1})
     assert claims(made) == [[epsilon({1: 2}), 0.01, 1.0]] * 3
