@@ -197,7 +197,7 @@ def test_a_node_whose_key_is_not_its_certificates_is_left_out(tmp_path: Path, ca
             stack.enter_context(node.at_work())
         federate(grid, made, *parts, node_clients=grants)
     assert (
-        "the answer of node 1 is dropped: it signs with another key than its certificate's" in capsys.readouterr().err
+        "the answer of node 1 is dropped: it signs with another key than its certificate's" in capsys.readouterr().out
     )
 
 
