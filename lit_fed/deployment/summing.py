@@ -149,7 +149,7 @@ class Summing:
         work = {"work": "ask", "protocol": question.protocol, "subset": question.subset}
         found, _ = self._total(work, broadcast, clients, 0, grid_of(self.summed.settings.clip))
         metrics = self.summed.sums(None, {}).read(found.total, found.names).metrics
-        told = {name: [[total], weight] for name, (total, weight) in metrics.items()}
+        told = {name: [[total], weight] for name, (total, weight) in metrics.items() if weight}
         return check_sums(told, "the secure sum", len(clients), False, ranges)
 
     def _total(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import random
+import copy
+import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,12 @@ from lit_fed.deployment.server import federate
 from lit_fed.deployment.wire import Message, decode, encode
 from lit_fed.errors import ConfigError, LitFedError
 from lit_fed.secure.messages import TooFew
+from lit_fed.secure.party import Party
 from lit_fed.secure.signer import Signer, read_peers
-from lit_fed.secure.summed import SecureSum
-from tests.deployment.fuzz import Fuzzer
+from tests.deployment.fuzz import MOST_S, Fuzzer
+from tests.deployment.support import simulate
 from tests.secure.nodes import Watched, is_at, keyed, make, run
+from tests.support import assert_same, weights
 
 Change = Callable[[int, Message], Message | None]
 
@@ -192,7 +197,7 @@ def test_a_node_whose_key_is_not_its_certificates_is_left_out(tmp_path: Path, ca
             stack.enter_context(node.at_work())
         federate(grid, made, *parts, node_clients=grants)
     assert (
-        "the answer of node 1 is dropped: it signs with another key than its certificate's" in capsys.readouterr().err
+        "the answer of node 1 is dropped: it signs with another key than its certificate's" in capsys.readouterr().out
     )
 
 
@@ -210,55 +215,57 @@ def test_lists_of_peers(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- mutated messages
 
 
-def fuzz(folder: Path, cases: int, seed: int = 0) -> dict[str, int]:
-    """Mutate messages of the protocol on their way to a node, in one attempt each, with the right one after them.
+def cloned(party: Party) -> Party:
+    """A copy of a node's half in the middle of its attempt."""
+    clone = copy.copy(party)
+    clone._rounds = copy.deepcopy(party._rounds)
+    if (own := party._attempt) is not None:
+        known = clone._rounds[own.call.run, own.call.round_idx]
+        clone._attempt = replace(own, keys=dict(own.keys), shares=dict(own.shares), known=known)
+    return clone
+
+
+CONTEXTS = 2 * 2 * 4 * 6
+"""Rounds, works, nodes and stages: each message of a run is mutated."""
+
+
+def fuzz(folder: Path, cases: int, seed: int = 0) -> Counter[str]:
+    """Mutate every message of two rounds on its way to its node, and send the right one twice after it.
 
     Raises:
-        AssertionError: If an answer is no message, or a node gives shares of one node's seed and key, or gives them
-            twice in an attempt.
+        AssertionError: If an answer is no message or takes long, a node gives both shares of another or shares twice,
+            or the run ends otherwise than without the mutated messages.
     """
-    fuzzer, seen = Fuzzer(seed, cases), {"answer": 0, "failure": 0}
-    given = make(max_rounds=1, secure_sum=SecureSum(3, 0.5))
-    nodes, grids = keyed(given, folder), list[Watched]()
-    run(given, folder, None, nodes, grids=grids)
-    draw = random.Random(seed)
-    right = [(node, message) for node, message, _ in grids[0].crossed if message.word == "secure"]
-    trains = [(node, message) for node, message, _ in grids[0].crossed if message.word in ("train", "ask")]
-    unmasked = 0
+    fuzzer, seen, given = Fuzzer(seed, cases), Counter[str](), make()
+    nodes = keyed(given, folder / "nodes")
 
-    def told(node: int, blob: bytes) -> Message:
-        nonlocal unmasked
-        answer = decode(nodes[node - 1].handle(blob))
-        assert answer.word in seen
-        seen[answer.word] += 1
-        assert str(answer.fields.get("cause", "")).isprintable()
-        content = answer.fields.get("message", {})
-        if "seeds" in content:
-            assert not set(content["seeds"]) & set(content["keys"])
-            unmasked += 1
-        return answer
+    def change(node: int, message: Message) -> Message:
+        own: Any = nodes[node - 1].sums
+        party, blob = own.party, encode(message)
+        for _ in range(-(-cases // CONTEXTS) if message.word == "secure" else 0):
+            own.party, begun = cloned(party), time.process_time()
+            answers = [decode(nodes[node - 1].handle(one)) for one in (fuzzer.mutate(blob), blob, blob)]
+            assert time.process_time() - begun < 3 * MOST_S
+            for answer in answers:
+                assert answer.word in ("answer", "failure")
+                assert str(answer.fields.get("cause", "")).isprintable()
+                seen[answer.word] += 1
+            unmasked = [one.fields["message"] for one in answers if "seeds" in one.fields.get("message", {})]
+            assert len(unmasked) <= 1
+            assert not any(one["seeds"].keys() & one["keys"].keys() for one in unmasked)
+            seen["unmasked"] += len(unmasked)
+        own.party = party
+        return message
 
-    for case in range(cases):
-        node, message = right[draw.randrange(len(right))]
-        if draw.random() < 0.02:  # the node has the work again that the messages are of
-            for at, work in trains:
-                fields = {**work.fields, "boot": nodes[at - 1].boot}
-                nodes[at - 1].handle(encode(Message(work.word, fields, work.tensors)))
-        if "call" in message.fields and draw.random() < 0.5:  # a fresh attempt
-            message = altered(message, "call", attempt=message.fields["call"]["attempt"] + case + 1)
-        before = unmasked
-        told(node, fuzzer.mutate(encode(message)))
-        told(node, encode(message))
-        told(node, encode(message))
-        assert unmasked - before <= 1, "shares are given once"
+    assert_same(weights(run(given, folder, change, nodes)), weights(simulate(given, folder / "one")))
+    assert fuzzer.count >= cases
     return seen
 
 
 def test_mutated_messages_to_a_node_are_answered_or_refused(tmp_path: Path) -> None:
-    seen = fuzz(tmp_path, 100)
-    assert min(seen.values()) > 0
+    assert fuzz(tmp_path, CONTEXTS).keys() == {"answer", "failure", "unmasked"}
 
 
 @pytest.mark.long
 def test_five_hundred_mutated_messages_to_a_node_are_answered_or_refused(tmp_path: Path) -> None:
-    assert sum(fuzz(tmp_path, 500, seed=1).values()) == 1500
+    assert fuzz(tmp_path, 500, seed=1).keys() == {"answer", "failure", "unmasked"}
