@@ -76,9 +76,9 @@ def test_a_is_uniform_within_one_over_the_root_of_the_width() -> None:
 def test_attention_of_torch_is_attention_with_the_sum_of_both() -> None:
     torch.manual_seed(0)
     network = adapted(Attends(), rank=2)
-    assert [one.base for one in adapters_of(network)] == [
+    assert {one.base for one in adapters_of(network)} == {
         "attn.parametrizations.in_proj_weight.original", "attn.out_proj.parametrizations.weight.original",
-    ]  # fmt: skip
+    }  # fmt: skip
     filled(network)
     plain = Attends()
     plain.load_state_dict(merged(network))
@@ -125,6 +125,8 @@ def _bert() -> nn.Module:
 def test_every_adapter_of_a_transformer_works(make: Any, count: int) -> None:
     torch.manual_seed(0)
     network = make()
+    for parameter in network.parameters():  # some begin at zero, and nothing below them has a gradient
+        nn.init.normal_(parameter, std=0.3)
     head = network.head if isinstance(getattr(network, "head", None), nn.Linear) else classifier(network)
     before, x = copy.deepcopy(network).eval(), torch.randn(2, 3, 16, 16)
     adapt_network(network, head, Adapter(rank=2))
@@ -164,7 +166,7 @@ def test_full_rank_reaches_what_full_fine_tuning_reaches() -> None:
         return value
 
     steps.step(loss)  # type: ignore[no-untyped-call]  # of torch
-    assert float(loss()) == pytest.approx(least, rel=1e-5)
+    assert float(loss()) == pytest.approx(least, rel=1e-4)
 
 
 def test_rank_0_is_a_linear_probe_or_full_fine_tuning() -> None:

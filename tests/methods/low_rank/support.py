@@ -18,7 +18,7 @@ from lit_fed.networks import LoRALinear, adapters_of
 from tests.methods.support import run_quickstart
 from tests.support import LeastSquares, rows, saved_weights, weights
 
-ALONE = cast("Workers", SimpleNamespace(world_size=1, fabric=SimpleNamespace(device="cpu")))
+ALONE = cast("Workers", SimpleNamespace(world_size=1, fabric=SimpleNamespace(device="cpu"), gather=lambda one: [one]))
 
 
 class Beside(LeastSquares):

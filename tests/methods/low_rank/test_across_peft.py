@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from lit_fed.data import Digits
 from lit_fed.methods import FedAvg, FedExLoRA, FedSALoRA, FFALoRA, FLoRA, HetLoRA
-from lit_fed.methods.fedavg import FedAvg as Base
 from lit_fed.networks import adapters_of
 from tests.support import LeastSquares, fit, weights
 
@@ -49,7 +48,7 @@ SENT = {FedAvg: A + B, FedExLoRA: A + B, FedSALoRA: A, FFALoRA: B, FLoRA: A + B,
 
 @pytest.mark.parametrize("method", SENT)
 @pytest.mark.parametrize("executor", ["sequential", "vectorized"])
-def test_it_runs_and_sends_what_is_shared(method: type[Base], executor: Any, tmp_path: Path) -> None:
+def test_it_runs_and_sends_what_is_shared(method: type[FedAvg], executor: Any, tmp_path: Path) -> None:
     data = Digits(num_clients=4, max_train_samples=120)
     task = Wrapped()
     (one,) = adapters_of(task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -73,16 +74,17 @@ def test_the_factors_are_counted_and_forecast(method: str, tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize("method", [FLoRA, FedExLoRA])
-def test_a_client_begins_with_the_base_that_is_tested(method: type[OnAdapters], tmp_path: Path) -> None:
-    made = fit(tmp_path, Beside(), algorithm=method(), max_rounds=3)
+@pytest.mark.parametrize("sizes", [(2, 3, 2), (2, 60, 50)], ids=["as_matrices", "as_factors"])
+def test_a_client_begins_with_the_base_that_is_tested(method: type[OnAdapters], sizes: Any, tmp_path: Path) -> None:
+    made = fit(tmp_path, OnTwo(sizes=sizes), algorithm=method(), max_rounds=2)
     federation = made.run.federation
-    for _ in range(2):  # the task holds the first client's base when the second one begins
-        for client_id in (0, 1):
-            with federation.session.at_work():
-                client = federation.session.enter(client_id, federation.broadcast(3), "train")
-                begun = client.model.copy()
-            for name, tensor in weights(made).items():
-                assert torch.equal(begun[name], tensor), name
+    broadcast = federation.broadcast(1)
+    assert ("left.network.second.weight" in broadcast.payloads["model"]) == (sizes[1] == 60)
+    for client_id in (0, 1, 0):  # the task holds the first client's base when the second one begins
+        with federation.session.at_work():
+            begun = federation.session.enter(client_id, broadcast, "train").model.copy()
+        for name, tensor in weights(made).items():
+            assert torch.equal(begun[name], tensor), name
 
 
 @pytest.mark.parametrize("name", ["fedex_lora", "fedsa_lora", "ffa_lora", "flora", "hetlora"])

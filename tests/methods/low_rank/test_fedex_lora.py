@@ -53,7 +53,7 @@ def test_the_base_and_the_mean_product_are_the_mean_of_weights(sizes: Any, round
         base = task.get_parameter(one.base).double()
         mean = sum(w / 8 * products(task, update)[one.base] for w, update in zip(WEIGHTS, updates, strict=True))
         of_means = one.scale * tested[one.lora_b].double() @ tested[one.lora_a].double()
-        torch.testing.assert_close(tested[one.base].double(), base + rounds * (mean - of_means), rtol=0, atol=2e-5)
+        torch.testing.assert_close(tested[one.base].double(), base + rounds * (mean - of_means), rtol=0, atol=1e-4)
         square += float((mean - of_means).square().sum())
         # The base itself stays, and what is smaller travels: factors of rank 3·2 + 2 a round, or the matrix.
         assert torch.equal(server["models"]["model"][one.base], task.get_parameter(one.base))

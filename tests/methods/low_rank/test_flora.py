@@ -52,7 +52,7 @@ def test_the_base_becomes_the_mean_of_weights_whatever_the_ranks(sizes: Any) -> 
         for one in adapters_of(task):
             base = tasks["small"].get_parameter(one.base).double()  # the first kind's is everyone's
             mean = sum(w / 8 * products(tasks[k], update)[one.base] for k, update, w in updates)
-            torch.testing.assert_close(tested[one.base].double(), base + mean, rtol=0, atol=1e-5)
+            torch.testing.assert_close(tested[one.base].double(), base + mean, rtol=0, atol=1e-4)
             assert not tested[one.lora_b].any()
             assert tested[one.lora_a].shape[0] == {"small": 1, "large": 3}[kind]
         head = sum(w / 8 * update["network.head.weight"].double() for _, update, w in updates)
