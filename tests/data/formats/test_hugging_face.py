@@ -352,7 +352,8 @@ def test_a_federation_runs_by_configuration_alone(
     folder, frame, _ = made
     root = Path(__file__).parents[3] / "configs"
     files = ["-c", str(root / "quickstart.yaml"), "-c", str(root / "data" / "hugging_face.yaml")]
-    short = ["--trainer.max_rounds", "2", "--trainer.default_root_dir", str(tmp_path), "--data.num_workers", "0"]
+    short = ["--trainer.max_rounds", "2", "--trainer.default_root_dir", str(tmp_path), "--data.num_workers", "0",
+             "--data.val_fraction", "0"]  # fmt: skip
     main(["fit", *files, "--data.name", str(folder / "saved"), *short, "--trainer.participation", "null"])
     assert capsys.readouterr().err == ""
     run = tmp_path / "lightning_logs" / "version_0"
