@@ -25,6 +25,7 @@ from lit_fed.data import Continuous, Dirichlet, Grouped, HuggingFace, Natural
 from lit_fed.data.formats.csv_text import hash_words
 from lit_fed.data.formats.hugging_face import join_small
 from lit_fed.errors import ConfigError
+from tests.support import assert_same, run_cli, saved_weights
 
 datasets = pytest.importorskip("datasets")
 ROWS, WRITERS = 120, 7
@@ -362,6 +363,36 @@ def test_a_federation_runs_by_configuration_alone(
     group = join_small(sizes.to_numpy(), 10, len(sizes))
     held = [sum(size - size // 5 for size in [np.bincount(group, sizes)[at]]) for at in range(group.max() + 1)]
     assert [len(row["indices"]) for row in rows] == held
+
+
+@pytest.mark.long
+def test_two_processes_and_a_resumed_run_give_the_weights_of_one(made: Any, tmp_path: Path) -> None:
+    folder, _, _ = made
+    root = Path(__file__).parents[3] / "configs"
+    files = ["-c", str(root / "quickstart.yaml"), "-c", str(root / "data" / "hugging_face.yaml")]
+    words = ["fit", *files, "--data.name", str(folder / "saved"), "--data.horizontal_flip", "true"]
+
+    def run(name: str, *more: str) -> dict[str, torch.Tensor]:
+        place = ["--trainer.default_root_dir", str(tmp_path / name), "--trainer.participation", "FullParticipation"]
+        done = run_cli(*words, *place, *more, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return saved_weights(tmp_path / name / "lightning_logs" / "version_0")
+
+    alone = run("alone", "--trainer.max_rounds", "2")
+    assert_same(alone, run("both", "--trainer.max_rounds", "2", "--trainer.devices", "2"))
+    run("resumed", "--trainer.max_rounds", "1")
+    assert_same(alone, run("resumed", "--trainer.max_rounds", "2", "--ckpt_path", "last"))
+
+
+def test_some_clients_only_have_the_batches_of_the_whole_population(made: Any) -> None:
+    folder, _, _ = made
+    args: dict[str, Any] = {"client": "writer", "least_samples": 10, "image_size": 8}
+    whole = ready(folder, "image", "label", **args)
+    part = HuggingFace(str(folder / "saved"), "image", "label", **args)
+    part.setup(clients=[1])
+    first, second = (everything(data.train_loader(1, torch.Generator().manual_seed(2))) for data in (whole, part))
+    assert torch.equal(first[0], second[0])
+    assert part.record.sha256 == whole.record.sha256
 
 
 # ---------------------------------------------------------------------- refusals

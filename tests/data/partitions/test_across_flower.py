@@ -31,7 +31,7 @@ from lit_fed.data import (
 datasets = pytest.importorskip("datasets")
 partitioner = pytest.importorskip("flwr_datasets.partitioner")
 
-ROWS, CLASSES, CLIENTS, SEEDS = 2000, 5, 8, 40
+ROWS, CLASSES, CLIENTS, SEEDS = 2000, 5, 8, 25
 LABELS = np.random.default_rng(0).permutation(np.arange(ROWS) % CLASSES)
 OWNERS = np.sort(np.random.default_rng(1).integers(0, 12, ROWS))
 TARGETS = np.random.default_rng(2).normal(size=ROWS)
@@ -48,8 +48,8 @@ def table() -> Any:
 
 
 def theirs(made: Any, table: Any, count: int) -> list[NDArray[np.int64]]:
-    made.dataset = table
-    return [np.asarray(made.load_partition(client)["row"], dtype=np.int64) for client in range(count)]
+    made.dataset = table.with_format("numpy")
+    return [made.load_partition(client)[:]["row"].astype(np.int64) for client in range(count)]
 
 
 def ours(partition: Partition, count: int, seed: int = 0) -> list[NDArray[np.int64]]:
