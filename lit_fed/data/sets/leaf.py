@@ -201,9 +201,7 @@ class LEAF(TensorDataModule):
     def _label(self, value: Any, where: str) -> int:
         if self.name == "shakespeare":
             if not isinstance(value, str) or len(value) != 1 or value not in LETTERS:
-                raise ConfigError(
-                    f"{where}: y is {value!r:.40}, not one of LEAF's {len(LETTERS)} characters; correct it"
-                )
+                raise ConfigError(f"{where}: y is {value!r:.40}; it must be one of LEAF's {len(LETTERS)} characters")
             return LETTERS.index(value)
         labels = {str(label): label for label in range(self.num_classes)}
         if self.name == "sent140":

@@ -130,18 +130,13 @@ def test_a_number_of_classes_each(table: Any) -> None:
     made = partitioner.PathologicalPartitioner(
         CLIENTS, "label", 2, class_assignment_mode="deterministic", shuffle=False
     )
-    for parts in (theirs(made, table, CLIENTS), ours(ClassesPerClient(k=2), CLIENTS)):
-        counts = histogram(parts)
-        assert ((counts > 0).sum(axis=1) == 2).all()
-        assert counts.sum() == ROWS
-        # A class is shared equally by the clients that have it, up to one sample.
-        for column in counts.T:
+    counts = [histogram(parts) for parts in (theirs(made, table, CLIENTS), ours(ClassesPerClient(k=2), CLIENTS))]
+    for held in counts:
+        assert ((held > 0).sum(axis=1) == 2).all()
+        assert held.sum() == ROWS
+        for column in held.T:  # a class is shared equally by the clients that have it, up to one sample
             assert np.ptp(column[column > 0]) <= 1
-    holders = [
-        sorted((histogram(parts) > 0).sum(axis=0))
-        for parts in (theirs(made, table, CLIENTS), ours(ClassesPerClient(k=2), CLIENTS))
-    ]
-    assert holders[0] == holders[1] == [3, 3, 3, 3, 4]
+    assert [sorted((held > 0).sum(axis=0)) for held in counts] == [[3, 3, 3, 3, 4]] * 2
 
 
 def test_shards(table: Any) -> None:
