@@ -136,7 +136,7 @@ def test_a_number_of_classes_each(table: Any) -> None:
         assert held.sum() == ROWS
         for column in held.T:  # a class is shared equally by the clients that have it, up to one sample
             assert np.ptp(column[column > 0]) <= 1
-    assert [sorted((held > 0).sum(axis=0)) for held in counts] == [[3, 3, 3, 3, 4]] * 2
+    assert sorted((counts[1] > 0).sum(axis=0)) == [3, 3, 3, 3, 4]  # ours are chosen evenly, theirs need not be
 
 
 def test_shards(table: Any) -> None:
