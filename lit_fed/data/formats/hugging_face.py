@@ -44,6 +44,7 @@ from lit_fed.seeding import derive_seed, numpy_generator
 
 Held = Literal["samples", "clients"]
 _LENGTH = 64  # tokens of a text
+_VOCABULARY, _SIDE = 8192, 32  # defaults
 _MANY_CLASSES = 100
 
 
@@ -115,7 +116,7 @@ class HuggingFace(DecodedImages):
         kind: Kind | None = None,
         class_names: list[str] | None = None,
         length: int | None = None,
-        vocab_size: int = 8192,
+        vocab_size: int = _VOCABULARY,
         tokenizer: str | None = None,
         cache: str | None = None,
         partition: Partition | None = None,
@@ -296,7 +297,7 @@ class HuggingFace(DecodedImages):
                     if isinstance(table.features[column], library.Image | library.Audio):
                         plain = replace(table.features[column], decode=False)
                         table = table.cast_column(column, plain)
-                tables[part] = table
+                tables[part] = table.with_format(None)
         return tables
 
     @property
@@ -326,14 +327,15 @@ class HuggingFace(DecodedImages):
 
     def _check_settings(self, content: Content) -> None:
         """Refuse settings for other inputs."""
-        if content != "images" and (self.grayscale or self._augmentation is not None):
+        if content != "images" and (self.grayscale or self._augmentation is not None or self._side != _SIDE):
             raise ConfigError(
-                f"data.inputs are {content}; leave out data.grayscale, data.crop_padding and data.horizontal_flip"
+                f"data.inputs are {content}; leave out data.image_size, data.grayscale, data.crop_padding and "
+                "data.horizontal_flip"
             )
         if content in ("images", "numbers") and self._length is not None:
             raise ConfigError(f"data.inputs are {content}; leave out data.length")
-        if content != "text" and self._tokenizer is not None:
-            raise ConfigError(f"data.inputs are {content}; leave out data.tokenizer")
+        if content != "text" and (self._tokenizer is not None or self._vocabulary != _VOCABULARY):
+            raise ConfigError(f"data.inputs are {content}; leave out data.tokenizer and data.vocab_size")
         if content == "text" and self._normalize.steps != Normalize((0.0,), (1.0,)).steps:
             raise ConfigError("data.inputs are text; leave out data.mean and data.std")
         if content == "audio":
@@ -452,7 +454,8 @@ class HuggingFace(DecodedImages):
                 "fraction that leaves clients to train and to test on"
             )
         order = numpy_generator(self.seed, "hugging-face", "test").permutation(len(names))
-        tested = {in_order(names)[position] for position in order[:count]}
+        ordered = in_order(names)
+        tested = {ordered[position] for position in order[:count]}
         return np.array([place for place, name in enumerate(names) if name in tested], dtype=np.int64)
 
     @cached_property
@@ -474,10 +477,8 @@ class HuggingFace(DecodedImages):
         if self._client is None:
             return [], {}
         coded = {part: self._column(part, self._client) for part in self._tables}
-        there = coded["train"].names
-        if self._test_clients is not None:
-            there = [name for place, name in enumerate(there) if place not in set(self._test_clients.tolist())]
-        names = in_order(there)
+        tested = set() if self._test_clients is None else set(self._test_clients.tolist())
+        names = in_order(name for place, name in enumerate(coded["train"].names) if place not in tested)
         own = coded["train"].among(names)
         sizes = np.bincount(own[own >= 0], minlength=len(names))
         group = join_small(sizes, self._least or 1, self._most or len(names))
@@ -618,10 +619,11 @@ def _open(
         raise
     except ConnectionError as error:
         arguments = repr(name) if config is None else f"{name!r}, {config!r}"
-        missing = "cannot be fetched; connect to the network" if fetch else "is not on this machine; set data.download"
+        missing = "cannot be fetched; connect to the network" if fetch else "is neither a folder nor in the cache here"
         raise ConfigError(
-            f"data.name {name!r} {missing}{'' if fetch else ' to true'}, or run load_dataset({arguments})"
-            ".save_to_disk('folder') on a machine with network, copy the folder here, and name it"
+            f"data.name {name!r} {missing}{'' if fetch else '; set data.download to true'}, or run "
+            f"load_dataset({arguments}).save_to_disk('folder') on a machine with network, copy the folder here, and "
+            "name it"
         ) from error
     except Exception as error:  # any error of the library's readers
         raise ConfigError(f"data.name {name!r} cannot be read ({reason(error)}); correct it") from error

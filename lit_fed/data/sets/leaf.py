@@ -106,7 +106,7 @@ class LEAF(TensorDataModule):
 
     @override
     def own_clients_are(self) -> tuple[str, str]:
-        return f"data.root {self.root}, with users,", "set it to null"
+        return f"data.root {self.root}", "write the arrays to a file for ArrayFile"
 
     @override
     def preprocessing(self) -> list[Any] | None:

@@ -262,7 +262,10 @@ def test_a_folder_of_parquet_files_is_copied_to_the_cache_and_read_from_it_by_na
         cached.setup()
     monkeypatch.chdir(tmp_path)
     renamed = HuggingFace("nobody/nothing", **read)
-    with pytest.raises(ConfigError, match=r"is not on this machine; set data\.download to true, or run load_dataset\("):
+    with pytest.raises(
+        ConfigError,
+        match=r"is neither a folder nor in the cache here; set data\.download to true, or run load_dataset\(",
+    ):
         renamed.setup()
 
 
@@ -418,7 +421,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"inputs": "wave"}, ", and row 0 has (3,); set data.length for lists of different lengths"),
     ({"inputs": "image", "length": 4}, "data.inputs are images; leave out data.length"),
     ({"inputs": "title", "mean": [0.5], "std": [0.5]}, "data.inputs are text; leave out data.mean and data.std"),
-    ({"inputs": "age", "grayscale": True}, "data.inputs are numbers; leave out data.grayscale"),
+    ({"inputs": "age", "grayscale": True}, "data.inputs are numbers; leave out data.image_size, data.grayscale"),
+    ({"inputs": "age", "image_size": 8}, "data.inputs are numbers; leave out data.image_size"),
+    ({"inputs": "age", "vocab_size": 80}, "data.inputs are numbers; leave out data.tokenizer and data.vocab_size"),
     ({"inputs": "age", "tokenizer": "folder"}, "data.inputs are numbers; leave out data.tokenizer"),
     ({"inputs": "sound"}, "data.length is null; set it to the values of a signal"),
     ({"inputs": "image", "mean": [0.5, 0.5], "std": [1.0, 1.0]}, "data.mean has 2 values for 3; give one, or one each"),
