@@ -206,6 +206,20 @@ def test_inputs_are_the_cells(made: Any) -> None:
     assert x.shape == (40, 1, 60)
 
 
+def test_new_inputs_are_arrays_or_images_in_files(made: Any, tmp_path: Path) -> None:
+    folder, _, _ = made
+    np.save(tmp_path / "new.npy", np.array([[1.0, 2.0]], dtype=np.float32))
+    numbers = ready(folder, ["age", "count"], "kind", mean=[1.0, 0.0], std=[2.0, 4.0])
+    (batch,) = numbers.new_inputs(tmp_path / "new.npy").loader
+    assert batch.tolist() == [[0.0, 0.5]]
+    table()["image"][0].save(tmp_path / "new.png")
+    images = ready(folder, "image", "label", image_size=9, grayscale=True)
+    (batch,) = images.new_inputs(tmp_path / "new.png").loader
+    assert torch.equal((batch[0, 0] * 255).round().int(), torch.tensor(table()["pixels"][0]).int())
+    with pytest.raises(ConfigError, match="reads no images from files"):
+        numbers.new_inputs(tmp_path / "new.png")
+
+
 def test_a_validation_split_and_augmented_training_images(made: Any) -> None:
     folder, _, _ = made
     data = ready(folder, "image", "label", test_split="test", val_split="val", client="writer", horizontal_flip=True,
