@@ -57,7 +57,8 @@ class _Coded:
 
     def among(self, names: Sequence[str]) -> IntArray:
         """The number of each row's name among others, shape (n,); −1 for an unknown name."""
-        return numbered(self.names, names)[self.codes]
+        among: IntArray = numbered(self.names, names)[self.codes]
+        return among
 
 
 class HuggingFace(DecodedImages):
@@ -236,7 +237,7 @@ class HuggingFace(DecodedImages):
 
     @override
     def target_values(self, indices: IntArray) -> NDArray[np.float32] | None:
-        return None if self._targets is None else self._targets[indices]
+        return None if self._targets is None else self._targets[indices].astype(np.float32)
 
     @override
     def build_datasets(self) -> Parts:
@@ -357,7 +358,8 @@ class HuggingFace(DecodedImages):
     @cached_property
     def _reader(self) -> Reader | None:
         """Reads a row's inputs; None for images."""
-        columns, read = self._inputs, None
+        columns = self._inputs
+        read: Reader | None = None
         match self._content:
             case "text":
                 encode = hash_words if self._tokenizer is None else load_tokenizer(self._tokenizer, self._vocabulary)

@@ -182,7 +182,7 @@ class LEAF(TensorDataModule):
             try:
                 pixels = np.asarray(value, dtype=np.float32)
             except (ValueError, TypeError, OverflowError):
-                pixels = np.zeros(0)
+                pixels = np.zeros(0, dtype=np.float32)
             if pixels.shape != (_SIDE * _SIDE,) or not (pixels.min() >= 0 and pixels.max() <= 1):
                 raise ConfigError(f"{where}: x is not {_SIDE * _SIDE} numbers from 0 to 1; correct it")
             return pixels.reshape(1, _SIDE, _SIDE)
