@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given, strategies
 from PIL import Image
 from scipy.io import wavfile
 
@@ -153,6 +154,21 @@ def test_the_two_smallest_clients_are_joined_until_all_are_large_enough() -> Non
     assert join_small(np.array([4, 4, 4]), 4, 3).tolist() == [0, 1, 2]
     with pytest.raises(ConfigError, match=r"data\.least_samples is 13; it must be at most 12"):
         join_small(np.array([4, 4, 4]), 13, 3)
+
+
+@given(strategies.lists(strategies.integers(1, 50), min_size=1, max_size=60), strategies.data())
+def test_joined_clients_are_large_enough_and_no_more_are_joined_than_needed(sizes: list[int], data: Any) -> None:
+    least = data.draw(strategies.integers(1, sum(sizes)))
+    most = data.draw(strategies.integers(1, len(sizes)))
+    group = join_small(np.array(sizes), least, most)
+    held = np.bincount(group, sizes)
+    assert sorted(set(group)) == list(range(len(held)))
+    assert len(held) <= most
+    assert held.min() >= least
+    first = np.unique(group, return_index=True)[1]
+    assert first.tolist() == sorted(first)
+    if max(np.bincount(group)) > 1 and len(held) < most:  # the last join was of a client below the bound
+        assert min(sizes) < least
 
 
 def test_joined_clients_hold_their_own_clients_samples(made: Any) -> None:
