@@ -408,6 +408,8 @@ def test_two_processes_and_a_resumed_run_give_the_weights_of_one(made: Any, tmp_
     def run(name: str, *more: str) -> dict[str, torch.Tensor]:
         place = ["--trainer.default_root_dir", str(tmp_path / name), "--trainer.participation", "FullParticipation"]
         done = run_cli(*words, *place, *more, cwd=tmp_path)
+        if "needs datasets" in done.stderr:
+            pytest.skip("datasets lies on this process's path alone")
         assert done.returncode == 0, done.stderr
         return saved_weights(tmp_path / name / "lightning_logs" / "version_0")
 
