@@ -286,10 +286,11 @@ def _check(key: str, module: FederatedDataModule) -> None:
 
 def _joined(parts: Sequence[Part]) -> Part:
     """Domains' samples by number, with the strata and numerical targets that all domains have."""
-    strata, y = (
-        None if any(value is None for value in values) else np.concatenate(values)
+    there: list[list[NDArray[Any]]] = [
+        [value for value in values if value is not None]
         for values in ([part.strata for part in parts], [part.y for part in parts])
-    )
+    ]
+    strata, y = (np.concatenate(arrays) if len(arrays) == len(parts) else None for arrays in there)
     numbers = None if y is None or y.dtype.kind != "f" else y
     return Part(np.arange(sum(map(len, parts))), numbers, None, strata)
 

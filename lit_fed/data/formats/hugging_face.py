@@ -222,7 +222,7 @@ class HuggingFace(DecodedImages):
         return inputs if self._content == "text" else self._normalize(inputs)
 
     @override
-    def preprocessing(self) -> list[Step] | None:
+    def preprocessing(self) -> list[Step] | None:  # type: ignore[override]
         """Normalising; None of texts, which become token ids on reading, and of signals."""
         return self._normalize.steps if self._content in ("images", "numbers", "arrays") else None
 
@@ -244,7 +244,7 @@ class HuggingFace(DecodedImages):
         (_, owners), test, _ = self._owners, self._held, self._reader
         parts = dict[str, Part]()
         for part in self._tables:
-            y = self._numbers(part) if self._classes is None else self._labels(part)
+            y: NDArray[Any] = self._numbers(part) if self._classes is None else self._labels(part)
             parts[part] = Part(np.arange(len(y)), y, owners.get(part))
         if test is not None:
             parts["test"], parts["train"] = parts["train"].take(test), parts["train"].take(~test)
@@ -255,8 +255,8 @@ class HuggingFace(DecodedImages):
         made = dict[str, Part]()
         for part, rows in parts.items():
             x = self._rows(part, rows, part == "train")
-            y, strata = (rows.y, None) if self._classes is None else (None, rows.y)
-            made[part] = Part(x, y, rows.clients, strata)
+            is_class = self._classes is not None
+            made[part] = Part(x, None if is_class else rows.y, rows.clients, rows.y if is_class else None)
         made["train"] = replace(made["train"], plain=self._rows("train", parts["train"], training=False))
         self._targets = made["train"].y
         self._read_columns.clear()
