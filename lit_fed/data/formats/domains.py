@@ -274,23 +274,23 @@ def _check(key: str, module: FederatedDataModule) -> None:
         raise ConfigError(f"{key} is {type(module).__name__}, not a data module of lit_fed; wrap it in Wrapped")
     if isinstance(module, Domains):
         raise ConfigError(f"{key}: Domains cannot be a domain; name its own in data.domains")
-    if own := next((name for name in _OWN if getattr(type(module), name) is not getattr(_BASE, name)), None):
+    if own := next(
+        (name for name in _OWN if getattr(type(module), name) is not getattr(FederatedDataModule, name)), None
+    ):
         raise ConfigError(f"{key}: {type(module).__name__} has a {own} of its own, which domains do not; leave it out")
-    defaults = inspect.signature(_BASE.__init__).parameters
+    defaults = inspect.signature(FederatedDataModule).parameters
     for setting in _SHARED:
         if (value := getattr(module, setting)) != defaults[setting].default:
             raise ConfigError(f"{key}.{setting} is {value}, and all domains share it; set data.{setting} instead")
 
 
-_BASE: type[FederatedDataModule] = FederatedDataModule
-
-
 def _joined(parts: Sequence[Part]) -> Part:
     """Domains' samples by number, with the strata and numerical targets that all domains have."""
-    strata, y = (
-        None if any(value is None for value in values) else np.concatenate(values)
+    there: list[list[NDArray[Any]]] = [
+        [value for value in values if value is not None]
         for values in ([part.strata for part in parts], [part.y for part in parts])
-    )
+    ]
+    strata, y = (np.concatenate(arrays) if len(arrays) == len(parts) else None for arrays in there)
     numbers = None if y is None or y.dtype.kind != "f" else y
     return Part(np.arange(sum(map(len, parts))), numbers, None, strata)
 

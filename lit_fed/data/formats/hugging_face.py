@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import heapq
-import io
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -13,13 +12,22 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 from typing_extensions import override
 
 from lit_fed.checks import check_choice, check_range
+from lit_fed.data.formats.cells import (
+    Content,
+    Reader,
+    bytes_of,
+    content_of,
+    read_array,
+    read_numbers,
+    read_sound,
+    read_text,
+)
 from lit_fed.data.formats.csv_text import hash_words, load_tokenizer
 from lit_fed.data.formats.table import Kind, check_classes
 from lit_fed.data.loaders.image_files import ImageFiles, read_image
@@ -35,8 +43,8 @@ from lit_fed.printing import counted
 from lit_fed.seeding import derive_seed, numpy_generator
 
 Held = Literal["samples", "clients"]
-_Content = Literal["images", "audio", "text", "numbers", "arrays"]
 _LENGTH = 64  # tokens of a text
+_VOCABULARY, _SIDE = 8192, 32  # defaults
 _MANY_CLASSES = 100
 
 
@@ -49,7 +57,8 @@ class _Coded:
 
     def among(self, names: Sequence[str]) -> IntArray:
         """The number of each row's name among others, shape (n,); −1 for an unknown name."""
-        return numbered(self.names, names)[self.codes]
+        among: IntArray = numbered(self.names, names)[self.codes]
+        return among
 
 
 class HuggingFace(DecodedImages):
@@ -93,7 +102,7 @@ class HuggingFace(DecodedImages):
 
     def __init__(
         self,
-        name: str | Mapping[str, Any],
+        name: str | Mapping[str, Sized],
         inputs: str | list[str],
         target: str | list[str],
         config: str | None = None,
@@ -108,7 +117,7 @@ class HuggingFace(DecodedImages):
         kind: Kind | None = None,
         class_names: list[str] | None = None,
         length: int | None = None,
-        vocab_size: int = 8192,
+        vocab_size: int = _VOCABULARY,
         tokenizer: str | None = None,
         cache: str | None = None,
         partition: Partition | None = None,
@@ -177,7 +186,7 @@ class HuggingFace(DecodedImages):
                 return (len(self._inputs),)
             case "audio":
                 return (1, self._signal)
-        return (1, self._length) if self._length is not None else tuple(self._reader(self._stored("train")[0], 0).shape)
+        return (1, self._length) if self._length is not None else self._array_shape
 
     @property
     def vocab_size(self) -> int | None:
@@ -213,7 +222,7 @@ class HuggingFace(DecodedImages):
         return inputs if self._content == "text" else self._normalize(inputs)
 
     @override
-    def preprocessing(self) -> list[Step] | None:
+    def preprocessing(self) -> list[Step] | None:  # type: ignore[override]
         """Normalising; None of texts, which become token ids on reading, and of signals."""
         return self._normalize.steps if self._content in ("images", "numbers", "arrays") else None
 
@@ -228,14 +237,14 @@ class HuggingFace(DecodedImages):
 
     @override
     def target_values(self, indices: IntArray) -> NDArray[np.float32] | None:
-        return None if self._targets is None else self._targets[indices]
+        return None if self._targets is None else self._targets[indices].astype(np.float32)
 
     @override
     def build_datasets(self) -> Parts:
-        read, (_, owners), test = self._reader, self._owners, self._held
+        (_, owners), test, _ = self._owners, self._held, self._reader
         parts = dict[str, Part]()
         for part in self._tables:
-            y = self._numbers(part) if self._classes is None else self._labels(part)
+            y: NDArray[Any] = self._numbers(part) if self._classes is None else self._labels(part)
             parts[part] = Part(np.arange(len(y)), y, owners.get(part))
         if test is not None:
             parts["test"], parts["train"] = parts["train"].take(test), parts["train"].take(~test)
@@ -245,21 +254,20 @@ class HuggingFace(DecodedImages):
                 raise ConfigError(f"{where} leaves no {part} samples; {lower} data.test_fraction")
         made = dict[str, Part]()
         for part, rows in parts.items():
-            x = self._rows(part, rows, read, part == "train")
-            y, strata = (rows.y, None) if self._classes is None else (None, rows.y)
-            made[part] = Part(x, y, rows.clients, strata)
-        made["train"] = replace(made["train"], plain=self._rows("train", parts["train"], read, training=False))
+            x = self._rows(part, rows, part == "train")
+            is_class = self._classes is not None
+            made[part] = Part(x, None if is_class else rows.y, rows.clients, rows.y if is_class else None)
+        made["train"] = replace(made["train"], plain=self._rows("train", parts["train"], training=False))
         self._targets = made["train"].y
         self._read_columns.clear()
         return Parts(made["train"], made["test"], made.get("val"), where)
 
-    def _rows(self, part: str, rows: Part, read: _Reader, training: bool) -> Dataset[Any]:
-        stored = self._stored(part if part in self._tables else "train")
-        if self._content == "images":
-            augmentation = self._augmentation if training else None
-            shown = (self._side, self.grayscale, rows.y, augmentation)
-            return _Pictures(stored, rows.x, self._inputs[0], self._where(part), *shown)
-        return _Rows(stored, rows.x, rows.y, read)
+    def _rows(self, part: str, rows: Part, training: bool) -> Dataset[Any]:
+        stored, where = self._stored(part if part in self._tables else "train"), self._where(part)
+        if self._reader is not None:
+            return _Rows(stored, rows, where, self._reader)
+        augmentation = self._augmentation if training else None
+        return _Pictures(stored, rows, where, self._inputs[0], self._side, self.grayscale, rows.y, augmentation)
 
     # The set.
 
@@ -290,7 +298,7 @@ class HuggingFace(DecodedImages):
                     if isinstance(table.features[column], library.Image | library.Audio):
                         plain = replace(table.features[column], decode=False)
                         table = table.cast_column(column, plain)
-                tables[part] = table
+                tables[part] = table.with_format(None)
         return tables
 
     @property
@@ -301,9 +309,9 @@ class HuggingFace(DecodedImages):
         return f"{self._called}, split {self._splits[part] or self._splits['train']!r}"
 
     @cached_property
-    def _content(self) -> _Content:
+    def _content(self) -> Content:
         """The kind of inputs, from the columns' types."""
-        kinds = {column: _content_of(self._tables["train"].features[column]) for column in self._inputs}
+        kinds = {column: content_of(self._tables["train"].features[column]) for column in self._inputs}
         one = len(set(kinds.values())) == 1
         content = next(iter(kinds.values()))
         if unknown := next((column for column, kind in kinds.items() if kind is None), None):
@@ -318,16 +326,17 @@ class HuggingFace(DecodedImages):
         self._check_settings(content)
         return content
 
-    def _check_settings(self, content: _Content) -> None:
+    def _check_settings(self, content: Content) -> None:
         """Refuse settings for other inputs."""
-        if content != "images" and (self.grayscale or self._augmentation is not None):
+        if content != "images" and (self.grayscale or self._augmentation is not None or self._side != _SIDE):
             raise ConfigError(
-                f"data.inputs are {content}; leave out data.grayscale, data.crop_padding and data.horizontal_flip"
+                f"data.inputs are {content}; leave out data.image_size, data.grayscale, data.crop_padding and "
+                "data.horizontal_flip"
             )
         if content in ("images", "numbers") and self._length is not None:
             raise ConfigError(f"data.inputs are {content}; leave out data.length")
-        if content != "text" and self._tokenizer is not None:
-            raise ConfigError(f"data.inputs are {content}; leave out data.tokenizer")
+        if content != "text" and (self._tokenizer is not None or self._vocabulary != _VOCABULARY):
+            raise ConfigError(f"data.inputs are {content}; leave out data.tokenizer and data.vocab_size")
         if content == "text" and self._normalize.steps != Normalize((0.0,), (1.0,)).steps:
             raise ConfigError("data.inputs are text; leave out data.mean and data.std")
         if content == "audio":
@@ -340,33 +349,34 @@ class HuggingFace(DecodedImages):
         return self._length
 
     @cached_property
-    def _reader(self) -> _Reader:
-        """Reads a row's inputs."""
-        where, columns = self._where("train"), self._inputs
+    def _array_shape(self) -> tuple[int, ...]:
+        first = read_array(self._inputs[0], None, None, self._stored("train")[0], f"{self._where('train')}, row 0")
+        if not first.ndim:
+            raise ConfigError(f"{self._where('train')}, row 0: {self._inputs[0]!r} has no shape; name another column")
+        return tuple(first.shape)
+
+    @cached_property
+    def _reader(self) -> Reader | None:
+        """Reads a row's inputs; None for images."""
+        columns = self._inputs
+        read: Reader | None = None
         match self._content:
-            case "images":
-                read: _Reader = _no_array
             case "text":
-                length = self._length or _LENGTH
                 encode = hash_words if self._tokenizer is None else load_tokenizer(self._tokenizer, self._vocabulary)
-                read = partial(_text, columns, where, encode, self._vocabulary, length)
+                read = partial(read_text, columns, encode, self._vocabulary, self._length or _LENGTH)
             case "audio":
                 rate = getattr(self._tables["train"].features[columns[0]], "sampling_rate", None)
-                read = partial(_sound, columns[0], where, self._signal, rate)
+                read = partial(read_sound, columns[0], self._signal, rate)
             case "numbers":
-                read = partial(_numbers, columns, where)
+                read = partial(read_numbers, columns)
             case "arrays":
-                shape = None
-                if self._length is None:
-                    shape = tuple(_array(columns[0], where, None, None, self._stored("train")[0], 0).shape)
-                read = partial(_array, columns[0], where, self._length, shape)
-        if self._content != "images":  # whose pixels are bytes
+                read = partial(read_array, columns[0], self._length, None if self._length else self.input_shape)
+        if read is not None:  # the pixels of images are bytes
             step = self._normalize.steps[0]
             self._normalize = Normalize(step["mean"], step["std"], max_value=1.0)
-        channels = {"images": 1 if self.grayscale else 3, "numbers": len(columns), "audio": 1}
-        given, wanted = self._normalize.num_channels, channels.get(self._content)
-        if wanted is not None and given not in (1, wanted):
-            raise ConfigError(f"data.mean has {given} values for {wanted}; give one, or one each")
+        given, wanted = self._normalize.num_channels, self.input_shape[:1]
+        if self._content != "text" and given not in (1, *wanted):
+            raise ConfigError(f"data.mean has {given} values for {wanted[0]}; give one, or one each")
         return read
 
     def _feature_names(self, column: str) -> list[str] | None:
@@ -383,7 +393,7 @@ class HuggingFace(DecodedImages):
         feature = self._tables["train"].features[column]
         dtype = str(getattr(feature, "dtype", type(feature).__name__))
         if not dtype.startswith(("int", "uint", "bool", "string", "large_string")):
-            if self._kind == "classes" or not (dtype.startswith("float") or _content_of(feature) == "arrays"):
+            if self._kind == "classes" or not (dtype.startswith("float") or content_of(feature) == "arrays"):
                 raise ConfigError(f"{where}: {column!r} is {dtype}, not a class; name another column in data.target")
             return None
         known = self._feature_names(column)
@@ -446,7 +456,8 @@ class HuggingFace(DecodedImages):
                 "fraction that leaves clients to train and to test on"
             )
         order = numpy_generator(self.seed, "hugging-face", "test").permutation(len(names))
-        tested = {in_order(names)[position] for position in order[:count]}
+        ordered = in_order(names)
+        tested = {ordered[position] for position in order[:count]}
         return np.array([place for place, name in enumerate(names) if name in tested], dtype=np.int64)
 
     @cached_property
@@ -468,10 +479,8 @@ class HuggingFace(DecodedImages):
         if self._client is None:
             return [], {}
         coded = {part: self._column(part, self._client) for part in self._tables}
-        there = coded["train"].names
-        if self._test_clients is not None:
-            there = [name for place, name in enumerate(there) if place not in set(self._test_clients.tolist())]
-        names = in_order(there)
+        tested = set() if self._test_clients is None else set(self._test_clients.tolist())
+        names = in_order(name for place, name in enumerate(coded["train"].names) if place not in tested)
         own = coded["train"].among(names)
         sizes = np.bincount(own[own >= 0], minlength=len(names))
         group = join_small(sizes, self._least or 1, self._most or len(names))
@@ -508,157 +517,32 @@ def join_small(sizes: IntArray, least: int, most: int) -> IntArray:
     return group
 
 
-_Reader = Callable[[Mapping[str, Any], int], Tensor]
-"""Reads the inputs of a row, given its values and its number."""
-
-
 class _Rows(Dataset[Any]):
     """Some rows of a set, decoded one by one, with their targets."""
 
-    def __init__(self, table: Any, rows: IntArray, targets: NDArray[Any], read: _Reader) -> None:
-        self._table, self._rows, self._targets, self._read = table, rows, targets, read
+    def __init__(self, table: Any, rows: Part, where: str, read: Reader) -> None:
+        self._table, self._rows, self._where, self._read = table, rows, where, read
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Any]:
-        row = int(self._rows[index])
-        return self._read(self._table[row], row), self._targets[index]
+        row = int(self._rows.x[index])
+        return self._read(self._table[row], f"{self._where}, row {row}"), self._rows.y[index]
 
 
 class _Pictures(ImageFiles):
     """Some images of a set, with their targets."""
 
-    def __init__(self, table: Any, rows: IntArray, column: str, where: str, *shown: Any) -> None:
-        super().__init__(rows, *shown)  # type: ignore[arg-type]  # numbers of rows for paths
-        self._table, self._rows, self._column, self._where = table, rows, column, where
+    def __init__(self, table: Any, rows: Part, where: str, column: str, *shown: Any) -> None:
+        super().__init__(rows.x, *shown)
+        self._table, self._rows, self._where, self._column = table, rows.x, where, column
 
     @override
     def pixels(self, index: int) -> NDArray[Any]:
         row = int(self._rows[index])
         place = f"{self._where}, row {row}"
-        return read_image(place, self._grayscale, content=_bytes(self._table[row], self._column, place))
-
-
-def _bytes(row: Mapping[str, Any], column: str, place: str) -> bytes:
-    """The file in a cell, or beside the set."""
-    cell = row[column]
-    if cell is None or (cell.get("bytes") is None and not cell.get("path")):
-        raise _empty(place, column)
-    if cell.get("bytes") is not None:
-        return bytes(cell["bytes"])
-    try:
-        return Path(cell["path"]).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{place}: {cell['path']} cannot be read ({error.strerror}); restore it") from error
-
-
-def _empty(place: str, column: str) -> ConfigError:
-    return ConfigError(f"{place}: {column!r} is empty; correct or remove the row")
-
-
-def _no_array(row: Mapping[str, Any], number: int) -> Tensor:
-    raise NotImplementedError  # `_Pictures` reads images
-
-
-def _text(
-    columns: list[str],
-    where: str,
-    encode: Callable[[str, int, int], Sequence[int]],
-    vocab_size: int,
-    length: int,
-    row: Mapping[str, Any],
-    number: int,
-) -> Tensor:
-    for column in columns:
-        if row[column] is None:
-            raise _empty(f"{where}, row {number}", column)
-    ids = torch.zeros(length, dtype=torch.int64)
-    read = list(encode(" ".join(row[column] for column in columns), vocab_size, length))[:length]
-    ids[: len(read)] = torch.tensor(read, dtype=torch.int64)
-    return ids
-
-
-def _numbers(columns: list[str], where: str, row: Mapping[str, Any], number: int) -> Tensor:
-    values = [row[column] for column in columns]
-    for column, value in zip(columns, values, strict=True):
-        if value is None:
-            raise _empty(f"{where}, row {number}", column)
-    return _finite(np.asarray(values, dtype=np.float64), f"{where}, row {number}")
-
-
-def _array(
-    column: str, where: str, length: int | None, shape: tuple[int, ...] | None, row: Mapping[str, Any], number: int
-) -> Tensor:
-    place = f"{where}, row {number}"
-    if row[column] is None:
-        raise _empty(place, column)
-    try:
-        values = np.asarray(row[column], dtype=np.float64)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{place}: {column!r} is not an array of numbers; correct or remove the row") from error
-    if length is not None:
-        if values.ndim != 1:
-            raise ConfigError(f"{place}: {column!r} has shape {values.shape}; data.length is for lists, leave it out")
-        return _finite(_cut(values, length), place)
-    if shape is not None and values.shape != shape:
-        raise ConfigError(
-            f"{place}: {column!r} has shape {values.shape}, and row 0 has {shape}; set data.length for lists of "
-            "different lengths"
-        )
-    return _finite(values, place)
-
-
-def _sound(column: str, where: str, length: int, rate: int | None, row: Mapping[str, Any], number: int) -> Tensor:
-    """A WAV file's channels as their mean, integers scaled to [−1, 1]."""
-    from scipy.io import wavfile
-
-    place = f"{where}, row {number}"
-    content = _bytes(row, column, place)
-    try:
-        found, values = wavfile.read(io.BytesIO(content))
-    except Exception as error:  # any error of a damaged file
-        raise ConfigError(
-            f"{place}: {column!r} is not a WAV file ({reason(error)}); store sound as WAV, or as a column of numbers"
-        ) from error
-    if rate is not None and found != rate:
-        raise ConfigError(f"{place}: {column!r} has {found} values a second, and the column {rate}; resample it")
-    wide = values.astype(np.float64)
-    if values.dtype == np.uint8:
-        wide = (wide - 128) / 128
-    elif values.dtype.kind == "i":
-        wide /= 2.0 ** (8 * values.dtype.itemsize - 1)
-    return _finite(_cut(wide if wide.ndim == 1 else wide.mean(axis=1), length), place)
-
-
-def _cut(values: NDArray[np.float64], length: int) -> NDArray[np.float64]:
-    """A signal (1, length), cut or with zeros at its end."""
-    out = np.zeros((1, length))
-    out[0, : len(values)] = values[:length]
-    return out
-
-
-def _finite(values: NDArray[np.float64], place: str) -> Tensor:
-    with np.errstate(over="ignore"):
-        narrow = values.astype(np.float32)
-    if not np.isfinite(narrow).all():
-        raise ConfigError(f"{place} holds NaN or infinity; correct or remove it")
-    return torch.from_numpy(narrow)
-
-
-def _content_of(feature: Any) -> _Content | None:
-    """The kind of inputs that a column's type makes."""
-    name, dtype = type(feature).__name__, str(getattr(feature, "dtype", ""))
-    if name in ("Image", "Audio"):
-        return "images" if name == "Image" else "audio"
-    if name == "Value" and dtype in ("string", "large_string"):
-        return "text"
-    if name in ("Value", "ClassLabel"):
-        return "numbers" if dtype.startswith(("int", "uint", "float", "bool")) else None
-    if name in ("List", "LargeList", "Sequence"):
-        inner = _content_of(feature.feature)
-        return "arrays" if inner in ("numbers", "arrays") else None
-    return "arrays" if name.startswith("Array") and name.endswith("D") else None
+        return read_image(place, self._grayscale, content=bytes_of(self._table[row], self._column, place))
 
 
 def _arrow(table: Any, column: str, where: str, setting: str) -> Any:
@@ -711,7 +595,9 @@ def _quietly(library: Any, offline: bool) -> Iterator[None]:
             library.enable_progress_bars()
 
 
-def _open(library: Any, name: str | Mapping[str, Any], config: str | None, split: str, cache: Any, fetch: bool) -> Any:
+def _open(
+    library: Any, name: str | Mapping[str, Sized], config: str | None, split: str, cache: Any, fetch: bool
+) -> Any:
     """A split, memory-mapped."""
     if not isinstance(name, str):
         return _split_of(name, split, "data.name")
@@ -735,10 +621,11 @@ def _open(library: Any, name: str | Mapping[str, Any], config: str | None, split
         raise
     except ConnectionError as error:
         arguments = repr(name) if config is None else f"{name!r}, {config!r}"
-        missing = "cannot be fetched; connect to the network" if fetch else "is not on this machine; set data.download"
+        missing = "cannot be fetched; connect to the network" if fetch else "is neither a folder nor in the cache here"
         raise ConfigError(
-            f"data.name {name!r} {missing}{'' if fetch else ' to true'}, or run load_dataset({arguments})"
-            ".save_to_disk('folder') on a machine with network, copy the folder here, and name it"
+            f"data.name {name!r} {missing}{'' if fetch else '; set data.download to true'}, or run "
+            f"load_dataset({arguments}).save_to_disk('folder') on a machine with network, copy the folder here, and "
+            "name it"
         ) from error
     except Exception as error:  # any error of the library's readers
         raise ConfigError(f"data.name {name!r} cannot be read ({reason(error)}); correct it") from error

@@ -68,20 +68,20 @@ class LEAF(TensorDataModule):
         check_range("data.test_fraction", test_fraction, above=0, below=1)
         check_range("data.length", length, least=1)
         check_range("data.tokens", tokens, least=2, most=2**31 - 1)
-        self.name, self.test_fraction, self.length, self.tokens = name, test_fraction, length, tokens
+        self._set, self.test_fraction, self.length, self.tokens = name, test_fraction, length, tokens
         self._found: tuple[list[str], Part, Part] | None = None
 
     @property
     @override
     def num_classes(self) -> int:
-        return _CLASSES[self.name]
+        return _CLASSES[self._set]
 
     @property
     @override
     def class_names(self) -> list[str] | None:
-        if self.name == "shakespeare":
+        if self._set == "shakespeare":
             return None
-        if self.name == "sent140":
+        if self._set == "sent140":
             return ["negative", "positive"]
         return list(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 
@@ -89,12 +89,12 @@ class LEAF(TensorDataModule):
     @override
     def input_shape(self) -> tuple[int, ...]:
         """(1, 28, 28), (80,) or (length,)."""
-        return {"femnist": (1, _SIDE, _SIDE), "shakespeare": (_CHARACTERS,), "sent140": (self.length,)}[self.name]
+        return {"femnist": (1, _SIDE, _SIDE), "shakespeare": (_CHARACTERS,), "sent140": (self.length,)}[self._set]
 
     @property
     def vocab_size(self) -> int | None:
         """Number of different tokens; None for images."""
-        return {"femnist": None, "shakespeare": len(LETTERS) + 1, "sent140": self.tokens}[self.name]
+        return {"femnist": None, "shakespeare": len(LETTERS) + 1, "sent140": self.tokens}[self._set]
 
     @override
     def own_clients(self) -> int:
@@ -106,12 +106,12 @@ class LEAF(TensorDataModule):
 
     @override
     def own_clients_are(self) -> tuple[str, str]:
-        return f"data.root {self.root}, with users,", "set it to null"
+        return f"data.root {self.root}", "write the arrays to a file for ArrayFile"
 
     @override
     def preprocessing(self) -> list[Any] | None:
         """No steps for images; None of texts, which become ids on reading the files."""
-        return [] if self.name == "femnist" else None
+        return [] if self._set == "femnist" else None
 
     @override
     def load_arrays(self) -> Parts:
@@ -178,15 +178,15 @@ class LEAF(TensorDataModule):
                 yield user, (inputs, np.array(labels, dtype=np.int64))
 
     def _input(self, value: Any, where: str) -> NDArray[Any]:
-        if self.name == "femnist":
+        if self._set == "femnist":
             try:
                 pixels = np.asarray(value, dtype=np.float32)
             except (ValueError, TypeError, OverflowError):
-                pixels = np.zeros(0)
+                pixels = np.zeros(0, dtype=np.float32)
             if pixels.shape != (_SIDE * _SIDE,) or not (pixels.min() >= 0 and pixels.max() <= 1):
                 raise ConfigError(f"{where}: x is not {_SIDE * _SIDE} numbers from 0 to 1; correct it")
             return pixels.reshape(1, _SIDE, _SIDE)
-        if self.name == "shakespeare":
+        if self._set == "shakespeare":
             if not isinstance(value, str) or len(value) != _CHARACTERS:
                 raise ConfigError(f"{where}: x is not a text of {_CHARACTERS} characters; correct it")
             return np.array([LETTERS.find(letter) + 1 for letter in value], dtype=np.int32)
@@ -199,14 +199,12 @@ class LEAF(TensorDataModule):
         return ids
 
     def _label(self, value: Any, where: str) -> int:
-        if self.name == "shakespeare":
+        if self._set == "shakespeare":
             if not isinstance(value, str) or len(value) != 1 or value not in LETTERS:
-                raise ConfigError(
-                    f"{where}: y is {value!r:.40}, not one of LEAF's {len(LETTERS)} characters; correct it"
-                )
+                raise ConfigError(f"{where}: y is {value!r:.40}; it must be one of LEAF's {len(LETTERS)} characters")
             return LETTERS.index(value)
         labels = {str(label): label for label in range(self.num_classes)}
-        if self.name == "sent140":
+        if self._set == "sent140":
             labels["4"] = 1  # a positive tweet in the original files
         if isinstance(value, bool) or str(value) not in labels:
             raise ConfigError(f"{where}: y is {value!r:.40}; it must be 0 to {self.num_classes - 1}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
+from lit_fed.command.start import main
 from lit_fed.data import (
     ArrayFile,
     ClassesPerClient,
@@ -25,6 +27,7 @@ from lit_fed.data import (
     Puppets,
 )
 from lit_fed.errors import ConfigError
+from tests.support import assert_same, rows, run_cli, saved_weights
 
 INVERSE = v2.Normalize(mean=[1.0], std=[-1.0])  # 1 − x
 
@@ -93,10 +96,10 @@ def test_domains_have_clients_partitions_and_skews_of_their_own() -> None:
     assert [int((data.census.class_counts(client) > 0).sum()) for client in range(3)] == [10, 5, 5]
     assert data.seen(0) is None
     assert data.seen(1) is not None
-    rows = [set(data._ready.train[client].tolist()) for client in range(3)]
-    assert not rows[0] & (rows[1] | rows[2])
-    assert not rows[1] & rows[2]
-    assert min(rows[1] | rows[2]) >= len(Digits().load_arrays().train)
+    held = [set(data._ready.train[client].tolist()) for client in range(3)]
+    assert not held[0] & (held[1] | held[2])
+    assert not held[1] & held[2]
+    assert min(held[1] | held[2]) >= len(Digits().load_arrays().train)
 
 
 def test_the_public_set_is_of_all_domains_with_the_place_of_each_sample() -> None:
@@ -139,10 +142,10 @@ def test_some_clients_only_have_the_batches_of_the_whole_population() -> None:
 def test_targets_of_a_regression_and_natural_clients_pass_through(tmp_path: Path) -> None:
     data = ready({"a": Diabetes(), "b": Diabetes(num_clients=2, partition=Dirichlet(1.0))})
     assert (data.num_classes, data.output_shape, data.num_clients) == (None, (), 3)
-    rows = data._ready.train[1]
-    values = data.target_values(rows)
+    indices = data._ready.train[1]
+    values = data.target_values(indices)
     assert values is not None
-    assert np.allclose(values, Diabetes().load_arrays().train.y[rows - 354])
+    assert np.allclose(values, Diabetes().load_arrays().train.y[indices - 354])
     x, y = np.zeros((12, 3), np.float32), np.arange(12) % 2
     np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x, y_test=y, client_train=y, client_test=y)
     people = ready({"p": ArrayFile(root=str(tmp_path), name="a"), "q": ArrayFile(root=str(tmp_path), name="a")})
@@ -150,6 +153,37 @@ def test_targets_of_a_regression_and_natural_clients_pass_through(tmp_path: Path
     assert people.client_names == ["p/0", "p/1", "q/0", "q/1"]
     assert people.census.class_histogram().tolist() == [[6, 0], [0, 6]] * 2
     assert "data.domains.p: data.num_classes" in str(people.pooled())
+
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+def words(root: Path, *more: str) -> list[str]:
+    files = ["-c", str(CONFIGS / "quickstart.yaml"), "-c", str(CONFIGS / "data" / "digit_domains.yaml")]
+    full = ("--trainer.participation", "FullParticipation", "--trainer.local_epochs", "1")
+    return ["fit", *files, *full, "--trainer.default_root_dir", str(root), *more]
+
+
+def test_a_federation_of_domains_runs_by_configuration_alone(tmp_path: Path) -> None:
+    main(words(tmp_path, "--trainer.max_rounds", "1", "--data.seed", "3"))
+    run = tmp_path / "lightning_logs" / "version_0"
+    clients = json.loads((run / "partition.json").read_text())["clients"].values()
+    assert [row["domain"] for row in clients] == ["plain", "inverted", "blurred", "faint"]
+    assert [len(row["indices"]) for row in clients] == [350] * 4
+    assert 0 < float(rows(run / "metrics.csv")[0]["clients/acc_mean"]) <= 1
+
+
+@pytest.mark.long
+def test_two_processes_and_a_resumed_run_give_the_weights_of_one(tmp_path: Path) -> None:
+    def run(name: str, *more: str) -> dict[str, torch.Tensor]:
+        done = run_cli(*words(tmp_path / name, *more), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return saved_weights(tmp_path / name / "lightning_logs" / "version_0")
+
+    alone = run("alone", "--trainer.max_rounds", "2")
+    assert_same(alone, run("both", "--trainer.max_rounds", "2", "--trainer.devices", "2"))
+    run("resumed", "--trainer.max_rounds", "1")
+    assert_same(alone, run("resumed", "--trainer.max_rounds", "2", "--ckpt_path", "last"))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given, strategies
 from PIL import Image
 from scipy.io import wavfile
 
@@ -25,6 +26,7 @@ from lit_fed.data import Continuous, Dirichlet, Grouped, HuggingFace, Natural
 from lit_fed.data.formats.csv_text import hash_words
 from lit_fed.data.formats.hugging_face import join_small
 from lit_fed.errors import ConfigError
+from tests.support import assert_same, run_cli, saved_weights
 
 datasets = pytest.importorskip("datasets")
 ROWS, WRITERS = 120, 7
@@ -154,6 +156,21 @@ def test_the_two_smallest_clients_are_joined_until_all_are_large_enough() -> Non
         join_small(np.array([4, 4, 4]), 13, 3)
 
 
+@given(strategies.lists(strategies.integers(1, 50), min_size=1, max_size=60), strategies.data())
+def test_joined_clients_are_large_enough_and_no_more_are_joined_than_needed(sizes: list[int], data: Any) -> None:
+    least = data.draw(strategies.integers(1, sum(sizes)))
+    most = data.draw(strategies.integers(1, len(sizes)))
+    group = join_small(np.array(sizes), least, most)
+    held = np.bincount(group, sizes)
+    assert sorted(set(group)) == list(range(len(held)))
+    assert len(held) <= most
+    assert held.min() >= least
+    first = np.unique(group, return_index=True)[1]
+    assert first.tolist() == sorted(first)
+    if max(np.bincount(group)) > 1 and len(held) < most:  # the last join was of a client below the bound
+        assert min(sizes) < least
+
+
 def test_joined_clients_hold_their_own_clients_samples(made: Any) -> None:
     folder, frame, _ = made
     data = ready(folder, "count", "kind", client="writer", least_samples=15, test_split="test")
@@ -203,6 +220,20 @@ def test_inputs_are_the_cells(made: Any) -> None:
     _, stored = wavfile.read(io.BytesIO(cells["sound"][0]["bytes"]))
     assert torch.allclose(x[0, 0], torch.from_numpy(np.append(stored / 2**15, np.zeros(10))).float())
     assert x.shape == (40, 1, 60)
+
+
+def test_new_inputs_are_arrays_or_images_in_files(made: Any, tmp_path: Path) -> None:
+    folder, _, _ = made
+    np.save(tmp_path / "new.npy", np.array([[1.0, 2.0]], dtype=np.float32))
+    numbers = ready(folder, ["age", "count"], "kind", mean=[1.0, 0.0], std=[2.0, 4.0])
+    (batch,) = numbers.new_inputs(tmp_path / "new.npy").loader
+    assert batch.tolist() == [[0.0, 0.5]]
+    table()["image"][0].save(tmp_path / "new.png")
+    images = ready(folder, "image", "label", image_size=9, grayscale=True)
+    (batch,) = images.new_inputs(tmp_path / "new.png").loader
+    assert torch.equal((batch[0, 0] * 255).round().int(), torch.tensor(table()["pixels"][0]).int())
+    with pytest.raises(ConfigError, match="reads no images from files"):
+        numbers.new_inputs(tmp_path / "new.png")
 
 
 def test_a_validation_split_and_augmented_training_images(made: Any) -> None:
@@ -261,7 +292,10 @@ def test_a_folder_of_parquet_files_is_copied_to_the_cache_and_read_from_it_by_na
         cached.setup()
     monkeypatch.chdir(tmp_path)
     renamed = HuggingFace("nobody/nothing", **read)
-    with pytest.raises(ConfigError, match=r"is not on this machine; set data\.download to true, or run load_dataset\("):
+    with pytest.raises(
+        ConfigError,
+        match=r"is neither a folder nor in the cache here; set data\.download to true, or run load_dataset\(",
+    ):
         renamed.setup()
 
 
@@ -352,7 +386,8 @@ def test_a_federation_runs_by_configuration_alone(
     folder, frame, _ = made
     root = Path(__file__).parents[3] / "configs"
     files = ["-c", str(root / "quickstart.yaml"), "-c", str(root / "data" / "hugging_face.yaml")]
-    short = ["--trainer.max_rounds", "2", "--trainer.default_root_dir", str(tmp_path), "--data.num_workers", "0"]
+    short = ["--trainer.max_rounds", "2", "--trainer.default_root_dir", str(tmp_path), "--data.num_workers", "0",
+             "--data.val_fraction", "0"]  # fmt: skip
     main(["fit", *files, "--data.name", str(folder / "saved"), *short, "--trainer.participation", "null"])
     assert capsys.readouterr().err == ""
     run = tmp_path / "lightning_logs" / "version_0"
@@ -361,6 +396,38 @@ def test_a_federation_runs_by_configuration_alone(
     group = join_small(sizes.to_numpy(), 10, len(sizes))
     held = [sum(size - size // 5 for size in [np.bincount(group, sizes)[at]]) for at in range(group.max() + 1)]
     assert [len(row["indices"]) for row in rows] == held
+
+
+@pytest.mark.long
+def test_two_processes_and_a_resumed_run_give_the_weights_of_one(made: Any, tmp_path: Path) -> None:
+    folder, _, _ = made
+    root = Path(__file__).parents[3] / "configs"
+    files = ["-c", str(root / "quickstart.yaml"), "-c", str(root / "data" / "hugging_face.yaml")]
+    words = ["fit", *files, "--data.name", str(folder / "saved"), "--data.horizontal_flip", "true"]
+
+    def run(name: str, *more: str) -> dict[str, torch.Tensor]:
+        place = ["--trainer.default_root_dir", str(tmp_path / name), "--trainer.participation", "FullParticipation"]
+        done = run_cli(*words, *place, *more, cwd=tmp_path)
+        if "needs datasets" in done.stderr:
+            pytest.skip("datasets lies on this process's path alone")
+        assert done.returncode == 0, done.stderr
+        return saved_weights(tmp_path / name / "lightning_logs" / "version_0")
+
+    alone = run("alone", "--trainer.max_rounds", "2")
+    assert_same(alone, run("both", "--trainer.max_rounds", "2", "--trainer.devices", "2"))
+    run("resumed", "--trainer.max_rounds", "1")
+    assert_same(alone, run("resumed", "--trainer.max_rounds", "2", "--ckpt_path", "last"))
+
+
+def test_some_clients_only_have_the_batches_of_the_whole_population(made: Any) -> None:
+    folder, _, _ = made
+    args: dict[str, Any] = {"client": "writer", "least_samples": 10, "image_size": 8}
+    whole = ready(folder, "image", "label", **args)
+    part = HuggingFace(str(folder / "saved"), "image", "label", **args)
+    part.setup(clients=[1])
+    first, second = (everything(data.train_loader(1, torch.Generator().manual_seed(2))) for data in (whole, part))
+    assert torch.equal(first[0], second[0])
+    assert part.record.sha256 == whole.record.sha256
 
 
 # ---------------------------------------------------------------------- refusals
@@ -386,7 +453,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"inputs": "wave"}, ", and row 0 has (3,); set data.length for lists of different lengths"),
     ({"inputs": "image", "length": 4}, "data.inputs are images; leave out data.length"),
     ({"inputs": "title", "mean": [0.5], "std": [0.5]}, "data.inputs are text; leave out data.mean and data.std"),
-    ({"inputs": "age", "grayscale": True}, "data.inputs are numbers; leave out data.grayscale"),
+    ({"inputs": "age", "grayscale": True}, "data.inputs are numbers; leave out data.image_size, data.grayscale"),
+    ({"inputs": "age", "image_size": 8}, "data.inputs are numbers; leave out data.image_size"),
+    ({"inputs": "age", "vocab_size": 80}, "data.inputs are numbers; leave out data.tokenizer and data.vocab_size"),
     ({"inputs": "age", "tokenizer": "folder"}, "data.inputs are numbers; leave out data.tokenizer"),
     ({"inputs": "sound"}, "data.length is null; set it to the values of a signal"),
     ({"inputs": "image", "mean": [0.5, 0.5], "std": [1.0, 1.0]}, "data.mean has 2 values for 3; give one, or one each"),

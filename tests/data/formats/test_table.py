@@ -334,5 +334,5 @@ def test_parquet_is_read_as_csv_is(tmp_path: Path) -> None:
             ready(str(tmp_path / "broken.parquet"), "kind")
         assert message in str(error.value)
     (tmp_path / "torn.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ConfigError, match=r"torn\.parquet cannot be read \(.*\): write it anew"):
+    with pytest.raises(ConfigError, match=r"torn\.parquet cannot be read \(.*\); write it anew"):
         ready(str(tmp_path / "torn.parquet"), "kind")

@@ -1,0 +1,129 @@
+"""Cells of a data set's columns as inputs of a network: texts, numbers, arrays and sound."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lit_fed.errors import ConfigError, reason
+
+Content = Literal["images", "audio", "text", "numbers", "arrays"]
+Reader = Callable[[Mapping[str, Any], str], Tensor]
+"""Reads the inputs of a row, given its cells by column, and its place for errors."""
+
+
+def content_of(feature: Any) -> Content | None:
+    """The kind of inputs that the type of a column of ``datasets`` makes; None for none."""
+    name, dtype = type(feature).__name__, str(getattr(feature, "dtype", ""))
+    if name in ("Image", "Audio"):
+        return "images" if name == "Image" else "audio"
+    if name == "Value" and dtype in ("string", "large_string"):
+        return "text"
+    if name in ("Value", "ClassLabel"):
+        return "numbers" if dtype.startswith(("int", "uint", "float", "bool")) else None
+    if name in ("List", "LargeList", "Sequence"):
+        return "arrays" if content_of(feature.feature) in ("numbers", "arrays") else None
+    return "arrays" if name.startswith("Array") and name.endswith("D") else None
+
+
+def filled(row: Mapping[str, Any], column: str, place: str) -> Any:
+    """A cell; raise `ConfigError` if it is empty."""
+    if row[column] is None:
+        raise ConfigError(f"{place}: {column!r} is empty; correct or remove the row")
+    return row[column]
+
+
+def bytes_of(row: Mapping[str, Any], column: str, place: str) -> bytes:
+    """The file in a cell, or the file beside the set that the cell names."""
+    cell = filled(row, column, place)
+    if cell.get("bytes") is not None:
+        return bytes(cell["bytes"])
+    try:
+        return Path(filled(cell, "path", place)).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{place}: {cell['path']} cannot be read ({error.strerror}); restore it") from error
+
+
+def read_text(
+    columns: list[str],
+    encode: Callable[[str, int, int], Sequence[int]],
+    vocab_size: int,
+    length: int,
+    row: Mapping[str, Any],
+    place: str,
+) -> Tensor:
+    """Token ids (length,) of texts, joined with a space, and 0."""
+    text, ids = " ".join(filled(row, column, place) for column in columns), torch.zeros(length, dtype=torch.int64)
+    read = list(encode(text, vocab_size, length))[:length]
+    ids[: len(read)] = torch.tensor(read, dtype=torch.int64)
+    return ids
+
+
+def read_numbers(columns: list[str], row: Mapping[str, Any], place: str) -> Tensor:
+    """A number of each column, shape (columns,)."""
+    return _finite(np.asarray([filled(row, column, place) for column in columns], dtype=np.float64), place)
+
+
+def read_array(
+    column: str, length: int | None, shape: tuple[int, ...] | None, row: Mapping[str, Any], place: str
+) -> Tensor:
+    """An array of a `shape`, or of any with None; with a `length`, a list as a signal (1, length)."""
+    try:
+        values = np.asarray(filled(row, column, place), dtype=np.float64)
+    except ConfigError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{place}: {column!r} is not an array of numbers; correct or remove the row") from error
+    if length is not None:
+        if values.ndim != 1:
+            raise ConfigError(f"{place}: {column!r} has shape {values.shape}; data.length is for lists, leave it out")
+        return _finite(_cut(values, length), place)
+    if shape is not None and values.shape != shape:
+        raise ConfigError(
+            f"{place}: {column!r} has shape {values.shape}, and row 0 has {shape}; set data.length for lists of "
+            "different lengths"
+        )
+    return _finite(values, place)
+
+
+def read_sound(column: str, length: int, rate: int | None, row: Mapping[str, Any], place: str) -> Tensor:
+    """A WAV file as a signal (1, length): the mean of its channels, integers scaled to [−1, 1]."""
+    from scipy.io import wavfile
+
+    content = bytes_of(row, column, place)
+    try:
+        found, values = wavfile.read(io.BytesIO(content))
+    except Exception as error:  # any error of a damaged file
+        raise ConfigError(
+            f"{place}: {column!r} is not a WAV file ({reason(error)}); store sound as WAV, or as a column of numbers"
+        ) from error
+    if rate is not None and found != rate:
+        raise ConfigError(f"{place}: {column!r} has {found} values a second, and the column {rate}; resample it")
+    wide = values.astype(np.float64)
+    if values.dtype == np.uint8:
+        wide = (wide - 128) / 128
+    elif values.dtype.kind == "i":
+        wide /= 2.0 ** (8 * values.dtype.itemsize - 1)
+    return _finite(_cut(wide if wide.ndim == 1 else wide.mean(axis=1), length), place)
+
+
+def _cut(values: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+    """A signal (1, length), cut or with zeros at its end."""
+    out = np.zeros((1, length))
+    out[0, : len(values)] = values[:length]
+    return out
+
+
+def _finite(values: NDArray[np.float64], place: str) -> Tensor:
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float32)
+    if not np.isfinite(narrow).all():
+        raise ConfigError(f"{place} holds NaN or infinity; correct or remove it")
+    return torch.from_numpy(narrow)
