@@ -73,13 +73,13 @@ class StatisticsNode:
         say: Callable[[str], object] = print,
     ) -> None:
         check_range(ONLY, least, least=1)
+        data.keeps_missing = True  # before anything is read
         self.clients = sorted(set(clients))
         if beyond := [one for one in self.clients if not 0 <= one < data.num_clients]:
             raise ConfigError(f"client {beyond[0]} does not exist; clients are 0 to {data.num_clients - 1}")
         self.data, self.least, self.noise, self.together, self.limit = data, least, noise, together, limit
         self.say: Callable[[str], object] = lambda line: say(type(line)(shown(line, 1000)))
         self.boot, self.settings = secrets.token_hex(8), settings_of(config)
-        data.keeps_missing = True
         data.prepare_data()
         data.setup("fit", clients=self.clients)
         self._asked: dict[bool, bytes] = {}  # the question with and without ranges

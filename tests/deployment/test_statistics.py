@@ -159,6 +159,7 @@ def test_a_second_histogram_is_refused(tmp_path: Path) -> None:
 
 def test_noise_is_added_on_the_node_once(tmp_path: Path) -> None:
     """The same question gets the same answer, as another draw could be averaged; a restarted node draws anew."""
+    pytest.importorskip("dp_accounting")
     root, noise, ranges = write_clients(tmp_path), Noise(2.0, 1e-5), {"*": [0, 1]}
     answers = []
     for _ in range(2):
@@ -241,7 +242,7 @@ def test_sums_cross_exactly(tmp_path: Path) -> None:
     site = withheld(survey(data, [0, 1], question), 1)
     found = unpack(decode(encode(pack(site))), 2, 3, question, 2)
     assert (found.total, found.squares) == (site.total, site.squares)
-    assert found.total[0].denominator % 5 == 0  # of 255: no float has it
+    assert found.total[0].denominator % 2 == 1 < found.total[0].denominator  # of 255: no float has it
 
 
 @pytest.mark.long

