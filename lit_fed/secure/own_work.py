@@ -43,7 +43,8 @@ def work_of(fields: Mapping[str, Any]) -> Work:
     texts, round_idx = [fields.get(name, "") for name in Work._fields[:-1]], fields.get("round")
     if any(type(text) is not str or "/" in text for text in texts) or type(round_idx) is not int:
         raise Refusal("the work that a secure sum is of is malformed")
-    return Work(*texts, round_idx)
+    run, work, protocol, subset = texts
+    return Work(run, work, protocol, subset, round_idx)
 
 
 class OwnWork:

@@ -153,7 +153,7 @@ class Party:
             raise Refusal(f"the roster has {len(roster)} nodes, and this node's sums are over at least {self.smallest}")
         if len(words) != call.length:
             raise Refusal(f"the call has vectors of {call.length} words, and this node has {len(words)}")
-        before = self._enter(call, own_vector := hashlib.sha256(words).digest())
+        before = self._enter(call, own_vector := hashlib.sha256(words.data).digest())
         self._attempt = own = _Attempt(call, words, AllKeys, own_vector, before)
         masking, sealing = (one.public_key().public_bytes_raw() for one in (own.masking, own.sealing))
         unsigned = SignedKeys(self.name, masking, sealing, b"")
