@@ -4,7 +4,9 @@ from lit_fed.data.formats.archives import ArrayFile, ClientArrays
 from lit_fed.data.formats.client_folders import ClientFolders
 from lit_fed.data.formats.csv_text import CSVText
 from lit_fed.data.formats.domains import Domains
+from lit_fed.data.formats.heart_disease import HeartDisease
 from lit_fed.data.formats.hugging_face import HuggingFace
+from lit_fed.data.formats.leaf import LEAF
 from lit_fed.data.formats.table import Table
 from lit_fed.data.formats.wrapped import Wrapped
 from lit_fed.data.loaders.tensor_loader import Loader, TensorLoader
@@ -54,8 +56,6 @@ from lit_fed.data.pose import (
     Puppets,
     Skeleton,
 )
-from lit_fed.data.sets.heart_disease import HeartDisease
-from lit_fed.data.sets.leaf import LEAF
 from lit_fed.data.sets.scikit import Diabetes, DigitPairs, Digits
 from lit_fed.data.sets.sensors import PAMAP2, UCIHAR
 from lit_fed.data.sets.tiny_imagenet import TinyImageNet

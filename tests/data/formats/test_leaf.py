@@ -13,7 +13,7 @@ import torch
 
 from lit_fed.data import LEAF
 from lit_fed.data.formats.csv_text import hash_words
-from lit_fed.data.sets.leaf import LETTERS
+from lit_fed.data.formats.leaf import LETTERS
 from lit_fed.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lit_fed.data import HeartDisease
-from lit_fed.data.sets.heart_disease import CENTRES, FEATURES
+from lit_fed.data.formats.heart_disease import CENTRES, FEATURES
 from lit_fed.errors import ConfigError
 
 
