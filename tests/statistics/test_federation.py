@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from lit_fed.data import ArrayFile, Digits, FederatedDataModule, Table
+from lit_fed.data import ArrayFile, ClientFolders, CSVText, Digits, FederatedDataModule, Table
 from lit_fed.errors import ConfigError
 from lit_fed.statistics.federation import first_question, simulated
 from lit_fed.statistics.report import Statistics
@@ -180,7 +182,7 @@ def test_the_table_is_readable(tmp_path: Path) -> None:
 
 
 def test_memory_is_that_of_a_batch() -> None:
-    """Of 72 batches no more than 3 are referenced at a time: the loader's, the one in hand, and the one before."""
+    """Of 72 batches no more than 3 are referenced at a time."""
     import weakref
 
     data = Digits(num_clients=2, test_batch_size=20)
@@ -190,9 +192,42 @@ def test_memory_is_that_of_a_batch() -> None:
     def watched(client: int) -> Any:
         for x, y in loader(client):
             assert sum(one() is not None for one in alive) <= 3
-            alive.append(weakref.ref(x))
-            yield x, y
+            batch = x.clone()  # the loader cuts its own batches from larger blocks
+            alive.append(weakref.ref(batch))
+            yield batch, y
 
     data.stored_loader = watched  # type: ignore[assignment, method-assign]
     simulated(data, first_question(columns_of(data), 10, 1, None, None))
     assert len(alive) > 20
+
+
+def test_sizes_of_image_files(tmp_path: Path) -> None:
+    """Of the files, not of the images that a network sees: heights 4, 6 and 8, widths twice that."""
+    for client, sides in (("a", (4, 6)), ("b", (8,))):
+        for label in ("x", "y"):
+            (tmp_path / client / label).mkdir(parents=True)
+            for side in sides:
+                for copy in range(5):
+                    picture = Image.fromarray(np.full((side, 2 * side, 3), 51 * copy, np.uint8))
+                    picture.save(tmp_path / client / label / f"{side}_{copy}.png")
+    data = ClientFolders(root=str(tmp_path), image_size=5)
+    found = taken(data).as_dict()
+    rows = {column["name"]: column for column in found["all"]["columns"]}
+    assert list(rows) == ["channel 0", "channel 1", "channel 2", "height", "width"]
+    sizes = np.concatenate(list(data.stored_sizes(0)) + list(data.stored_sizes(1)))
+    assert len(sizes) == found["all"]["samples"] == rows["height"]["count"]
+    assert rows["channel 0"]["count"] == len(sizes) * 25
+    assert (rows["height"]["minimum"], rows["height"]["maximum"]) == (4, 8)
+    assert rows["width"]["mean"] == pytest.approx(sizes[:, 1].mean())
+    assert found["clients"]["b"]["columns"][3]["variance"] == 0
+
+
+def test_of_texts_classes_alone_are_counted(tmp_path: Path) -> None:
+    for part, count in (("train", 30), ("test", 6)):
+        with gzip.open(tmp_path / f"{part}.csv.gz", "wt") as file:
+            file.write("label,text\n" + "".join(f"{row % 3},word {row}\n" for row in range(count)))
+    data = CSVText(root=str(tmp_path), num_clients=2)
+    found = taken(data)
+    assert found.as_dict()["all"]["classes"] == [10, 10, 10]
+    assert found.as_dict()["all"]["columns"] == []
+    assert "30 training samples" in found.text()
