@@ -97,7 +97,7 @@ def test_parts_set_different_keys_so_that_their_order_does_not_matter() -> None:
     parts = {
         "method": {"algorithm"},
         "data": {"data"},
-        "network": {"model.init_args.network", "model.init_args.network_args"},
+        "network": {"model.init_args.network", "model.init_args.network_args", "model.init_args.adapter"},
         "evaluation": {"trainer.protocols"},
         "participation": {"trainer.participation"},
         "aggregation": {"trainer.aggregation"},

@@ -23,7 +23,7 @@ _TOLD = "lr"  # a setting among a client's metrics
 _MOST_NAMES = 1000
 
 
-class Work(NamedTuple):
+class SummedWork(NamedTuple):
     """What clients were asked for; the updates or the metrics of one work are one secure sum."""
 
     run: str
@@ -38,13 +38,13 @@ class Work(NamedTuple):
         return "/".join(self[:-1])
 
 
-def work_of(fields: Mapping[str, Any]) -> Work:
+def work_of(fields: Mapping[str, Any]) -> SummedWork:
     """Read it from a message's fields, which are untrusted."""
-    texts, round_idx = [fields.get(name, "") for name in Work._fields[:-1]], fields.get("round")
+    texts, round_idx = [fields.get(name, "") for name in SummedWork._fields[:-1]], fields.get("round")
     if any(type(text) is not str or "/" in text for text in texts) or type(round_idx) is not int:
         raise Refusal("the work that a secure sum is of is malformed")
     run, work, protocol, subset = texts
-    return Work(run, work, protocol, subset, round_idx)
+    return SummedWork(run, work, protocol, subset, round_idx)
 
 
 class OwnWork:
@@ -59,7 +59,7 @@ class OwnWork:
     def __init__(self, summed: SummedSecurely, signer: Signer, limit: int) -> None:
         self.summed, self.signer, self.limit = summed, signer, limit
         self.party = Party(signer.name, signer.key, {}, summed.settings.threshold)
-        self._work: Work | None = None
+        self._work: SummedWork | None = None
         self._model = ""
         self._broadcast: Broadcast | None = None
         self._updates: dict[int, ClientUpdate] = {}
