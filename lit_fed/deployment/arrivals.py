@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from lit_fed.callbacks import Callback
 from lit_fed.callbacks.recorder import RoundTable
+from lit_fed.deployment.ends import Alert
 from lit_fed.deployment.executor import _LOOK_S, _PAUSE_S, _RETURN_S, GridExecutor, _Work
 from lit_fed.engine.clients.executor import layouts_of
 from lit_fed.engine.evaluation.federation import Federation
@@ -50,6 +51,7 @@ class FlightExecutor(GridExecutor):
 
     def start(self, client_id: int, broadcast: Broadcast) -> None:
         """Send a client its work."""
+        self.session.store.expect(client_id, broadcast.round_idx)
         self.session.divide(broadcast.round_idx)
         layouts = layouts_of(self.session, [client_id], broadcast)
         end = time.monotonic() + self.patience.round_s
@@ -61,6 +63,10 @@ class FlightExecutor(GridExecutor):
         while True:
             for client_id, outcome in self._outcomes():
                 del self._flights[client_id]
+                if isinstance(outcome, ClientFailure):
+                    if not self.tolerant:
+                        raise outcome
+                    self.roster.say(Alert(f"{outcome}; its place is free"))
                 self._landed[client_id] = outcome
                 return client_id, isinstance(outcome, ClientUpdate)
             if self._replies:

@@ -90,7 +90,7 @@ def replay(with_: Any, folder: Path, of: FederatedTrainer, **kwargs: Any) -> Fed
         pytest.param(FedBuff, {}, id="fedbuff"),
         pytest.param(FedAsync, {}, id="fedasync"),
         pytest.param(FedAdam, {"local_epochs": 2}, id="fedadam"),
-        pytest.param(Scaffold, {"local_steps": 3}, id="scaffold"),
+        pytest.param(Scaffold, {"local_steps": 3, "gradient_clip_val": 0.1}, id="scaffold"),
         pytest.param(Wandering, {"gradient_clip_val": 0.1}, id="personal layer"),
         pytest.param(FedAvg, {"uplink_codec": CastCodec(), "downlink_codec": CastCodec("float16")}, id="codecs"),
     ],
