@@ -107,6 +107,11 @@ class NodeFiles(VersionedFiles):
         super().forget(here, delete)
 
     @override
+    def expect(self, name: str, round_idx: int) -> None:
+        if name in self.dropped:
+            self.dropped[name] = [at for at in self.dropped[name] if at != round_idx]
+
+    @override
     def copy(self, name: str, version: Version, source: VersionedFiles) -> None:
         if not name.isdecimal():  # nodes keep their clients' states
             super().copy(name, version, source)

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from lit_fed.callbacks import Callback
 from lit_fed.data.partitions.cut import named
+from lit_fed.deployment.arrivals import ArrivalOrder, FlightExecutor, arrivals_of
 from lit_fed.deployment.ends import Alert, log_line
 from lit_fed.deployment.executor import GridExecutor, Patience, ServerEnd
 from lit_fed.deployment.frozen import Hashes, KnownHashes
@@ -100,11 +101,7 @@ def federate(
     """
     if (processes := trainer.fabric.world_size) > 1:
         raise ConfigError(f"trainer.devices starts {processes} processes; it must be 1 for the server of a federation")
-    if not trainer.participation.one_model:
-        raise ConfigError(
-            f"trainer.participation is {type(trainer.participation).__name__}, which simulates times of arrival; nodes "
-            "have their own: choose another participation, or simulate with `lit-fed fit`"
-        )
+    arrivals = arrivals_of(trainer.participation)
     summed = blind_of(trainer)
     identity = Identity(secrets.token_hex(8))
     settings = agreed(trainer.settings.config)
@@ -112,6 +109,9 @@ def federate(
     checkpoint = None if ckpt_path is None else checkpoint_to_continue(trainer.fabric, ckpt_path, trainer.settings.logs)
     if checkpoint is not None:  # before nodes are greeted, so that a changed client is refused alone
         _learn(identity, checkpoint)
+        if arrivals is not None:
+            content = read_checkpoint(checkpoint)
+            arrivals.learn(callback_states(content, checkpoint), content["round_idx"], checkpoint)
     roster.gather(gathering or Gathering())
     patience = patience or Patience()
     sums = None if summed is None else Summing(roster, summed, patience.round_s)
@@ -121,11 +121,15 @@ def federate(
     data.census.learn(identity.begin())
     tolerant = trainer.settings.on_client_failure == "skip"
     trainer.callbacks.insert(0, identity)
+    if arrivals is not None:
+        trainer.participation = arrivals
+        trainer.callbacks.insert(0, ArrivalOrder(arrivals))
     trainer.callbacks.append(Parting(roster))
     channel = trainer.channel = ServerEnd(trainer.channel.uplink.codec, trainer.channel.downlink.codec)
 
     def executor(session: Session) -> GridExecutor:
-        return GridExecutor(session, roster, channel, patience, tolerant, sums)
+        kind = GridExecutor if arrivals is None else FlightExecutor
+        return kind(session, roster, channel, patience, tolerant, sums)
 
     trainer.local = replace(trainer.local, executor=executor)
     trainer.fit(model, data, algorithm, None if checkpoint is None else str(checkpoint))

@@ -7,7 +7,7 @@ round is the work that ends in it, each from the version of the model that it be
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import Any
@@ -19,6 +19,7 @@ from typing_extensions import override
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.participation.base import Fate, Participant, Participation
+from lit_fed.participation.order import read_order
 from lit_fed.participation.speeds import Speeds
 from lit_fed.seeding import derive_seed
 
@@ -34,6 +35,10 @@ class Step:
 
     plan: list[Participant]
     time: float
+
+
+Flight = tuple[float, int, int, Participant]
+"""Work under way: its end, the number of its start, the client's position among the seen clients."""
 
 
 class Asynchronous(Participation):
@@ -53,6 +58,7 @@ class Asynchronous(Participation):
         buffer: K, updates of a step.
         speeds: Durations of the clients' work; by default one virtual second each.
         max_staleness: Updates with a larger τ are dropped, and counted as ``staleness/dropped``; null for no limit.
+        replay: The ``order.csv`` of a federation on machines: its order, times and fates in place of the speeds'.
         kwargs: The settings of `lit_fed.participation.Participation`, without ``stragglers``.
 
     Note:
@@ -72,12 +78,14 @@ class Asynchronous(Participation):
         buffer: int = 10,
         speeds: Speeds | None = None,
         max_staleness: int | None = None,
+        replay: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(speeds=speeds or Speeds(), **kwargs)
         self.concurrency = concurrency
         self.buffer = buffer
         self.max_staleness = max_staleness
+        self.replay = replay
 
     @override
     def setup(self, num_clients: int, num_samples: Callable[[int], int], seed: int) -> None:
@@ -92,6 +100,10 @@ class Asynchronous(Participation):
         for name in ("dropout_before", "dropout_after"):
             why = ", or no step has an update"
             check_range(f"participation.{name}", getattr(self, name), least=0, below=1, why=why)
+        if self.replay is not None:
+            if self.dropout_before or self.dropout_after:
+                raise ConfigError("participation.replay has the fates of a recorded run; leave dropout_… out")
+            self._recorded = read_order(self.replay, set(self.seen_clients.tolist()))
         self._rewind()
 
     @override
@@ -137,7 +149,7 @@ class Asynchronous(Participation):
         return chosen if self._seen is None else np.searchsorted(self._seen, chosen)
 
     def _rewind(self) -> None:
-        self._steps, self._reached = self._queue(), -1
+        self._steps, self._reached = self._queue() if self.replay is None else self._replayed(), -1
 
     def _at(self, round_idx: int) -> Step:
         """A step; an earlier one than the last asked for costs all steps before it."""
@@ -148,24 +160,30 @@ class Asynchronous(Participation):
             self._step, self._reached = next(self._steps), self._reached + 1
         return self._step
 
-    def _queue(self) -> Iterator[Step]:
-        self._flying = flying = list[tuple[float, int, int, Participant]]()  # a heap by (time, number of the start)
-        busy: list[int] = []  # positions among the seen clients, ascending: in flight, or ended since the last step
+    def _queue(self, begun: Sequence[Participant] = (), started: int = 0, version: int = 0) -> Iterator[Step]:
+        """The steps from a version on.
+
+        Args:
+            begun: The clients at work, in the order of their starts.
+            started: Number of all starts so far.
+            version: Steps taken so far.
+        """
+        flying = [(one.ended, number, self._place(one.client_id), one) for number, one in enumerate(begun)]
+        self._flying = flying  # a heap by (time, number of the start)
+        busy = sorted(place for _, _, place, _ in flying)  # seen clients in flight, or ended since the last step
         ended: list[Participant] = []
         places: list[int] = []  # their positions
-        now, version, started, arrived = 0.0, 0, 0, 0
+        now, arrived = 0.0, 0
         while True:
             while len(flying) < self.concurrency and len(busy) < self.num_seen:
                 place = _free(derive_seed(self._seed, "start", started) % (self.num_seen - len(busy)), busy)
                 insort(busy, place)
                 client_id = place if self._seen is None else int(self._seen[place])
-                due = now + self.duration(client_id)
-                one = Participant(client_id, self._fate(version, client_id), version, now, due)
-                heappush(flying, (due, started, place, one))
+                one = self._begin(client_id, version, now)
+                heappush(flying, (one.ended, started, place, one))
                 started += 1
-            now = flying[0][0]
-            while flying and flying[0][0] == now:
-                _, _, place, one = heappop(flying)
+            for place, one in self._arrive(flying):
+                now = one.ended
                 late = self.max_staleness is not None and version - (one.version or 0) > self.max_staleness
                 if late and one.fate is Fate.ON_TIME:
                     one = replace(one, fate=Fate.LOST_AFTER)
@@ -178,6 +196,34 @@ class Asynchronous(Participation):
                     for place in places:
                         del busy[bisect_left(busy, place)]
                     ended, places, arrived, version = [], [], 0, version + 1
+
+    def _begin(self, client_id: int, version: int, now: float) -> Participant:
+        """Start a client's work."""
+        due = now + self.duration(client_id)
+        return Participant(client_id, self._fate(version, client_id), version, now, due)
+
+    def _arrive(self, flying: list[Flight]) -> Iterator[tuple[int, Participant]]:
+        """Take the next work that ends out of the heap, and all that ends at this instant, with positions."""
+        now = flying[0][0]
+        while flying and flying[0][0] == now:
+            _, _, place, one = heappop(flying)
+            yield place, one
+
+    def _place(self, client_id: int) -> int:
+        return client_id if self._seen is None else int(np.searchsorted(self._seen, client_id))
+
+    def _replayed(self) -> Iterator[Step]:
+        """The steps of a recorded run."""
+        works = [one for plan in self._recorded for one in plan]
+        self._flying = flying = list[Flight]()
+        for step, plan in enumerate(self._recorded):
+            ended = {(one.version, one.client_id) for one in plan}
+            flying += [(one.ended, number, 0, one) for number, one in enumerate(works) if one.version == step]
+            flying[:] = [flight for flight in flying if (flight[3].version, flight[3].client_id) not in ended]
+            yield Step(plan, max(one.ended for one in plan))
+        raise ConfigError(
+            f"participation.replay {self.replay} has {len(self._recorded)} steps; lower trainer.max_rounds to it"
+        )
 
 
 def _free(rank: int, busy: list[int]) -> int:

@@ -14,7 +14,7 @@ from lit_fed.deployment.server import federate
 from lit_fed.deployment.serving import MemoryGrid
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAvg, FedGen, FedProx, Scaffold
-from lit_fed.participation import Asynchronous, UniformParticipation
+from lit_fed.participation import UniformParticipation
 from lit_fed.tasks import Classifier
 from tests.deployment.support import Make, Parts, deploy, simulate
 from tests.support import LeastSquares, Points, Wanderer, Wandering, assert_same, rows, trainer, weights
@@ -81,9 +81,3 @@ def test_a_node_does_not_judge_what_classes_others_have(tmp_path: Path) -> None:
 def test_a_server_is_one_process(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.devices starts 2 processes; it must be 1 for the server"):
         federate(MemoryGrid({}), trainer(tmp_path, devices=2), LeastSquares(), Points(), FedAvg())
-
-
-def test_a_server_does_not_simulate_times_of_arrival(tmp_path: Path) -> None:
-    made = trainer(tmp_path, participation=Asynchronous(2, 1))
-    with pytest.raises(ConfigError, match="is Asynchronous, which simulates times of arrival; nodes have their own"):
-        federate(MemoryGrid({}), made, LeastSquares(), Points(), FedAvg())

@@ -118,6 +118,9 @@ class VersionedFiles:
                 del self._packs[round_idx]
         self._touched = set()
 
+    def expect(self, name: str, round_idx: int) -> None:
+        """Prepare for a version that somebody else writes."""
+
     def _write(self) -> None:
         alike: dict[tuple[int, object], dict[str, State]] = {}
         for name, (round_idx, state) in self._held.items():

@@ -177,6 +177,11 @@ class ClientStore:
         """Register a version that a node has written in this round, current from `commit` on."""
         self._changed[str(key)] = version
 
+    def expect(self, key: Key, round_idx: int) -> None:
+        """Keep the files of a version that a node writes, also those of a killed run, for as long as it is at work."""
+        self._superseded = [entry for entry in self._superseded if entry != (str(key), round_idx)]
+        self.files.expect(str(key), round_idx)
+
     def drop(self, key: Key) -> None:
         """Forget a state from `commit` on."""
         self._changed[str(key)] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,53 @@ def test_resumed_anywhere_is_uninterrupted(tmp_path: Path, algorithm: Any) -> No
         if stateful:
             for client_id in whole.run.federation.store.clients():
                 assert_same(kept(whole, client_id), kept(resumed, client_id))
+
+
+class Killed(Callback):
+    """Raises at the n-th call of a hook, wherever in a round that is."""
+
+    def __init__(self, calls: int) -> None:
+        self.calls = calls
+
+    def on_round_start(self, run: Run, round_idx: int, plan: Any) -> None:
+        self._count()
+
+    def on_client_end(self, run: Run, update: Any) -> None:
+        self._count()
+
+    def on_round_end(self, run: Run, record: RoundRecord) -> None:
+        self._count()
+
+    def _count(self) -> None:
+        self.calls -= 1
+        if self.calls == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
+def test_twenty_kills_at_seeded_places_leave_the_bits(tmp_path: Path, executor: str) -> None:
+    """Each life makes 1 to 9 calls of hooks, of about four a round: it ends before, in, or after a client's work."""
+    draw = random.Random(66)
+
+    def live(folder: Path, *more: Any) -> Any:
+        participation = uneven(max_staleness=4, dropout_after=0.1)
+        return run(
+            folder, 30, Scaffold(), callbacks=[*more, Checkpoint()], ckpt_path="last", executor=executor,
+            participation=participation,
+        )  # fmt: skip
+
+    whole = live(tmp_path / "whole")
+    for _ in range(20):
+        with pytest.raises(KeyboardInterrupt):
+            live(tmp_path / "killed", Killed(draw.randint(1, 9)))
+    done = live(tmp_path / "killed")
+    assert_same(weights(whole), weights(done))
+    assert clocks(whole) == clocks(done)
+
+
+def clocks(made: Any) -> list[tuple[str, str, str]]:
+    table = rows(made.run.log_dir / "metrics.csv")
+    return [(row["clock/virtual_s"], row["staleness/mean"], row["staleness/dropped"]) for row in table]
 
 
 @pytest.mark.parametrize("participation", [FullParticipation, lambda **kw: Asynchronous(8, 8, **kw)])
