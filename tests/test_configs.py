@@ -281,10 +281,13 @@ FEW_PUPPETS = tuple(
     }.items()
     for word in (f"--data.init_args.{key}", value)
 )
+TRANSFORMER = CONFIGS / "network" / "vit_pocket.yaml"
+ADAPTERS = CONFIGS / "network" / "lora.yaml"
 NEEDS = {
-    CONFIGS / "method" / "fedfrozen.yaml": CONFIGS / "network" / "vit_pocket.yaml",  # attention
+    CONFIGS / "method" / "fedfrozen.yaml": (TRANSFORMER,),  # attention
+    ADAPTERS: (TRANSFORMER,),  # layers below the head
     **{
-        CONFIGS / "method" / f"{name}.yaml": CONFIGS / "network" / "lora.yaml"  # adapters
+        CONFIGS / "method" / f"{name}.yaml": (TRANSFORMER, ADAPTERS)
         for name in ("fedex_lora", "fedsa_lora", "ffa_lora", "flora", "hetlora")
     },
 }
@@ -296,7 +299,7 @@ def test_runs_a_round_on_embedded_data(path, tmp_path, capsys):
     if path.parent.name == "privacy":
         pytest.importorskip("dp_accounting")
     start = PUPPETS if path in ON_PUPPETS else QUICKSTART
-    files = [word for file in (start, path, NEEDS.get(path)) if file for word in ("-c", str(file))]
+    files = [word for file in (start, *NEEDS.get(path, ()), path) for word in ("-c", str(file))]
     # A network of millions of parameters need not be tested on every client.
     few = ("--trainer.participation.init_args.count", "1", "--trainer.evaluate_every", "0")
     few = FEW_PUPPETS if path in ON_PUPPETS else few if path.parent.name == "network" else ()
