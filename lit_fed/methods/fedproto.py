@@ -51,7 +51,7 @@ class Prototypes(Algorithm[AggregateT]):
     Nothing else travels, so clients may have different networks (``trainer.kinds``) with features of one length. A
     client's prototype :math:`C_i^c` is the mean feature of its samples of class c after training, in a pass of its own
     in evaluation mode. A sample whose class has no global prototype has no distance. Clients are tested by the nearest
-    prototype, :math:`\arg\min_c \|f(x) - \bar C^c\|`; until there is one, by their own classifier.
+    prototype, :math:`\mathrm{arg} \min_c \|f(x) - \bar C^c\|`; until there is one, by their own classifier.
 
     Args:
         lam: λ.
