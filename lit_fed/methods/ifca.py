@@ -45,8 +45,8 @@ class IFCA(FedAvg):
 
     The server sends all models :math:`\theta_1, \dots, \theta_K` to every client of a round. A client takes
     :math:`j = \mathrm{arg} \min_k F_i(\theta_k)`, with F_i the mean loss over its training data, trains that model, and
-    sends it with j. The server averages by cluster; a model that no client of the round took stays. K times FedAvg's bytes
-    down.
+    sends it with j. The server averages by cluster; a model that no client of the round took stays. K times FedAvg's
+    bytes down.
 
     Clients are tested with the model that they would train. There is no global model for the shared test set.
 
