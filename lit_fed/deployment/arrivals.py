@@ -105,7 +105,9 @@ class FlightExecutor(GridExecutor):
 
     @override
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
-        for client_id in client_ids:
+        """Yield the outcomes of a version's clients; with the first version of a step, that step's failures before."""
+        failed = [client_id for client_id, one in self._landed.items() if isinstance(one, ClientFailure)]
+        for client_id in [*failed, *client_ids]:
             yield self._landed.pop(client_id)
 
     @override

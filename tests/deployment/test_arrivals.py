@@ -23,7 +23,7 @@ from lit_fed.deployment.security import Security
 from lit_fed.deployment.server import federate
 from lit_fed.deployment.serving import MemoryGrid, Reply
 from lit_fed.engine.loop.run import Run
-from lit_fed.errors import CheckpointError, ConfigError, NobodyLeft
+from lit_fed.errors import CheckpointError, ClientFailure, ConfigError, NobodyLeft
 from lit_fed.methods import FedAdam, FedAsync, FedAvg, FedBuff, Scaffold
 from lit_fed.participation import Asynchronous
 from tests.deployment.serving_support import free_address, served, working
@@ -224,7 +224,15 @@ def test_a_client_that_fails_fills_no_buffer_and_is_replayed(tmp_path: Path) -> 
     assert failed
     assert {row["client_id"] for row in failed} == {"3"}
     assert len(table) - len(failed) == 16
+    for row in rows(nodes.log_dir / "metrics.csv"):
+        of_step = [one for one in failed if one["round"] == row["round"]]
+        assert float(row["participation/failed"]) == len(of_step)
     assert_same(weights(nodes), weights(replay(with_, tmp_path / "again", nodes)))
+
+
+def test_a_failure_stops_a_run_that_tolerates_none(tmp_path: Path) -> None:
+    with pytest.raises(ClientFailure, match="client 3"):
+        deploy(wanderers(FedBuff)(live), tmp_path, handlers=failing({3}))
 
 
 def test_too_stale_updates_are_dropped_as_they_are_replayed(tmp_path: Path) -> None:
