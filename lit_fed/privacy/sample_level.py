@@ -345,7 +345,7 @@ class SampleLevel(Keyed):
         return key
 
     def _claim(self, client: Client, rounds: Counter[int]) -> dict[str, float]:
-        """What a node promises its client's samples after some releases, by round; refuses to exceed the budget."""
+        """A node's promise to its client's samples after some releases, by round; refuse to exceed the budget."""
         taken = np.zeros_like(self._sizes)
         taken[client.id] = len(rounds)
         repeated = Counter(rounds.values())

@@ -24,7 +24,7 @@ _MOST_NAMES = 1000
 
 
 class SummedWork(NamedTuple):
-    """What clients were asked for; the updates or the metrics of one work are one secure sum."""
+    """A request to clients, whose updates or metrics make one secure sum."""
 
     run: str
     work: str

@@ -89,7 +89,7 @@ def need(names: Collection[str], call: Invitation, smallest: int, what: str) -> 
 
 @dataclass
 class _Round:
-    """What a node remembers of a round: the last attempt, and what it has unmasked."""
+    """A node's memory of a round: the last attempt, and the sum that it has unmasked."""
 
     attempt: int = -1
     vector: bytes = b""

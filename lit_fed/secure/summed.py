@@ -181,7 +181,7 @@ class NodeSums(Reducer[Summed]):
         return torch.cat([self._words, self._of_metrics(names).to(self._words.device)], 1)
 
     def read(self, total: Tensor, names: Sequence[str]) -> Summed:
-        """What a sum of vectors holds; raise `ConfigError` where no vectors of nodes have it."""
+        """Unpack a sum of vectors; raise `ConfigError` if no nodes' vectors can have this sum."""
         size = len(self.origin)
         weight, clipped, count = total[size : size + _COUNTS].tolist()
         if not 0 <= weight <= _MOST_WEIGHT:

@@ -132,7 +132,7 @@ class Statistics:
         return "\n".join(lines)
 
     def hidden(self) -> str:
-        """What sites withhold, in words."""
+        """A sentence about withheld sites and cells."""
         whole = [name for name, site in self.answers.items() if math.isnan(site.samples)]
         others = [site for name, site in self.answers.items() if name not in whole]
         columns = sum(int(np.isnan(site.count).sum()) for site in others)
