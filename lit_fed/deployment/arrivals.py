@@ -186,6 +186,11 @@ class Arrivals(Asynchronous):
                 self._sent[version] = replace(kept, wire=wire)
             self.flights.start(one.client_id, self._sent[version])
 
+    @property
+    @override
+    def label(self) -> str:
+        return Asynchronous.__name__
+
     @override
     def duration(self, client_id: int) -> float:
         return math.inf  # unknown

@@ -1,7 +1,7 @@
 """Frozen tensors by their hash, so that a node which holds a tensor does not receive it again.
 
 A node holds the frozen tensors of its own models, such as a pretrained base that both ends read or draw by the same
-seed, and the tensors that it received last. Its greeting has their hashes, and a message names a held tensor by its hash.
+seed, and the tensors that it received last. Its greeting has their hashes; a message names a held tensor by its hash.
 """
 
 from __future__ import annotations

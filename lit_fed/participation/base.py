@@ -223,6 +223,11 @@ class Participation(ABC):
     """Whether a client's data decide who else is selected; then no privacy can be accounted."""
 
     @property
+    def label(self) -> str:
+        """The class by the name that its user wrote."""
+        return type(self).__name__
+
+    @property
     def probability_is(self) -> ProbabilityIs:
         """Accuracy of `probability`."""
         return "unknown"

@@ -62,8 +62,7 @@ class Keyed(Privacy):
         if not participation.one_model or participation.by_data:
             why = "draws clients by their data" if participation.by_data else "lets each client work in its own time"
             raise ConfigError(
-                f"trainer.privacy cannot account for {type(participation).__name__}, which {why}; take "
-                "PoissonParticipation"
+                f"trainer.privacy cannot account for {participation.label}, which {why}; take PoissonParticipation"
             )
         if participation.stragglers is not None and participation.stragglers.late == "next_round":
             raise ConfigError(

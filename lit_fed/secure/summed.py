@@ -260,7 +260,7 @@ class SummedSecurely(Wrapper):
             raise ConfigError(f"{key} cannot sum {odd[0]!r}, which holds whole numbers; set trainer.buffers to local")
         if not around.participation.one_model:
             raise ConfigError(
-                f"{key} sums a round's own updates, and under {type(around.participation).__name__} the server weighs "
+                f"{key} sums a round's own updates, and under {around.participation.label} the server weighs "
                 "each by its staleness; choose another trainer.participation"
             )
         stragglers = around.participation.stragglers

@@ -26,6 +26,7 @@ from lit_fed.engine.loop.run import Run
 from lit_fed.errors import CheckpointError, ClientFailure, ConfigError, NobodyLeft
 from lit_fed.methods import FedAdam, FedAsync, FedAvg, FedBuff, Scaffold
 from lit_fed.participation import Asynchronous
+from lit_fed.secure.summed import SecureSum
 from tests.deployment.serving_support import free_address, served, working
 from tests.deployment.support import Make, Parts, nodes_of, simulate
 from tests.deployment.test_serving_grid import logged
@@ -269,6 +270,11 @@ def test_a_run_in_rounds_or_simulated_is_not_gone_on_with(tmp_path: Path) -> Non
 def test_settings_of_a_simulation_alone(tmp_path: Path, kwargs: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         federate(MemoryGrid({}), *wanderers(FedBuff)(lambda: live(**kwargs))(tmp_path))
+
+
+def test_refusals_name_the_participation_that_was_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="under Asynchronous the server weighs each by its staleness"):
+        deploy(wanderers(FedAvg, buffers="local", secure_sum=SecureSum(3, 1.0))(live), tmp_path)
 
 
 def test_a_participation_of_ones_own_that_simulates_times_is_refused(tmp_path: Path) -> None:

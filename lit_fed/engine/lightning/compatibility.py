@@ -65,13 +65,12 @@ def check_participation(algorithm: Algorithm[Any], participation: Participation)
     """Refuse a participation that lacks a need of the method."""
     if "probability" in algorithm.all_needs and participation.probability_is == "unknown":
         raise ConfigError(
-            f"{_who(algorithm, 'probability')} needs {NEEDS['probability']}; choose another than "
-            f"{type(participation).__name__}"
+            f"{_who(algorithm, 'probability')} needs {NEEDS['probability']}; choose another than {participation.label}"
         )
     if "one_model" in algorithm.all_needs and not participation.one_model:
         raise ConfigError(
             f"{_who(algorithm, 'one_model')} needs {NEEDS['one_model']}; choose another trainer.participation than "
-            f"{type(participation).__name__}"
+            f"{participation.label}"
         )
 
 
