@@ -446,6 +446,7 @@ def test_checkpoint_commands_of_the_readme_work(at_root: Path) -> None:
 
 def test_every_class_is_in_the_tables() -> None:
     import lit_fed.data
+    import lit_fed.deployment.arrivals
     import lit_fed.engine.evaluation.protocols
     import lit_fed.methods
     import lit_fed.participation.base
@@ -460,7 +461,7 @@ def test_every_class_is_in_the_tables() -> None:
     named |= leaves(lit_fed.data.Partition) | leaves(FederatedDataModule)
     exported = {one for one in vars(lit_fed.methods).values() if isinstance(one, type)}
     named |= {one.__name__ for one in exported if issubclass(one, Algorithm | Regularizer)} - {"ServerOptimizer"}
-    assert {"UniformParticipation", "PersonalTest", "Dirichlet", "ArrayFile", "Scaffold", "LD"} <= named
+    assert {"UniformParticipation", "Arrivals", "PersonalTest", "Dirichlet", "ArrayFile", "Scaffold", "LD"} <= named
     assert not [name for name in sorted(named) if f"`{name}`" not in GUIDE]
 
 
