@@ -63,6 +63,9 @@ def commands() -> list[list[str]]:
     return [shlex.split(line)[1:] for line in block[1].replace("\\\n", " ").splitlines()]
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def walked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sixteen photographs in the folders of three clients and of the server, and all that the commands write."""

@@ -24,6 +24,9 @@ RUN = [
 ]
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run, its export, and a photograph that neither has seen: one figure of another seed on 128×96 pixels."""

@@ -79,6 +79,7 @@ def test_nothing_without_a_global_model(tmp_path: Path) -> None:
     assert not any(name.startswith("clusters") for name in made.metrics)
 
 
+@pytest.mark.long
 def test_two_processes_find_what_one_does_and_end_well(tmp_path: Path) -> None:
     """Pictures of poses count joints on the first process alone, for which no other is there to meet."""
     words: dict[str, Any] = {

@@ -21,7 +21,10 @@ def test_the_sum_is_the_plain_one_to_the_bit() -> None:
     assert survivors == set(names(4))
 
 
-@pytest.mark.parametrize(("count", "threshold"), [(4, 3), (4, 4), (5, 4)])
+@pytest.mark.parametrize(
+    ("count", "threshold"),
+    [(4, 3), pytest.param(4, 4, marks=pytest.mark.long), pytest.param(5, 4, marks=pytest.mark.long)],
+)
 def test_every_set_of_losses_at_every_stage_ends_with_the_survivors_sum_or_with_none(
     count: int, threshold: int
 ) -> None:

@@ -18,6 +18,9 @@ jsonschema = pytest.importorskip("jsonschema")
 SHIPPED = sorted([*ROOT.glob("configs/**/*.yaml"), *ROOT.glob("examples/**/*.yaml")])
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def check() -> Any:
     """What the command prints in a process of its own, where no test has defined classes."""

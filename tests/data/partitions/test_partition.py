@@ -136,7 +136,7 @@ def test_groups_use_every_sample_once_and_divide_no_owner(ids, owners, seed):
 @pytest.mark.parametrize(
     ("num_classes", "alpha", "sizes", "smallest", "largest", "std", "tries"),
     [  # The splits that the authors of FedDr+ ship, computed independently of this package.
-        (10, 0.05, [187, 121, 814, 638, 460, 1144], 10, 2046, 435.9, 6446),
+        pytest.param(10, 0.05, [187, 121, 814, 638, 460, 1144], 10, 2046, 435.9, 6446, marks=pytest.mark.long),
         (10, 0.1, [573, 489, 700, 471, 968, 743], 14, 1595, 364.6, 13),
         (10, 0.3, [828, 584, 332, 628, 286, 413], 133, 1083, 194.8, 1),
         (100, 0.05, [519, 306, 426, 547, 506, 430], 130, 768, 104.6, 1),

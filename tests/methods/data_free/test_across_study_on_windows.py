@@ -13,6 +13,7 @@ from lit_fed.studies.running.cells import lay_out
 from tests.support import ROOT, rows
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("study", ["hfedckd_limited", "hfedckd_full"])
 def test_a_round_on_windows_with_every_kind(study: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Twelve people with twelve windows each, of whom the last four are tested on in the official split.

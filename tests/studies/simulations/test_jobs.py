@@ -84,6 +84,7 @@ def _square(job: int) -> int:
     return job * job
 
 
+@pytest.mark.long
 def test_side_by_side_in_their_order(tmp_path: Path) -> None:
     run = partial(Jobs(processes=2, folder=tmp_path).run, _square, [3, 1, 2])
     assert run() == run() == [9, 1, 4]
