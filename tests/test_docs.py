@@ -326,9 +326,9 @@ def test_commands_parse(command: tuple[str, ...], at_root: Path, capsys: pytest.
     if "my_loggers.yaml" in command:  # the last block before it, as the page has it
         all_at_once = blocks(ROOT / "docs/loggers.md", "yaml")[-1]
         (at_root / "my_loggers.yaml").write_text(all_at_once, encoding="utf-8")
-    if "lightning_logs/version_0/config.yaml" in command:
-        (at_root / "lightning_logs/version_0").mkdir(parents=True)
-        shutil.copy(QUICKSTART, at_root / "lightning_logs/version_0/config.yaml")
+    for name in {"config.yaml", "lightning_logs/version_0/config.yaml"} & {*command}:  # a site's, and a run's
+        (at_root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(QUICKSTART, at_root / name)
     if not any(option.endswith(".help") or option == "--print_config" for option in command):
         command = (*command, "--print_config")
     with pytest.raises(SystemExit) as ended:
@@ -351,8 +351,9 @@ def same(told: str, line: str) -> bool:
     told, line = (re.sub(r"[\d.]+ s$", "", text.rstrip()).replace("─", "").replace("━", "") for text in (told, line))
     if " ".join(NUMBER.sub("", told).split()) != " ".join(NUMBER.sub("", line).split()):
         return False
+    slack = 1.0 if " PCK " in told else 0.01  # of some hundred joints in percent, a few lie at the threshold
     values = zip(NUMBER.findall(told), NUMBER.findall(line), strict=True)
-    return all(float(ours) == pytest.approx(float(theirs), rel=0.02, abs=0.01) for ours, theirs in values)
+    return all(float(ours) == pytest.approx(float(theirs), rel=0.02, abs=slack) for ours, theirs in values)
 
 
 @pytest.mark.long
