@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lit_fed.callbacks.dashboard import Dashboard
 from lit_fed.command.cli import main
-from tests.callbacks.test_dashboard import a_run, read, run_rounds
+from tests.callbacks.test_dashboard import a_run, read, read_hparams, run_rounds
 from tests.support import ROOT
 
 BLOCKS = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs/loggers.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
@@ -117,6 +117,21 @@ def test_the_documented_loggers_show_what_the_docs_say(
     readers |= {"WandbLogger": wandb_run, "MLFlowLogger": mlflow}
     for name, arguments in loggers.items():
         readers[name](arguments, written)
+
+
+def test_a_run_from_python_has_the_hparams_that_its_user_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/loggers.md").read_text("utf-8"), re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    logger = names["logger"]
+    dashboard, run = Dashboard(), a_run(Path(logger.log_dir), config="", loggers=[logger])
+    dashboard.on_fit_start(run)
+    run_rounds(dashboard, run, 0, 2)
+    dashboard.on_fit_end(run)
+    assert read_hparams(Path(logger.log_dir)) == {"params": {"mu": 0.1}, "columns": ["mu"], "metrics": ["global/acc"]}
+    accuracies = read(Path(logger.log_dir)).Scalars("global/acc")
+    assert [event.step for event in accuracies] == [0, 1]  # and none of the call before the run, at step 0
 
 
 def tensorboard(arguments: dict[str, Any], accuracies: list[float]) -> None:
