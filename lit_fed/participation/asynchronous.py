@@ -144,7 +144,8 @@ class Asynchronous(Participation):
             found["staleness/dropped"] = sum(tau > most and fate is Fate.LOST_AFTER for tau, fate in stale)
         return found
 
-    def _draw(self, round_idx: int) -> NDArray[np.int64]:
+    @override
+    def draw(self, round_idx: int) -> NDArray[np.int64]:
         chosen = np.array([one.client_id for one in self.plan(round_idx)], dtype=np.int64)
         return chosen if self._seen is None else np.searchsorted(self._seen, chosen)
 
