@@ -54,13 +54,10 @@ class Checkpoint(Callback):
         keep_last: int = 0,
         every_n_rounds: int = 1,
     ) -> None:
-        check_range("Checkpoint.keep_last", keep_last, least=0)
-        check_range("Checkpoint.every_n_rounds", every_n_rounds, least=1)
-        check_choice("Checkpoint.mode", mode, ("auto", "max", "min"))
+        self.keep_last = check_range("Checkpoint.keep_last", keep_last, least=0)
+        self.every_n_rounds = check_range("Checkpoint.every_n_rounds", every_n_rounds, least=1)
+        self.mode: Mode = check_choice("Checkpoint.mode", mode, ("auto", "max", "min"))
         self.monitor = monitor
-        self.mode: Mode = mode
-        self.keep_last = keep_last
-        self.every_n_rounds = every_n_rounds
         self.best: float | None = None
         self.best_round = -1
         self.by: str | None = None  # the metric of `best`

@@ -61,8 +61,7 @@ class Dashboard(Callback):
     """
 
     def __init__(self, picture_every: int = 0) -> None:
-        check_range("Dashboard.picture_every", picture_every, least=0, why=" rounds")
-        self.picture_every = picture_every
+        self.picture_every = check_range("Dashboard.picture_every", picture_every, least=0, why=" rounds")
         self._mapped_round = -1
         self._of_views: dict[str, float] = {}
 

@@ -77,13 +77,10 @@ class EarlyStopping(Callback):
     monitor: str  # never None, unlike that of a callback that does not choose
 
     def __init__(self, monitor: str = "auto", mode: Mode = "auto", patience: int = 10, min_delta: float = 0.0) -> None:
-        check_range("EarlyStopping.patience", patience, least=1)
-        check_range("EarlyStopping.min_delta", min_delta, least=0)
-        check_choice("EarlyStopping.mode", mode, ("auto", "max", "min"))
+        self.patience = check_range("EarlyStopping.patience", patience, least=1)
+        self.min_delta = check_range("EarlyStopping.min_delta", min_delta, least=0)
+        self.mode: Mode = check_choice("EarlyStopping.mode", mode, ("auto", "max", "min"))
         self.monitor = monitor
-        self.mode: Mode = mode
-        self.patience = patience
-        self.min_delta = min_delta
         self.best: float | None = None
         self.best_round = -1
         self.waited = 0

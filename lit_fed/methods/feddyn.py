@@ -61,8 +61,7 @@ class FedDyn(FedAvg):
         self, alpha: float = 0.01, weighting: Literal["samples", "uniform"] = "uniform", **kwargs: Any
     ) -> None:
         super().__init__(weighting, **kwargs)
-        check_range("algorithm.alpha", alpha, least=0)
-        self.alpha = alpha
+        self.alpha = check_range("algorithm.alpha", alpha, least=0)
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
         """Start with a shift of zero."""

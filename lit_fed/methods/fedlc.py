@@ -38,8 +38,7 @@ class FedLC(FedAvg):
 
     def __init__(self, tau: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_range("algorithm.tau", tau, least=0)
-        self.tau = tau
+        self.tau = check_range("algorithm.tau", tau, least=0)
 
     def start(self, client: Client) -> Tensors:
         """The global model; look up the client's class counts."""

@@ -63,8 +63,7 @@ class Prototypes(Algorithm[AggregateT]):
 
     def __init__(self, lam: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_range("algorithm.lam", lam, least=0)
-        self.lam = lam
+        self.lam = check_range("algorithm.lam", lam, least=0)
 
     def adapt(self, task: LightningModule) -> None:
         """Make the head compare with prototypes in evaluation."""
@@ -156,8 +155,7 @@ class FedProto(Prototypes[Payload]):
 
     def __init__(self, weighting: Literal["samples", "uniform"] = "samples", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_choice("algorithm.weighting", weighting, ("samples", "uniform"))
-        self.weighting = weighting
+        self.weighting = check_choice("algorithm.weighting", weighting, ("samples", "uniform"))
 
     def reducer(self, server: Server) -> Reducer[Payload]:
         """Sums by class."""

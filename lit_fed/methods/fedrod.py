@@ -49,8 +49,7 @@ class FedROD(FedAvg):
 
     def __init__(self, hidden: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_range("algorithm.hidden", hidden, least=1, null="for a linear personal classifier")
-        self.hidden = hidden
+        self.hidden = check_range("algorithm.hidden", hidden, least=1, null="for a linear personal classifier")
 
     def adapt(self, task: LightningModule) -> None:
         """Put the personal classifier, and the hyper-network, beside the task's head."""

@@ -38,8 +38,7 @@ class FedRS(FedAvg):
 
     def __init__(self, alpha: float = 0.5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_range("algorithm.alpha", alpha, least=0, most=1)
-        self.alpha = alpha
+        self.alpha = check_range("algorithm.alpha", alpha, least=0, most=1)
 
     def start(self, client: Client) -> Tensors:
         """The global model; look up the client's class counts."""

@@ -74,10 +74,9 @@ class RAF(Regularizer):
         upsampling: Upsampling = "nearest",
     ) -> None:
         super().__init__(weight, objective_weight)
-        check_range("RAF.gamma", gamma, least=0)
-        check_choice("RAF.truth", truth, ("top", "every"))
-        check_choice("RAF.upsampling", upsampling, ("nearest", "bilinear"))
-        self.gamma, self.truth, self.upsampling = gamma, truth, upsampling
+        self.gamma = check_range("RAF.gamma", gamma, least=0)
+        self.truth = check_choice("RAF.truth", truth, ("top", "every"))
+        self.upsampling = check_choice("RAF.upsampling", upsampling, ("nearest", "bilinear"))
         if gamma:
             self.needs = self.needs | {"no_decay"}
 
@@ -148,8 +147,7 @@ class FedRAF(FedAvg):
         **kwargs: Any,
     ) -> None:
         super().__init__(weighting, **kwargs)
-        check_range("algorithm.alpha", alpha, least=0)
-        self.raf = RAF(alpha, gamma, truth, upsampling=upsampling)
+        self.raf = RAF(check_range("algorithm.alpha", alpha, least=0), gamma, truth, upsampling=upsampling)
         self.needs = self.raf.needs
 
     def objective(self, client: Client, batch: Any) -> Terms:

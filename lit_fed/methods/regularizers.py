@@ -51,8 +51,7 @@ class KD(Regularizer):
 
     def __init__(self, weight: float = 1.0, temperature: float = 3.0, objective_weight: float = 1.0) -> None:
         super().__init__(weight, objective_weight)
-        check_range(f"{type(self).__name__}.temperature", temperature, above=0)
-        self.temperature = temperature
+        self.temperature = check_range(f"{type(self).__name__}.temperature", temperature, above=0)
 
     def term(self, client: Client, batch: Any) -> Tensor:
         """τ² times the divergence from the teacher."""

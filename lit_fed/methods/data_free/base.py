@@ -81,25 +81,20 @@ class DataFree(Algorithm[AggregateT]):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_range("algorithm.generator_steps", generator_steps, least=0)
-        check_range("algorithm.generator_batch_size", generator_batch_size, least=2)  # a generator has batch norm
-        check_range("algorithm.diversity", diversity, least=0)
-        check_range("algorithm.collapse_below", collapse_below, least=0)
-        check_range("algorithm.explosion_above", explosion_above, least=0)
-        check_choice("algorithm.weighting", weighting, ("samples", "uniform"))
+        self.generator_steps = check_range("algorithm.generator_steps", generator_steps, least=0)
+        # a generator has batch norm
+        self.generator_batch_size = check_range("algorithm.generator_batch_size", generator_batch_size, least=2)
+        self.diversity = check_range("algorithm.diversity", diversity, least=0)
+        self.collapse_below = check_range("algorithm.collapse_below", collapse_below, least=0)
+        self.explosion_above = check_range("algorithm.explosion_above", explosion_above, least=0)
+        self.weighting = check_choice("algorithm.weighting", weighting, ("samples", "uniform"))
         if label_prior is not None and (min(label_prior, default=-1) < 0 or sum(label_prior) <= 0):
             raise ConfigError(
                 f"algorithm.label_prior is {label_prior}; it must be a weight of at least 0 for each class"
             )
         self.noise_size = noise_size
-        self.generator_steps = generator_steps
-        self.generator_batch_size = generator_batch_size
         self.generator_optimizer = generator_optimizer
-        self.diversity = diversity
         self.label_prior = label_prior
-        self.weighting = weighting
-        self.collapse_below = collapse_below
-        self.explosion_above = explosion_above
 
     # ------------------------------------------------------------------ the whole
 

@@ -123,12 +123,9 @@ class FedGen(DataFree[Arrived]):
             noise_size, generator_steps, generator_batch_size, generator_optimizer, diversity, label_prior, weighting,
             **kwargs,
         )  # fmt: skip
-        check_range("algorithm.alpha", alpha, least=0)
-        check_range("algorithm.beta", beta, least=0)
-        check_range("algorithm.decay", decay, least=0)
-        self.alpha = alpha
-        self.beta = beta
-        self.decay = decay
+        self.alpha = check_range("algorithm.alpha", alpha, least=0)
+        self.beta = check_range("algorithm.beta", beta, least=0)
+        self.decay = check_range("algorithm.decay", decay, least=0)
         self.hidden = hidden
 
     def make_generator(self) -> Generator:

@@ -156,8 +156,8 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
             noise_size, generator_steps, generator_batch_size, generator_optimizer or _adam_of_dcgan, diversity,
             label_prior, weighting, **kwargs,
         )  # fmt: skip
-        check_choice("algorithm.generator", generator, ("images", "features"))
-        check_choice("algorithm.inclusion", inclusion, ("probability", "frequency"))
+        self.generator = check_choice("algorithm.generator", generator, ("images", "features"))
+        self.inclusion = check_choice("algorithm.inclusion", inclusion, ("probability", "frequency"))
         for name, value, least in (
             ("exponent", exponent, 0), ("divergence_weight", divergence_weight, 0), ("gate_slope", gate_slope, 0),
             ("encoder_weight", encoder_weight, 0), ("decoder_weight", decoder_weight, 0),
@@ -165,14 +165,11 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
             ("distillation_steps", distillation_steps, 0), ("disagreement_weight", disagreement_weight, 0),
         ):  # fmt: skip
             check_range(f"algorithm.{name}", value, least=least)
-        check_range("algorithm.gate_threshold", gate_threshold, least=0, most=1)
-        self.generator = generator
+        self.gate_threshold = check_range("algorithm.gate_threshold", gate_threshold, least=0, most=1)
         self.ipwd = ipwd
-        self.inclusion = inclusion
         self.exponent = exponent
         self.divergence_weight = divergence_weight
         self.gate_slope = gate_slope
-        self.gate_threshold = gate_threshold
         two_way = TwoWayContrast(encoder_weight, decoder_weight, positive("temperature", temperature))
         self.contrast = two_way if contrast else None
         self.distillation_weight = distillation_weight

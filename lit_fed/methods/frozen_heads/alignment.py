@@ -85,10 +85,8 @@ class Alignment(Callback):
     """
 
     def __init__(self, every_n_rounds: int = 1, max_test_samples: int | None = None) -> None:
-        check_range("Alignment.every_n_rounds", every_n_rounds, least=1)
-        check_range("Alignment.max_test_samples", max_test_samples, least=1, null="for all")
-        self.every_n_rounds = every_n_rounds
-        self.max_test_samples = max_test_samples
+        self.every_n_rounds = check_range("Alignment.every_n_rounds", every_n_rounds, least=1)
+        self.max_test_samples = check_range("Alignment.max_test_samples", max_test_samples, least=1, null="for all")
         self.rounds: list[int] = []
         self.curves: dict[str, list[float]] = {}
         self._due = False

@@ -73,13 +73,10 @@ class FedETF(NewHead):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_range("algorithm.gamma", gamma, least=0)
-        check_range("algorithm.alternations", alternations, least=0)
-        check_range("algorithm.alternation_epochs", alternation_epochs, least=1)
-        self.gamma = gamma
+        self.gamma = check_range("algorithm.gamma", gamma, least=0)
+        self.alternations = check_range("algorithm.alternations", alternations, least=0)
+        self.alternation_epochs = check_range("algorithm.alternation_epochs", alternation_epochs, least=1)
         self.projection_bias = projection_bias
-        self.alternations = alternations
-        self.alternation_epochs = alternation_epochs
         self.frame_lr = positive("frame_lr", frame_lr)
         self.projection_lr = positive("projection_lr", projection_lr)
 

@@ -83,8 +83,7 @@ class CalibratedTest(Protocol):
     name = "calibrated"
 
     def __init__(self, ridge: float = 1e-3) -> None:
-        check_range("CalibratedTest.ridge", ridge, above=0)
-        self.ridge = ridge
+        self.ridge = check_range("CalibratedTest.ridge", ridge, above=0)
 
     def check(self, federation: Federation) -> None:
         """Refuse a model without a cosine classifier."""
