@@ -25,6 +25,49 @@ PROBABILITY_DRAWS = 1000
 """Draws per estimated probability."""
 
 
+class PoissonParticipation(Participation):
+    r"""Every seen client takes part with probability q, independently: what proofs of amplification by sampling assume.
+
+    The cohort's size is binomial, with mean q · N and standard deviation :math:`\sqrt{q (1 - q) N}`; it may be 0. A
+    round costs of the order of the cohort, whatever the size of the population.
+
+    Args:
+        fraction: q, above 0 and at most 1.
+        kwargs: The settings of `Participation`.
+    """
+
+    def __init__(self, fraction: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.fraction = fraction
+
+    @override
+    def setup(self, num_clients: int, num_samples: Callable[[int], int], seed: int) -> None:
+        super().setup(num_clients, num_samples, seed)
+        check_range("participation.fraction", self.fraction, above=0, most=1)
+
+    @property
+    @override
+    def nominal_cohort_size(self) -> int:
+        """The expected cohort, rounded, and at least 1."""
+        return max(1, round(self.fraction * self.num_seen))
+
+    @property
+    @override
+    def probability_is(self) -> ProbabilityIs:
+        """Exact: q, times the probability of no dropout or delay."""
+        return "exact"
+
+    @override
+    def chance(self, position: int) -> float:
+        return self.fraction
+
+    @override
+    def draw(self, round_idx: int) -> NDArray[np.int64]:
+        generator = self.generator(round_idx)
+        size = generator.binomial(self.num_seen, self.fraction)  # the number of clients that N draws would give
+        return generator.choice(self.num_seen, size, replace=False, shuffle=False)
+
+
 class FullParticipation(Participation):
     """Every seen client takes part in every round, in ascending order."""
 
@@ -97,49 +140,6 @@ class UniformParticipation(SampledParticipation):
     def draw(self, round_idx: int) -> NDArray[np.int64]:
         # With shuffle=False NumPy uses Floyd's algorithm (O(cohort)) for small cohorts.
         return self.generator(round_idx).choice(self.num_seen, self.nominal_cohort_size, replace=False, shuffle=False)
-
-
-class PoissonParticipation(Participation):
-    r"""Every seen client takes part with probability q, independently: what proofs of amplification by sampling assume.
-
-    The cohort's size is binomial, with mean q · N and standard deviation :math:`\sqrt{q (1 - q) N}`; it may be 0. A
-    round costs of the order of the cohort, whatever the size of the population.
-
-    Args:
-        fraction: q, above 0 and at most 1.
-        kwargs: The settings of `Participation`.
-    """
-
-    def __init__(self, fraction: float, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.fraction = fraction
-
-    @override
-    def setup(self, num_clients: int, num_samples: Callable[[int], int], seed: int) -> None:
-        super().setup(num_clients, num_samples, seed)
-        check_range("participation.fraction", self.fraction, above=0, most=1)
-
-    @property
-    @override
-    def nominal_cohort_size(self) -> int:
-        """The expected cohort, rounded, and at least 1."""
-        return max(1, round(self.fraction * self.num_seen))
-
-    @property
-    @override
-    def probability_is(self) -> ProbabilityIs:
-        """Exact: q, times the probability of no dropout or delay."""
-        return "exact"
-
-    @override
-    def chance(self, position: int) -> float:
-        return self.fraction
-
-    @override
-    def draw(self, round_idx: int) -> NDArray[np.int64]:
-        generator = self.generator(round_idx)
-        size = generator.binomial(self.num_seen, self.fraction)  # the number of clients that N draws would give
-        return generator.choice(self.num_seen, size, replace=False, shuffle=False)
 
 
 class WeightedParticipation(SampledParticipation):
