@@ -303,11 +303,10 @@ _BOARDS: dict[type[Logger], type[Board]] = {TensorBoardLogger: TensorBoard, Wand
 
 def boards(run: Run) -> list[Board]:
     """The loggers of a run, on the first process only."""
-    return [_board(logger) for logger in run.loggers] if run.fabric.is_global_zero else []
-
-
-def _board(logger: Logger) -> Board:
-    return next((board for kind, board in _BOARDS.items() if isinstance(logger, kind)), Board)(logger)
+    return [
+        next((board for kind, board in _BOARDS.items() if isinstance(logger, kind)), Board)(logger)
+        for logger in (run.loggers if run.fabric.is_global_zero else ())
+    ]
 
 
 def takes_pictures(run: Run) -> bool:

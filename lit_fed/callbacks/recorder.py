@@ -85,9 +85,10 @@ class Recorder(Callback):
         if new := [name for name in record.metrics if name not in self._columns]:
             self._columns += new
             RoundTable(metrics).cut(metrics, self._columns, record.round_idx)
-        _append(metrics, [[record.round_idx, *(record.metrics.get(name, "") for name in self._columns[1:])]])
-        with cannot_write(clients), open(clients, "a", newline="", encoding="utf-8") as file:
-            file.write("".join(self._lines(record)))
+        row = [record.round_idx, *(record.metrics.get(name, "") for name in self._columns[1:])]
+        for path, text in ((metrics, _line(row)), (clients, "".join(self._lines(record)))):
+            with cannot_write(path), open(path, "a", newline="", encoding="utf-8") as file:
+                file.write(text)
         self._rows += len(record.rows)
 
     def state_dict(self) -> dict[str, Any]:
@@ -242,11 +243,6 @@ def _configuration(path: Path) -> str:
     except (UnicodeDecodeError, yaml.YAMLError, ValueError):
         pass
     raise CheckpointError(f"{path} is not a configuration, and resuming would replace it; repair it, or move it away")
-
-
-def _append(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    with cannot_write(path), open(path, "a", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 def _line(cells: Sequence[Any]) -> str:

@@ -37,7 +37,7 @@ from lit_fed.checks import check_choice, check_range
 from lit_fed.errors import ConfigError
 from lit_fed.losses import feature_distillation
 from lit_fed.methods.frozen_heads.frozen import linear_head, put_head
-from lit_fed.methods.regularizers import features
+from lit_fed.methods.regularizers import features, taught_features
 
 AggregateT = TypeVar("AggregateT")
 
@@ -226,8 +226,7 @@ def _head(task: LightningModule) -> tuple[str, PrototypeHead]:
 
 def _gathered(client: Client, batch: Any) -> Tensors:
     """Sums of features by class (C, d), and samples of each class (C,), of a batch."""
-    found, y = client.teach(batch, {}).features, client.targets(batch)
-    assert found is not None, "declared in `needs`, so they are there"
+    found, y = taught_features(client, batch, {}), client.targets(batch)
     classes = len(_head(client.model.task)[1].known)
     sums = found.new_zeros(classes, found.shape[1]).index_add_(0, y, found)
     return {"sums": sums, COUNTS: torch.bincount(y, minlength=classes).to(sums.dtype)}

@@ -96,29 +96,27 @@ class FD(Regularizer):
         return feature_distillation(features(client, batch), taught_features(client, batch))
 
 
+def declared(outputs: Tensor | None) -> Tensor:
+    """A result of the task that the method declares in ``needs``, so that it is there."""
+    assert outputs is not None
+    return outputs
+
+
 def logits(client: Client, batch: Any) -> Tensor:
     """The client's logits (B, C)."""
-    outputs = client.run(batch).logits
-    assert outputs is not None, "declared in `needs`, so they are there"
-    return outputs
+    return declared(client.run(batch).logits)
 
 
 def features(client: Client, batch: Any) -> Tensor:
     """The client's features (B, d)."""
-    outputs = client.run(batch).features
-    assert outputs is not None, "declared in `needs`, so they are there"
-    return outputs
+    return declared(client.run(batch).features)
 
 
 def taught_logits(client: Client, batch: Any) -> Tensor:
     """The downloaded model's logits (B, C)."""
-    outputs = client.teach(batch).logits
-    assert outputs is not None, "declared in `needs`, so they are there"
-    return outputs
+    return declared(client.teach(batch).logits)
 
 
 def taught_features(client: Client, batch: Any, tensors: Any = None) -> Tensor:
     """Features (B, d) of the downloaded model, or of a model with other tensors."""
-    outputs = client.teach(batch, tensors).features
-    assert outputs is not None, "declared in `needs`, so they are there"
-    return outputs
+    return declared(client.teach(batch, tensors).features)

@@ -51,11 +51,8 @@ class PoissonParticipation(Participation):
         """The expected cohort, rounded, and at least 1."""
         return max(1, round(self.fraction * self.num_seen))
 
-    @property
-    @override
-    def probability_is(self) -> ProbabilityIs:
-        """Exact: q, times the probability of no dropout or delay."""
-        return "exact"
+    probability_is: ProbabilityIs = "exact"
+    """Exact: q, times the probability of no dropout or delay."""
 
     @override
     def chance(self, position: int) -> float:
@@ -76,10 +73,7 @@ class FullParticipation(Participation):
     def nominal_cohort_size(self) -> int:
         return self.num_seen
 
-    @property
-    @override
-    def probability_is(self) -> ProbabilityIs:
-        return "exact"
+    probability_is: ProbabilityIs = "exact"
 
     @override
     def chance(self, position: int) -> float:
@@ -127,10 +121,7 @@ class SampledParticipation(Participation):
 class UniformParticipation(SampledParticipation):
     """Each round draws a cohort uniformly, without replacement, in time of the order of the cohort."""
 
-    @property
-    @override
-    def probability_is(self) -> ProbabilityIs:
-        return "exact"
+    probability_is: ProbabilityIs = "exact"
 
     @override
     def chance(self, position: int) -> float:

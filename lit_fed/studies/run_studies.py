@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lit_fed.callbacks.progress import plain_console, say
 from lit_fed.command.table import Call
 from lit_fed.engine.storage.files import write_text
 from lit_fed.errors import ConfigError
@@ -25,12 +26,13 @@ from lit_fed.studies.results.markup import table_latex
 from lit_fed.studies.results.results import Results, collect, table_csv, table_markdown, verdict_text
 from lit_fed.studies.results.summary import claims_markdown, summaries_in, summary_json, summary_of, tally_text
 from lit_fed.studies.running.cells import Cell, CellGrid, chosen, lay_out
-from lit_fed.studies.running.display import Display, duration, estimate, plain_console, say
+from lit_fed.studies.running.display import Display, duration, estimate
 from lit_fed.studies.running.environment import describe
 from lit_fed.studies.running.jobs import Job, Slots, locked, one_round, run_jobs, share_machine
 from lit_fed.studies.running.metric_check import check_metrics
 from lit_fed.studies.running.parts import check_data, check_parts
 
+_PLAIN_WIDTH = 140  # without a terminal, such as in a log file
 _COLORS = {"holds": "green", "equal": "cyan", "fails": "red", "undecided": "yellow"}
 
 
@@ -59,7 +61,7 @@ def run(call: Call) -> int:
     for grid in grids:
         check_metrics(grid)
     todo = [(grid, cell) for grid, cell in chosen(grids, options.only)]
-    console = plain_console()
+    console = plain_console(_PLAIN_WIDTH)
     if options.dry_run:
         return _dry_run(grids, todo, options, console)
     with ExitStack() as stack, _terminable():

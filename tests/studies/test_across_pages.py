@@ -115,7 +115,7 @@ def test_all_that_goes_into_a_page_is_escaped(tmp_path: Path) -> None:
 
 
 def test_the_page_of_studies_grows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from lit_fed.studies.running.display import plain_console
+    from lit_fed.callbacks.progress import plain_console
 
     claims = ["prox > fedavg"]
     for number, name in enumerate(("second", "first")):  # one run after the other, as on two days
@@ -123,7 +123,7 @@ def test_the_page_of_studies_grows(tmp_path: Path, capsys: pytest.CaptureFixture
         shown(grid, "fedavg", "iid", 0, 0.5)
         results = collect(grid)
         _write_all(results)
-        _summarise([results], tmp_path / "out", plain_console())
+        _summarise([results], tmp_path / "out", plain_console(140))
         page = (tmp_path / "out/index.pocket.html").read_text()
         assert re.findall(r'href="(\w+)/pocket/report.html"', page) == sorted(["second", "first"][: number + 1])
         assert ("1 claim of ", "2 claims of ")[number] in page

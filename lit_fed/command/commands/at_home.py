@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lit_fed.callbacks.progress import plain_console
 from lit_fed.command.commands.deployed import add_run, make
 from lit_fed.command.reading.own import add_clients, add_overwrite, chosen
 from lit_fed.command.table import Call, asked
@@ -21,7 +21,7 @@ from lit_fed.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Options:
+class _Options:
     """Options of the commands on a node.
 
     Args:
@@ -39,7 +39,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of a run, of clients, and the node's folder."""
     add_run(parser)
     add_clients(parser, "clients, by default all of this node")
-    parser.add_class_arguments(Options, as_group=False)
+    parser.add_class_arguments(_Options, as_group=False)
     add_overwrite(parser, "an existing file of predictions")
 
 
@@ -76,5 +76,4 @@ def _print(found: dict[str, dict[str, float]], subset: EvalSubset) -> None:
     table = Table("client", *names)
     for client, row in found.items():
         table.add_row(Text(client), *(f"{row[name]:.6g}" if name in row else "" for name in names))
-    console = Console()
-    (console if console.is_terminal else Console(width=max(100, 30 * len(names)))).print(table)
+    plain_console(max(100, 30 * len(names))).print(table)

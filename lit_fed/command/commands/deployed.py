@@ -21,13 +21,6 @@ from lit_fed.statistics.noise import Noise
 from lit_fed.trainer import FederatedTrainer
 
 
-class Made(NamedTuple):
-    """A trainer with the run's settings, and the run's parts."""
-
-    trainer: FederatedTrainer
-    parts: ReadParts
-
-
 def add_run(parser: ArgumentParser, required: bool = True) -> None:
     """Add the options of a run: the same as of ``fit``."""
     parser.add_argument("-c", "--config", action="config", help="configuration of the run, the same on every machine")
@@ -63,8 +56,8 @@ def keys_of(settings: Any) -> tuple[Security, NodeKeys | None]:
     return Security(settings.ca, settings.certificate, settings.key), node_keys
 
 
-def make(call: Call) -> Made:
-    """Make the parts of a run, with the model's initial weights from the run's seed."""
+def make(call: Call) -> tuple[FederatedTrainer, ReadParts]:
+    """Make a trainer with the run's settings, and the run's parts, with initial weights from the run's seed."""
     settings, parser = call.settings, call.parser
     if absent := [name for name in PARTS if settings[name] is None]:
         raise ConfigError(missing(absent))
@@ -72,7 +65,7 @@ def make(call: Call) -> Made:
     parts, rest = build_parts(parser, settings)
     trainer = FederatedTrainer(**rest.trainer)
     trainer.describe(_config(call))
-    return Made(trainer, parts)
+    return trainer, parts
 
 
 def _config(call: Call) -> str:

@@ -19,7 +19,7 @@ _FROM_PYTHON = "export it from Python: lit_fed.export_network(…, network=…)"
 
 
 @dataclass(frozen=True)
-class Options:
+class _Options:
     """Options of an export.
 
     Args:
@@ -39,7 +39,7 @@ class Options:
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_class_arguments(Options, as_group=False)
+    parser.add_class_arguments(_Options, as_group=False)
     parser.add_argument("-o", "--output", type=Path, default=Path("exported"), help="folder to write to")
     add_overwrite(parser, "an existing export")
 

@@ -19,7 +19,7 @@ from lit_fed.deployment.status import status_page
 
 
 @dataclass(frozen=True)
-class Options:
+class _Options:
     """Options of the server.
 
     Args:
@@ -36,7 +36,7 @@ class Options:
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of a run, and of the connection to nodes."""
     add_run(parser)
-    parser.add_class_arguments(Options, as_group=False)
+    parser.add_class_arguments(_Options, as_group=False)
     parser.add_class_arguments(ServersEnd, as_group=False)
     parser.add_class_arguments(Gathering, "gathering")
     parser.add_class_arguments(Patience, "patience")

@@ -23,7 +23,7 @@ from lit_fed.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Options:
+class _Options:
     """Options of a node.
 
     Args:
@@ -59,7 +59,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of a run, and of the clients on this node."""
     add_run(parser, required=False)  # the data are enough for statistics
     add_clients(parser, "clients on this node")
-    parser.add_class_arguments(Options, as_group=False)
+    parser.add_class_arguments(_Options, as_group=False)
 
 
 def make_node(call: Call) -> Node:

@@ -30,7 +30,7 @@ from lit_fed.statistics.site import Inquiry, SiteStatistics, columns_of
 
 
 @dataclass(frozen=True)
-class Options:
+class _Options:
     """Options of the statistics.
 
     Args:
@@ -58,7 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of a run, of which the data are enough, and those of the statistics and of nodes."""
     parser.add_argument("-c", "--config", action="config", help="configuration of a run, or of its data alone")
     add_parts(parser, required=False)
-    parser.add_class_arguments(Options, as_group=False)
+    parser.add_class_arguments(_Options, as_group=False)
     parser.add_class_arguments(ServersEnd, as_group=False)
     add_overwrite(parser, "existing files")
     parser.add_class_arguments(Gathering, "gathering")

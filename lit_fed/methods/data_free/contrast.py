@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lit_fed.algorithm import Client, Outputs, Payload, Tensors, Terms, add_prefix, split_prefix
 from lit_fed.losses import model_contrast
+from lit_fed.methods.regularizers import declared
 
 PREVIOUS = "previous."  # in a client's state: its network after its last round
 
@@ -48,9 +49,7 @@ class TwoWayContrast:
 
 def _halves(outputs: Outputs) -> tuple[Tensor, Tensor]:
     """The encoder's output (B, d) and the classifier's (B, C)."""
-    assert outputs.features is not None, "declared in `needs`, so they are there"
-    assert outputs.logits is not None, "declared in `needs`, so they are there"
-    return outputs.features, outputs.logits
+    return declared(outputs.features), declared(outputs.logits)
 
 
 def history(network: Payload) -> Tensors:

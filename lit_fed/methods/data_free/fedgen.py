@@ -32,6 +32,7 @@ from lit_fed.losses import diversity, ensemble_cross_entropy, knowledge_distilla
 from lit_fed.methods.data_free.averaging import SlotMean
 from lit_fed.methods.data_free.base import COUNTS, DataFree, counts_of
 from lit_fed.methods.data_free.weighting import label_prior, label_shares
+from lit_fed.methods.regularizers import logits
 from lit_fed.networks.generators import Generator, LatentGenerator
 
 GENERATOR = "generator/"  # in the broadcast: the generator's weights
@@ -150,10 +151,8 @@ class FedGen(DataFree[Arrived]):
             terms["pseudo"] = self.alpha * weight * F.cross_entropy(seen, drawn)
         if self.beta:
             made = self.pseudo.make(generator, self.pseudo.noise_like(labels, generator), labels)
-            logits = client.run(batch).logits
-            assert logits is not None, "declared in `needs`, so they are there"
             target = decoder.logits(client.parameters, made)
-            terms["latent"] = self.beta * weight * knowledge_distillation(logits, target)
+            terms["latent"] = self.beta * weight * knowledge_distillation(logits(client, batch), target)
         return terms
 
     # ------------------------------------------------------------------ server

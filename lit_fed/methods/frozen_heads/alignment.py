@@ -33,6 +33,7 @@ from lit_fed.callbacks.pictures import curves_picture
 from lit_fed.checks import check_range
 from lit_fed.data.population.pictures import render
 from lit_fed.errors import ConfigError
+from lit_fed.methods.regularizers import declared
 from lit_fed.networks import class_cosines
 from lit_fed.participation import Participant
 from lit_fed.seeding import numpy_generator
@@ -254,9 +255,7 @@ class _Seen(nn.Module):
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
         _, logits, features = self.objective.run(batch)
-        assert logits is not None
-        assert features is not None
-        return logits, features, class_cosines(self.heads[0], features)
+        return declared(logits), declared(features), class_cosines(self.heads[0], declared(features))
 
 
 def _rows(batch: Any, chosen: Tensor | slice) -> Any:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,10 @@ from lit_fed.studies.file.study import PLAIN, Measure, Place
 from lit_fed.studies.running.cells import CellGrid
 
 _MISSING = "–"
+_COLUMNS = (
+    *("row", "column", "metric", "report", "seeds", "mean", "std", "best", "published", "difference", "values"),
+    "failed",
+)
 
 
 @dataclass(frozen=True)
@@ -209,24 +214,7 @@ def _markdown(entry: Entry) -> str:
 
 def table_csv(results: Results) -> str:
     """Return the table as CSV: a line per place, with all digits."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(
-        [
-            "row",
-            "column",
-            "metric",
-            "report",
-            "seeds",
-            "mean",
-            "std",
-            "best",
-            "published",
-            "difference",
-            "values",
-            "failed",
-        ]
-    )
+    lines = []
     for entry in results.entries.values():
         if not entry.seeds:
             continue
@@ -235,7 +223,14 @@ def table_csv(results: Results) -> str:
         values = " ".join(map(repr, entry.values))
         measure, best = entry.measure, "yes" if entry.best else "no"
         ours = [measure.metric, measure.report, len(entry.values), mean, std, best]
-        writer.writerow([*entry.place, *ours, published, difference, values, entry.failed])
+        lines.append([*entry.place, *ours, published, difference, values, entry.failed])
+    return csv_text(_COLUMNS, lines)
+
+
+def csv_text(heads: Iterable[str], lines: Iterable[Iterable[Any]]) -> str:
+    """Return a table as CSV."""
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([heads, *lines])
     return file.getvalue()
 
 

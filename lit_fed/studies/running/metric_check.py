@@ -8,9 +8,9 @@ A metric that first appears in a later round cannot be used this way.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
 
 from lit_fed.errors import ConfigError
+from lit_fed.studies.file.claims import meant
 from lit_fed.studies.file.promised import kind_of, known_names, names_with
 from lit_fed.studies.file.rounds import guide_of
 from lit_fed.studies.running.cells import Cell, CellGrid
@@ -43,11 +43,8 @@ def check_metrics(grid: CellGrid, cells: Iterable[Cell] = (), ask: Ask | None = 
             names = [name for name in names_by_kind[kind] if name != "round"]
         if metric not in names:
             every = list(dict.fromkeys([*names, *known_names(cell.config)]))
-            close = get_close_matches(metric, every, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(every)}"
-            raise ConfigError(
-                f"{grid.study.path}: {cell.row}/{cell.column} does not report the metric {metric!r}; {hint}"
-            )
+            where = f"{grid.study.path}: {cell.row}/{cell.column}"
+            raise ConfigError(f"{where} does not report the metric {metric!r}; {meant(metric, every)}")
 
 
 def _wanted(grid: CellGrid) -> list[tuple[Cell, str]]:

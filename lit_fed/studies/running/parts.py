@@ -9,7 +9,7 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 from lit_fed.command.cli import user_error
-from lit_fed.command.reading.parts import add_parts, build_parts
+from lit_fed.command.reading.parts import ReadParts, add_parts, build_parts
 from lit_fed.data.population.census import Contents
 from lit_fed.engine.lightning import compatibility
 from lit_fed.errors import ConfigError
@@ -30,17 +30,12 @@ def check_parts(cells: Iterable[Cell]) -> None:
     read: set[str] = set()
     made: set[str] = set()
     for cell in cells:
-        settings = {key: cell.config[key] for key in ("data", "model", "algorithm")}
-        settings["trainer"] = {"kinds": cell.config["trainer"].get("kinds")}
-        if (key := _key(settings)) in made:
+        if (key := _key(settings := _settings(cell))) in made:
             continue
         try:
             _make(parser, settings, read)
         except Exception as error:
-            line = user_error(error, [])
-            if line is None:
-                raise
-            raise ConfigError(f"{cell.row}/{cell.column}: {line}") from error
+            raise ConfigError(f"{cell.row}/{cell.column}: {_line(error)}") from error
         made.add(key)
 
 
@@ -60,8 +55,7 @@ def check_data(cells: Iterable[Cell], tell: Callable[[str], object]) -> None:
     for cell in cells:
         if (before := cell.contents) is None:
             continue
-        settings = {key: cell.config[key] for key in ("data", "model", "algorithm")}
-        settings["trainer"] = {"kinds": cell.config["trainer"].get("kinds")}
+        settings = _settings(cell)
         exact_key, key = json.dumps(settings, sort_keys=True, default=str), _key(settings)
         if key not in alike:
             now = alike[key] = exact[exact_key] = _contents(parser, settings)
@@ -79,27 +73,41 @@ def check_data(cells: Iterable[Cell], tell: Callable[[str], object]) -> None:
             )
 
 
+def _settings(cell: Cell) -> dict[str, Any]:
+    """Return a cell's settings of its data, models and method."""
+    kinds = {"kinds": cell.config["trainer"].get("kinds")}
+    return {**{key: cell.config[key] for key in ("data", "model", "algorithm")}, "trainer": kinds}
+
+
+def _line(error: Exception) -> str:
+    """Return a user's mistake in one line; raise any other error again."""
+    if (line := user_error(error, [])) is None:
+        raise error
+    return line
+
+
+def _built(parser: ArgumentParser, settings: dict[str, Any]) -> ReadParts:
+    """Build parts, and set aside from the data what the method asks for."""
+    parts, _ = build_parts(parser, parser.parse_object(settings))
+    parts.data.reserve(parts.algorithm.public_size, parts.algorithm.calibration_fraction)
+    return parts
+
+
 def _contents(parser: ArgumentParser, settings: dict[str, Any]) -> Contents | str:
     """Return the fingerprint of the current data, or why they cannot be read."""
     try:
-        parts, _ = build_parts(parser, parser.parse_object(settings))
-        data, algorithm = parts.data, parts.algorithm
-        data.reserve(algorithm.public_size, algorithm.calibration_fraction)
+        data = _built(parser, settings).data
         data.setup()
         found: Contents = data.record.contents
     except Exception as error:
-        line = user_error(error, [])
-        if line is None:
-            raise
-        return line
+        return _line(error)
     return found
 
 
 def _make(parser: ArgumentParser, settings: dict[str, Any], read: set[str]) -> None:
     """Build parts, check their compatibility, and read the data unless equal data were read before."""
-    parts, _ = build_parts(parser, parser.parse_object(settings))
+    parts = _built(parser, settings)
     data, algorithm = parts.data, parts.algorithm
-    data.reserve(algorithm.public_size, algorithm.calibration_fraction)
     for task in parts.model.values() if isinstance(parts.model, dict) else [parts.model]:
         task.configure_model()
         algorithm.adapt(task)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import time
 from collections import defaultdict
@@ -20,11 +19,11 @@ from lit_fed.command.reading.readable import read_settings
 from lit_fed.command.reading.shipped import located
 from lit_fed.command.reading.words import spelled
 from lit_fed.command.table import Call
-from lit_fed.engine.storage.files import files_in_place
+from lit_fed.engine.storage.files import files_in_place, write_text
 from lit_fed.errors import ConfigError
 from lit_fed.studies.file.rounds import quantile
 from lit_fed.studies.results.markup import head, line
-from lit_fed.studies.results.results import verdict_text
+from lit_fed.studies.results.results import csv_text, verdict_text
 from lit_fed.studies.running.environment import describe
 from lit_fed.studies.simulations.jobs import Jobs
 from lit_fed.studies.simulations.record import Record
@@ -135,15 +134,12 @@ def settings_of(options: Namespace) -> dict[str, Any]:
 
 def write(points: Sequence[Point], folder: Path) -> None:
     """Write every seed's numbers to ``points.csv``, medians and quartiles to ``summary.csv``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "points.csv", "w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(Point._fields)
-        table.writerows(points)
-    with open(folder / "summary.csv", "w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["panel", "line", "x", "q25", "median", "q75"])
-        table.writerows((*key, *quartiles) for key, quartiles in quartiles_of(points).items())
+    quartiles = ((*key, *three) for key, three in quartiles_of(points).items())
+    for name, text in (
+        ("points.csv", csv_text(Point._fields, points)),
+        ("summary.csv", csv_text(("panel", "line", "x", "q25", "median", "q75"), quartiles)),
+    ):
+        write_text([text], folder / name)
 
 
 def quartiles_of(points: Sequence[Point]) -> dict[tuple[str, str, float], tuple[float, float, float]]:
@@ -151,10 +147,7 @@ def quartiles_of(points: Sequence[Point]) -> dict[tuple[str, str, float], tuple[
     values: dict[tuple[str, str, float], list[float]] = defaultdict(list)
     for point in points:
         values[point.panel, point.line, point.x].append(point.value if np.isfinite(point.value) else np.inf)
-    quartiles = {}
-    for key, numbers in values.items():
-        quartiles[key] = (quantile(numbers, 0.25), quantile(numbers, 0.5), quantile(numbers, 0.75))
-    return quartiles
+    return {key: (quantile(of, 0.25), quantile(of, 0.5), quantile(of, 0.75)) for key, of in values.items()}
 
 
 def summary(points: Sequence[Point]) -> str:
