@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from lit_fed.algorithm import Client, Model, Pass, Payload, Phase, Server, Split, Stage, Tensors, Terms, head_of
 from lit_fed.checks import check_range
 from lit_fed.losses import balanced_softmax
-from lit_fed.methods.class_counts import look_up_counts, own_counts
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.frozen_heads.frozen import linear_head, put_head
-from lit_fed.methods.regularizers import features
+from lit_fed.methods.regularizers import features, look_up_counts, own_counts
 
 
 class FedROD(FedAvg):

@@ -22,8 +22,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.studies.file.study import Place, read_study
 from lit_fed.studies.pages.figures import draw_bars, draw_curves, draw_lines, has_lines
 from lit_fed.studies.pages.report import index_html, report_html
-from lit_fed.studies.results.markup import table_latex
-from lit_fed.studies.results.results import Results, collect, table_csv, table_markdown, verdict_text
+from lit_fed.studies.results.results import Results, collect, table_csv, table_latex, table_markdown, verdict_text
 from lit_fed.studies.results.summary import claims_markdown, summaries_in, summary_json, summary_of, tally_text
 from lit_fed.studies.running.cells import Cell, CellGrid, chosen, lay_out
 from lit_fed.studies.running.display import Display, duration, estimate

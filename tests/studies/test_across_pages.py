@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.studies.pages import figures
 from lit_fed.studies.pages.report import index_html, report_html
-from lit_fed.studies.results.markup import escaped, table_latex
-from lit_fed.studies.results.results import collect, table_csv, table_markdown
+from lit_fed.studies.results.results import collect, escaped, table_csv, table_latex, table_markdown
 from lit_fed.studies.results.summary import summaries_in, summary_json, summary_of
 from lit_fed.studies.run_studies import _summarise, _write_all
 from lit_fed.studies.running.cells import CellGrid

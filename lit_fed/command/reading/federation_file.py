@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
 
-from lit_fed.command.reading.readable import read_settings
+from lit_fed.command.reading.config_files import read_settings
 from lit_fed.command.reading.shipped import name_of, shipped
 from lit_fed.command.refusals.suggest import close
 from lit_fed.deployment.roster import OWN_DATA

@@ -68,7 +68,7 @@ class FedGen(DataFree[Arrived]):
     with y the batch's labels, y' drawn from :math:`\hat p` and :math:`\alpha_t = \alpha\,\gamma^t`, likewise β.
     Networks may be of several kinds with one length of features. Logs ``server/generator_cross_entropy``,
     ``server/generator_diversity`` (with its weight), ``server/generator_variance`` (the smallest of any class, see
-    `lit_fed.methods.data_free.health`) and ``server/label_entropy``.
+    `lit_fed.methods.data_free.base`) and ``server/label_entropy``.
 
     Args:
         alpha: α.

@@ -21,6 +21,7 @@ from lit_fed.algorithm import (
     Gather,
     Model,
     Objective,
+    Outputs,
     Payload,
     Population,
     Reducer,
@@ -29,13 +30,14 @@ from lit_fed.algorithm import (
     Tensors,
     Terms,
     Update,
+    add_prefix,
     num_bytes,
+    split_prefix,
 )
 from lit_fed.checks import check_choice, check_range
 from lit_fed.errors import ConfigError
-from lit_fed.losses import disagreement, diversity, ensemble_cross_entropy, gated_cross_entropy
+from lit_fed.losses import disagreement, diversity, ensemble_cross_entropy, gated_cross_entropy, model_contrast
 from lit_fed.methods.data_free.base import DataFree, counts_of
-from lit_fed.methods.data_free.contrast import TwoWayContrast, history
 from lit_fed.methods.data_free.weighting import (
     divergences_from_mean,
     effective_size,
@@ -47,6 +49,7 @@ from lit_fed.methods.data_free.weighting import (
     normalised,
     sample_gate,
 )
+from lit_fed.methods.regularizers import declared
 from lit_fed.methods.server import positive
 from lit_fed.networks.generators import Generator, ImageGenerator, LatentGenerator
 
@@ -75,7 +78,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
        the confidence :math:`u = \max p`.
 
     A client minimises :math:`\ell + \kappa\,g(u)\,\mathrm{CE}(p, f)` on pseudo-samples that it received, and the two
-    terms of `lit_fed.methods.data_free.contrast.TwoWayContrast`; these need its previous network and are left
+    terms of `lit_fed.methods.data_free.hfedckd.TwoWayContrast`; these need its previous network and are left
     out in its first round. Logs ``server/ipwd_effective_size``, ``server/ipwd_entropy``,
     ``server/ipwd_largest``, ``server/divergence``, ``server/first_participations``, ``server/history_bytes`` (mean size
     of a client's history), ``server/clients_seen`` (number of clients that have taken part), ``server/gate``,
@@ -399,3 +402,53 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
             if name in learnt:
                 server["models"][kind][name].copy_(learnt[name])
         return mean
+
+
+# ---------------------------------------------------------------------- the contrasts
+
+
+PREVIOUS = "previous."  # in a client's state: its network after its last round
+
+
+class TwoWayContrast:
+    r"""Two terms of MOON's form, see `lit_fed.losses.model_contrast`.
+
+    - ``encoder``: the features z of a batch are drawn to the global network's, away from the client's previous one's;
+    - ``decoder``: its outputs f are drawn to the previous network's, away from the global one's.
+
+    Both networks see the batch in evaluation mode. Each term is ln 2 if all three networks agree.
+
+    Args:
+        encoder_weight: Weight of the first; 0 leaves it out.
+        decoder_weight: Weight of the second; 0 leaves it out.
+        temperature: τ.
+    """
+
+    def __init__(self, encoder_weight: float, decoder_weight: float, temperature: float) -> None:
+        self.encoder_weight = encoder_weight
+        self.decoder_weight = decoder_weight
+        self.temperature = temperature
+
+    def terms(self, client: Client, batch: Any) -> Terms:
+        """Both terms with their weights; empty if the client has no history or received nothing."""
+        previous = split_prefix(PREVIOUS, client.state)[0]
+        if not previous or not client.begun:
+            return {}
+        (z, f), (z_global, f_global) = _halves(client.run(batch)), _halves(client.teach(batch))
+        z_before, f_before = _halves(client.teach(batch, previous))
+        terms = {}
+        if self.encoder_weight:
+            terms["encoder"] = self.encoder_weight * model_contrast(z, z_global, z_before, self.temperature)
+        if self.decoder_weight:
+            terms["decoder"] = self.decoder_weight * model_contrast(f, f_before, f_global, self.temperature)
+        return terms
+
+
+def _halves(outputs: Outputs) -> tuple[Tensor, Tensor]:
+    """The encoder's output (B, d) and the classifier's (B, C)."""
+    return declared(outputs.features), declared(outputs.logits)
+
+
+def history(network: Payload) -> Tensors:
+    """A network as a client's state."""
+    return add_prefix(PREVIOUS, network)

@@ -16,9 +16,8 @@ from lit_fed.algorithm import Client, Pass, Phase, Tensors, Terms, head_of, task
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.losses import balanced_softmax
-from lit_fed.methods.class_counts import look_up_counts, own_counts
 from lit_fed.methods.frozen_heads.frozen import NewHead
-from lit_fed.methods.regularizers import logits
+from lit_fed.methods.regularizers import logits, look_up_counts, own_counts
 from lit_fed.methods.server import positive
 from lit_fed.networks import ProjectedETFHead
 

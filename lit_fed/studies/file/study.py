@@ -8,7 +8,7 @@ from math import log10, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lit_fed.command.reading.readable import read_settings
+from lit_fed.command.reading.config_files import read_settings
 from lit_fed.command.reading.shipped import located
 from lit_fed.command.reading.words import check_values
 from lit_fed.engine.lightning.metric_names import MetricNames

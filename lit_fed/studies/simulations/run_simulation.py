@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_fed.checks import check_range
+from lit_fed.command.reading.config_files import read_settings
 from lit_fed.command.reading.parts import instantiate
-from lit_fed.command.reading.readable import read_settings
 from lit_fed.command.reading.shipped import located
 from lit_fed.command.reading.words import spelled
 from lit_fed.command.table import Call
 from lit_fed.engine.storage.files import files_in_place, write_text
 from lit_fed.errors import ConfigError
 from lit_fed.studies.file.rounds import quantile
-from lit_fed.studies.results.markup import head, line
-from lit_fed.studies.results.results import csv_text, verdict_text
+from lit_fed.studies.results.results import csv_text, head, line, verdict_text
 from lit_fed.studies.running.environment import describe
 from lit_fed.studies.simulations.jobs import Jobs
-from lit_fed.studies.simulations.record import Record
 from lit_fed.studies.simulations.simulation import Point, Simulation, verdicts
 
 _WIDE = 4  # panels side by side
@@ -221,3 +221,50 @@ def _heat_map(axes: Any, lines: dict[str, list[tuple[float, ...]]]) -> None:
         for column, number in enumerate(numbers):
             star = " ★" if column == int(np.argmin(numbers)) else ""
             axes.text(column, row, f"{number:.2f}{star}", ha="center", va="center", color="white", fontsize=8)
+
+
+# ---------------------------------------------------------------------- the record
+
+
+_NAME = "simulation.json"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finished simulation.
+
+    Args:
+        settings: All settings that determine the points.
+        made_with: Commit, versions and hardware, see `lit_fed.studies.running.environment.describe`.
+        seconds: Duration.
+        cpu_seconds: CPU time.
+    """
+
+    settings: dict[str, Any]
+    made_with: dict[str, str]
+    seconds: float
+    cpu_seconds: float
+
+    def write(self, folder: Path) -> None:
+        """Write the record, after all other files of the simulation."""
+        write_text([json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"], folder / _NAME)
+
+    @staticmethod
+    def remove(folder: Path) -> None:
+        """Remove the record, before any other file of the folder is replaced."""
+        (folder / _NAME).unlink(missing_ok=True)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """Read a folder's record; None if no simulation has finished; raise `ConfigError` if the file is malformed."""
+        path = folder / _NAME
+        if not path.is_file():
+            return None
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{path} was not written by lit-fed simulate; run it again") from error
+
+    def ran(self, settings: dict[str, Any]) -> bool:
+        """Whether the simulation ran with these settings."""
+        return bool(self.settings == json.loads(json.dumps(settings)))  # turns tuples into lists
