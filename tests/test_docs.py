@@ -27,7 +27,7 @@ from lit_fed.data import Digits, FederatedDataModule, Samples
 from lit_fed.methods import FedAvg, Scaffold
 from lit_fed.studies.file.study import read_study
 from lit_fed.studies.running.cells import chosen, lay_out
-from lit_fed.studies.running.metric_check import check_metrics
+from lit_fed.studies.running.parts import check_metrics
 from tests.support import ROOT, fit, rows, trainer, weights
 
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

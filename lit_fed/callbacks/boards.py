@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -20,11 +20,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
+from lit_fed.engine.loop.run import Run
 from lit_fed.yaml_text import read_yaml
-
-if TYPE_CHECKING:
-    from lit_fed.engine.loop.run import Run
-
 
 Setting = str | float | int
 Settings = dict[str, Setting]

@@ -25,16 +25,14 @@ from lit_fed.callbacks.boards import (
 from lit_fed.callbacks.pictures import participation_map, predictions_picture, schedule_picture, views_picture
 from lit_fed.checks import check_range
 from lit_fed.data.population.pictures import even_subset, render
+from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.evaluation.protocols import ClientRow
 from lit_fed.engine.lightning.compatibility import overrides
-from lit_fed.engine.loop.run import Callback, RoundRecord
+from lit_fed.engine.loop.run import Callback, RoundRecord, Run
 from lit_fed.errors import CheckpointError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from lit_fed.engine.evaluation.federation import Federation
-    from lit_fed.engine.loop.run import Run
 
 _HISTOGRAMS = {  # stage of a row: protocol in tags
     "test": "clients",

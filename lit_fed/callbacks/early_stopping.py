@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from typing_extensions import override
 
 from lit_fed.checks import check_choice, check_range
 from lit_fed.engine.lightning.metric_names import Direction
-from lit_fed.engine.loop.run import Callback, RoundRecord
+from lit_fed.engine.loop.run import Callback, RoundRecord, Run
 from lit_fed.errors import ConfigError
 from lit_fed.printing import counted
-
-if TYPE_CHECKING:
-    from lit_fed.engine.loop.run import Run
 
 Mode = Literal["auto", "max", "min"]
 

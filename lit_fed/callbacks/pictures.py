@@ -23,7 +23,7 @@ from lit_fed.data.population.pictures import (
     shortened,
     text_width,
 )
-from lit_fed.engine.loop.run import Callback, RoundRecord
+from lit_fed.engine.loop.run import Callback, RoundRecord, Run
 from lit_fed.engine.method.wrapper import Aggregation, Attack
 from lit_fed.engine.storage.files import in_place_of, write_text
 from lit_fed.participation import Fate, Participant
@@ -31,8 +31,6 @@ from lit_fed.participation import Fate, Participant
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from lit_fed.engine.loop.run import Run
 
 
 _MOST_BINS = 400

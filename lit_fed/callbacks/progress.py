@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console, Group, RenderableType
@@ -22,14 +22,11 @@ from typing_extensions import override
 
 from lit_fed.callbacks.early_stopping import check_reported
 from lit_fed.engine.lightning.metric_names import ON_VALIDATION, base_name
-from lit_fed.engine.loop.run import Callback, RoundRecord
+from lit_fed.engine.loop.run import Callback, RoundRecord, Run
 from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.file_names import shown
 from lit_fed.participation import Fate, Participant
 from lit_fed.printing import counted
-
-if TYPE_CHECKING:
-    from lit_fed.engine.loop.run import Run
 
 _PLAIN_WIDTH = 100  # without a terminal, such as in a log file
 _REFRESH_HZ = 10.0

@@ -9,20 +9,17 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from typing_extensions import override
 
 from lit_fed.callbacks.boards import flatten
-from lit_fed.engine.loop.run import Callback, RoundRecord
+from lit_fed.data import FederatedDataModule
+from lit_fed.engine.loop.run import Callback, RoundRecord, Run
 from lit_fed.engine.storage.files import cannot_write, unreadable_named, write_text
 from lit_fed.errors import CheckpointError
 from lit_fed.yaml_text import read_yaml
-
-if TYPE_CHECKING:
-    from lit_fed.data import FederatedDataModule
-    from lit_fed.engine.loop.run import Run
 
 _CLIENT_COLUMNS = ["round", "client_id", "stage", "metric", "value"]
 _UNTIL = re.compile(r"config\.until_round_([0-9]{1,9})\.yaml")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.algorithm import Client, Regularizer, Terms
+from lit_fed.algorithm import Client, LocalLoop, Regularizer, Terms
 from lit_fed.checks import check_choice, check_range
 from lit_fed.errors import ConfigError
 from lit_fed.losses import resolution_distillation
@@ -22,9 +22,6 @@ from lit_fed.losses.terms import Upsampling
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.regularizers import logits
 from lit_fed.protocols import EvalSubset, Evaluation, Federation, Protocol, global_loops
-
-if TYPE_CHECKING:
-    from lit_fed.algorithm import LocalLoop
 
 Truth = Literal["top", "every"]
 

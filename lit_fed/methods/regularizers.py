@@ -124,6 +124,7 @@ def taught_features(client: Client, batch: Any, tensors: Any = None) -> Tensor:
 
 
 # ---------------------------------------------------------------------- class counts
+# A client's training samples of each class: a method's `start` looks them up, its `objective` reads them.
 
 
 _RESULT = "classes"  # in a client's results, so that groups stack them

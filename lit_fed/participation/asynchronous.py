@@ -235,6 +235,7 @@ def _free(rank: int, busy: list[int]) -> int:
 
 
 # ---------------------------------------------------------------------- a recorded order
+# The order in which a federation's work arrived: `order.csv` of a run on machines.
 
 
 _KEY = "participation.replay"

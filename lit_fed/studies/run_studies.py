@@ -28,8 +28,7 @@ from lit_fed.studies.running.cells import Cell, CellGrid, chosen, lay_out
 from lit_fed.studies.running.display import Display, duration, estimate
 from lit_fed.studies.running.environment import describe
 from lit_fed.studies.running.jobs import Job, Slots, locked, one_round, run_jobs, share_machine
-from lit_fed.studies.running.metric_check import check_metrics
-from lit_fed.studies.running.parts import check_data, check_parts
+from lit_fed.studies.running.parts import check_data, check_metrics, check_parts
 
 _PLAIN_WIDTH = 140  # without a terminal, such as in a log file
 _COLORS = {"holds": "green", "equal": "cyan", "fails": "red", "undecided": "yellow"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from lit_fed.algorithm import (
     map_tensors,
     task_name,
 )
-from lit_fed.callbacks import Callback, RoundRecord
+from lit_fed.callbacks import Callback, RoundRecord, Run
 from lit_fed.callbacks.boards import show_picture, takes_pictures
 from lit_fed.callbacks.pictures import curves_picture
 from lit_fed.checks import check_range
@@ -36,11 +36,8 @@ from lit_fed.errors import ConfigError
 from lit_fed.methods.regularizers import declared
 from lit_fed.networks import class_cosines
 from lit_fed.participation import Participant
+from lit_fed.protocols import Federation
 from lit_fed.seeding import numpy_generator
-
-if TYPE_CHECKING:
-    from lit_fed.callbacks import Run
-    from lit_fed.protocols import Federation
 
 _GROUPS = ("unobserved", "observed")  # indexed by whether the class is observed
 _TITLES = {
