@@ -1,8 +1,8 @@
 """Checks before any cell runs: its data and models can be built, and its run will report the study's metrics.
 
-Most names of metrics follow from the configuration, see `lit_fed.studies.file.promised`. For names that only the code of
-a task, a method or a protocol determines, one round of one cell runs in a temporary folder, and its ``metrics.csv`` lists
-them. A metric that first appears in a later round cannot be used this way.
+Most names of metrics follow from the configuration, see `lit_fed.studies.file.promised`. For names that only the code
+of a task, a method or a protocol determines, one round of one cell runs in a temporary folder, and its ``metrics.csv``
+lists them. A metric that first appears in a later round cannot be used this way.
 """
 
 from __future__ import annotations
