@@ -65,8 +65,7 @@ class FedDyn(FedAvg):
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
         """Start with a shift of zero."""
-        server = super().setup(models, population)
-        return {**server, "shift": zeros_like(self.model.tensors(self.model.split.shared))}
+        return {**super().setup(models, population), "shift": zeros_like(self.model.tensors(self.model.split.shared))}
 
     def initial_state(self, client: Client) -> Tensors:
         """A dual variable of zeros."""

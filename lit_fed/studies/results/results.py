@@ -21,10 +21,7 @@ from lit_fed.studies.file.study import PLAIN, Measure, Place
 from lit_fed.studies.running.cells import CellGrid
 
 _MISSING = "–"
-_COLUMNS = (
-    *("row", "column", "metric", "report", "seeds", "mean", "std", "best", "published", "difference", "values"),
-    "failed",
-)
+_COLUMNS = ("row", "column", "metric", "report", "seeds", "mean", "std", "best")
 
 
 @dataclass(frozen=True)
@@ -225,7 +222,7 @@ def table_csv(results: Results) -> str:
         measure, best = entry.measure, "yes" if entry.best else "no"
         ours = [measure.metric, measure.report, len(entry.values), mean, std, best]
         lines.append([*entry.place, *ours, published, difference, values, entry.failed])
-    return csv_text(_COLUMNS, lines)
+    return csv_text((*_COLUMNS, "published", "difference", "values", "failed"), lines)
 
 
 def csv_text(heads: Iterable[str], lines: Iterable[Iterable[Any]]) -> str:

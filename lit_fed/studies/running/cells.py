@@ -95,7 +95,7 @@ class Cell:
         config = copy.deepcopy(dict(self.config))
         for changes_no_result in ("default_root_dir", "enable_pictures"):
             config["trainer"].pop(changes_no_result, None)
-        text = json.dumps(_by_name(_what_is_on(config)), sort_keys=True, default=str)
+        text = json.dumps(_what_is_on(config), sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     # ------------------------------------------------------------------ on disk
@@ -323,19 +323,12 @@ def _given(value: Any, key: str = "") -> set[str]:
 
 
 def _what_is_on(value: Any) -> Any:
-    """Drop settings that are null or false."""
+    """Drop settings that are null or false, and replace every class path by the class's name."""
     if isinstance(value, Mapping):
-        return {key: _what_is_on(item) for key, item in value.items() if item is not None and item is not False}
+        on = {key: _what_is_on(item) for key, item in value.items() if item is not None and item is not False}
+        path = on.get("class_path")
+        return on | {"class_path": path.rpartition(".")[2]} if isinstance(path, str) else on
     return [_what_is_on(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _by_name(value: Any) -> Any:
-    """Replace every class path by the class's name."""
-    if isinstance(value, Mapping):
-        named = {key: _by_name(item) for key, item in value.items()}
-        path = named.get("class_path")
-        return named | {"class_path": path.rpartition(".")[2]} if isinstance(path, str) else named
-    return [_by_name(item) for item in value] if isinstance(value, list) else value
 
 
 def _filled(value: Any, seed: int, mark: str | int = _SEED) -> Any:
