@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_fed.callbacks.boards import (
-    Compared,
+    Column,
     Settings,
     boards,
     columns_of,
@@ -73,7 +73,7 @@ class Dashboard(Callback):
             new = [board for board in shown if not (board.resumes and _continues(run))]
             settings = settings_of(run.settings.config)
             for board in new if settings else ():
-                board.settings(settings, _compared(run, settings))
+                board.settings(settings, *_compared(run, settings))
             drawing = [board for board in new if board.draws] if takes_pictures(run) and not run.withholds else []
             if drawing and (picture := run.federation.data.record.picture()) is not None:
                 for board in drawing:
@@ -169,11 +169,11 @@ def _continues(run: Run) -> bool:
     return run.start_round > 0 and (before is None or before.resolve() == now.resolve())
 
 
-def _compared(run: Run, settings: Settings) -> Compared:
+def _compared(run: Run, settings: Settings) -> tuple[dict[str, Column], list[str]]:
     """Columns for the settings that tell runs apart, and for the metrics that the task declares, else the losses."""
     names = list(run.names.directions) or ["loss"]
     columns = columns_of(hparams_of(settings), run.settings.told, list(runs_beside(run.log_dir)))
-    return Compared(columns, [f"global/{name}" for name in names] + [f"clients/{names[0]}_mean"])
+    return columns, [f"global/{name}" for name in names] + [f"clients/{names[0]}_mean"]
 
 
 def _close(run: Run, status: str) -> None:
