@@ -55,7 +55,7 @@ def test_infinity_passes_only_where_it_means_something() -> None:
     check_range("x", math.inf, least=0, infinite=True)
     for value, bounds in ((math.nan, {"infinite": True}), (-math.inf, {"least": 0, "infinite": True}), (math.inf, {})):
         with pytest.raises(ConfigError):
-            check_range("x", value, **bounds)  # type: ignore[arg-type]
+            check_range("x", value, **bounds)
 
 
 def test_null_passes_only_where_it_means_something() -> None:
