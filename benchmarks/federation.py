@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import machine  # beside this file
 import torch
@@ -78,7 +79,8 @@ def in_memory(run: Sequence[str], folder: Path) -> str:
     from contextlib import ExitStack
 
     from lit_fed.command.commands import node
-    from lit_fed.command.commands.deployed import Made, make
+    from lit_fed.command.commands.deployed import make
+    from lit_fed.command.reading.parts import ReadParts
     from lit_fed.command.reading.words import CommandLine
     from lit_fed.command.roots import import_named
     from lit_fed.command.table import Call
@@ -89,13 +91,13 @@ def in_memory(run: Sequence[str], folder: Path) -> str:
 
     import_named()
 
-    def made(name: str) -> Made:
+    def made(name: str) -> tuple[Any, ReadParts]:
         parser = Parser(exit_on_error=False)
         node.add_arguments(parser)
         line = CommandLine(
             ["node", *run, "--client", "0", "--trainer.default_root_dir", str(folder / "in memory" / name)]
         )
-        return make(Call(line.parse(parser, 1), parser, line.words), node.OWN)
+        return make(Call(line.parse(parser, 1), parser, line.words))
 
     with ExitStack() as stack:
         handlers = {}

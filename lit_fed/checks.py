@@ -6,15 +6,18 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from lit_fed.errors import ConfigError
+
+ValueT = TypeVar("ValueT")
 
 _URL = re.compile("[a-z][a-z0-9+.-]+:/", re.IGNORECASE)  # not a drive of Windows
 
 
 def check_range(
     key: str,
-    value: object,
+    value: ValueT,
     *,
     least: float | None = None,
     above: float | None = None,
@@ -23,8 +26,8 @@ def check_range(
     null: str | None = None,
     infinite: bool = False,
     why: str = "",
-) -> None:
-    """Refuse a number that is not finite or lies outside its bounds.
+) -> ValueT:
+    """Return a number; refuse one that is not finite or lies outside its bounds.
 
     Args:
         key: The setting as its user writes it, such as ``trainer.max_rounds``.
@@ -38,7 +41,7 @@ def check_range(
         why: Text after the bounds: a unit, a reason or an example, such as `` pixels`` or ``, such as 0.5``.
     """
     if value is None and null is not None:
-        return
+        return value
     inside = (
         isinstance(value, (int, float))
         and (math.isfinite(value) or (infinite and not math.isnan(value)))
@@ -48,18 +51,19 @@ def check_range(
         and (below is None or value < below)
     )
     if inside:
-        return
+        return value
     bounds = {"at least": least, "above": above, "at most": most, "below": below}
     named = " and ".join(f"{word} {_figure(bound)}" for word, bound in bounds.items() if bound is not None)
     unless = "" if null is None else f", or null {null}"
     raise ConfigError(f"{key} is {value!r}; it must be {named or 'a finite number'}{why}{unless}")
 
 
-def check_choice(key: str, value: object, choices: Sequence[object]) -> None:
-    """Refuse a value that is not one of the choices."""
+def check_choice(key: str, value: ValueT, choices: Sequence[object]) -> ValueT:
+    """Return a value; refuse one that is not one of the choices."""
     if value not in choices:
         *others, last = map(repr, choices)
         raise ConfigError(f"{key} is {value!r}; it must be {', '.join(others)} or {last}")
+    return value
 
 
 def _figure(bound: float) -> str:

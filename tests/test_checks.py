@@ -55,7 +55,7 @@ def test_infinity_passes_only_where_it_means_something() -> None:
     check_range("x", math.inf, least=0, infinite=True)
     for value, bounds in ((math.nan, {"infinite": True}), (-math.inf, {"least": 0, "infinite": True}), (math.inf, {})):
         with pytest.raises(ConfigError):
-            check_range("x", value, **bounds)  # type: ignore[arg-type]
+            check_range("x", value, **bounds)
 
 
 def test_null_passes_only_where_it_means_something() -> None:
@@ -68,3 +68,10 @@ def test_a_word_that_is_not_among_the_choices_is_refused_with_them() -> None:
     check_choice("x", "l1", ("l1", "ce"))
     with pytest.raises(ConfigError, match=r"^x is 'l2'; it must be 'l1' or 'ce'$"):
         check_choice("x", "l2", ("l1", "ce"))
+
+
+def test_an_accepted_value_is_returned_as_it_is() -> None:
+    value = 0.5
+    assert check_range("x.y", value, least=0, most=1) is value
+    assert check_range("x.y", None, least=0, null="for no limit") is None
+    assert check_choice("x.y", "sum", ("mean", "sum")) == "sum"

@@ -13,8 +13,7 @@ import yaml
 from lit_fed.command.cli import main
 from lit_fed.studies.file.study import read_study
 from lit_fed.studies.running.cells import lay_out
-from lit_fed.studies.running.metric_check import check_metrics
-from lit_fed.studies.running.parts import check_parts
+from lit_fed.studies.running.parts import check_metrics, check_parts
 from tests.support import ROOT, rows
 
 CONFIGS = ROOT / "configs"

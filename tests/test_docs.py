@@ -27,7 +27,7 @@ from lit_fed.data import Digits, FederatedDataModule, Samples
 from lit_fed.methods import FedAvg, Scaffold
 from lit_fed.studies.file.study import read_study
 from lit_fed.studies.running.cells import chosen, lay_out
-from lit_fed.studies.running.metric_check import check_metrics
+from lit_fed.studies.running.parts import check_metrics
 from tests.support import ROOT, fit, rows, trainer, weights
 
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -106,7 +106,8 @@ def test_python_blocks_run(page: Path, with_a_run: Path) -> None:
     for one in made:  # a method, a regularizer, a data set: the classes of the page take part in a run
         if issubclass(one, Algorithm):
             term = {"Anchored": "train/anchor", "Near": "train/near"}.get(one.__name__, "train/loss")
-            assert term in fit(with_a_run / "own", algorithm=one()).metrics
+            module = Classifier("logistic", num_classes=5, input_shape=(2,)) if "logits" in one.needs else None
+            assert term in fit(with_a_run / "own", module, algorithm=one()).metrics
         elif issubclass(one, Regularizer):
             assert f"train/{one.name}" in fit(with_a_run / "own", algorithm=FedAvg(regularizer=one())).metrics
         elif issubclass(one, Digits):
@@ -184,6 +185,23 @@ def test_noisy_median_of_own_method_draws_the_same_in_a_resumed_run(tmp_path: Pa
     fit(tmp_path / "parts", algorithm=own["NoisyMedian"](), max_rounds=1)
     parts = fit(tmp_path / "parts", algorithm=own["NoisyMedian"](), max_rounds=3, ckpt_path="last")
     assert global_weight(whole) == global_weight(parts) != [0.0, 0.0]
+
+
+def test_readings_of_own_method_are_those_of_the_sent_model(tmp_path: Path, own: dict[str, Any]) -> None:
+    # Points: client 0 has (1, 0) of class 2, client 1 thrice (0, 1) of class 4. At learning rate 0 nothing moves.
+    logs: dict[str, str] = {}
+    for method in ("MeanLogits", "LossAfter"):
+        module = Classifier(
+            "logistic", num_classes=5, input_shape=(2,), optimizer=lambda params: torch.optim.SGD(params, lr=0.0)
+        )
+        logs |= rows(fit(tmp_path / method, module, algorithm=own[method](), max_rounds=1).log_dir / "metrics.csv")[-1]
+    with torch.no_grad():
+        z = module.network(torch.eye(2))
+    means = torch.zeros(5, 5)
+    means[2], means[4] = z[0], z[1]
+    assert float(logs["server/margin"]) == pytest.approx(float(means.diag().mean() - means.mean()), rel=1e-6)
+    losses = torch.nn.functional.cross_entropy(z, torch.tensor([2, 4]), reduction="none")
+    assert float(logs["server/loss_after"]) == pytest.approx(float((losses[0] + 3 * losses[1]) / 4), rel=1e-6)
 
 
 def test_top_k_of_own_method_keeps_the_largest_entries(tmp_path: Path, own: dict[str, Any]) -> None:

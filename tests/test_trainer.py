@@ -43,7 +43,7 @@ class Cohorts(Participation):
     def nominal_cohort_size(self) -> int:
         return len(self.cohorts[0])
 
-    def _draw(self, round_idx: int) -> Any:
+    def draw(self, round_idx: int) -> Any:
         import numpy as np
 
         return np.array(self.cohorts[round_idx], dtype=np.int64)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -17,14 +16,10 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.summary.writer.record_writer import RecordWriter
-from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
+from lit_fed.engine.loop.run import Run
 from lit_fed.yaml_text import read_yaml
-
-if TYPE_CHECKING:
-    from lit_fed.engine.loop.run import Run
-
 
 Setting = str | float | int
 Settings = dict[str, Setting]
@@ -141,19 +136,6 @@ COLUMNS_FILE = "events.out.tfevents.0000000000.columns"
 """The event file with the columns of HParams, in the folder of the newest run alone."""
 
 
-@dataclass(frozen=True)
-class Compared:
-    """Settings and metrics by which a table compares runs.
-
-    Args:
-        columns: The settings with a column.
-        metrics: Names of metrics.
-    """
-
-    columns: Mapping[str, Column]
-    metrics: Sequence[str]
-
-
 class Board:
     """A Lightning logger: settings as hyperparameters, pictures where it has ``log_image``.
 
@@ -175,8 +157,8 @@ class Board:
     def start(self, round_idx: int) -> None:
         """Prepare for a round and the rounds after it."""
 
-    def settings(self, settings: Mapping[str, Setting], compared: Compared) -> None:
-        """Log the run's settings, and the columns that compare runs."""
+    def settings(self, settings: Mapping[str, Setting], columns: Mapping[str, Column], metrics: Sequence[str]) -> None:
+        """Log the run's settings, and the columns and the metrics by which a table compares runs."""
         self.logger.log_hyperparams(dict(settings))
 
     def picture(self, tag: str, picture: NDArray[np.uint8], round_idx: int) -> None:
@@ -204,37 +186,31 @@ class TensorBoard(Board):
     resumes = True
     draws = True
 
-    @property
-    def writer(self) -> SummaryWriter:
-        """The writer of the event file."""
-        writer: SummaryWriter = self.logger.experiment
-        return writer
-
     def start(self, round_idx: int) -> None:
         """Make readers drop older events of this round and later ones.
 
         The two events are the same as from ``SummaryWriter(purge_step=…)``, which needs a writer that is not open yet.
         A fresh run writes them too: TensorBoard drops rounds only from the second session start in a folder on.
         """
-        file_writer = self.writer._get_file_writer()
+        file_writer = self.logger.experiment._get_file_writer()
         file_writer.add_event(Event(step=round_idx, file_version="brain.Event:2"))
         file_writer.add_event(Event(step=round_idx, session_log=SessionLog(status=SessionLog.START)))
 
     def text(self, tag: str, text: str, round_idx: int) -> None:
         """Log under *Text*."""
-        self.writer.add_text(tag, text, round_idx)
+        self.logger.experiment.add_text(tag, text, round_idx)
 
-    def settings(self, settings: Mapping[str, Setting], compared: Compared) -> None:
+    def settings(self, settings: Mapping[str, Setting], columns: Mapping[str, Column], metrics: Sequence[str]) -> None:
         """Write HParams without ``add_hparams``, which adds a scalar per metric at step 0 in another folder."""
-        file_writer, metrics = self.writer._get_file_writer(), dict.fromkeys(compared.metrics, 0.0)
-        _, *session = hparams(hparams_of(settings), metrics)  # all: another run writes the columns
+        file_writer, zeros = self.logger.experiment._get_file_writer(), dict.fromkeys(metrics, 0.0)
+        _, *session = hparams(hparams_of(settings), zeros)  # all: another run writes the columns
         for summary in session:
             file_writer.add_summary(summary)
-        experiment, *_ = hparams({name: column.value for name, column in compared.columns.items()}, metrics)
+        experiment, *_ = hparams({name: column.value for name, column in columns.items()}, zeros)
         data = experiment.value[0].metadata.plugin_data
         content = HParamsPluginData.FromString(data.content)
         for info in content.experiment.hparam_infos:
-            info.differs = compared.columns[info.name].leads
+            info.differs = columns[info.name].leads
             info.display_name = "method" if info.name == METHOD else ""
         data.content = content.SerializeToString()
         self._write_columns(experiment)
@@ -245,7 +221,7 @@ class TensorBoard(Board):
         TensorBoard takes the columns of any of several runs. The newest run knows the others and replaces their file.
         The file's name sorts before the run's events: TensorBoard reads event files in order, and never goes back.
         """
-        folder = Path(self.writer.log_dir)
+        folder = Path(self.logger.experiment.log_dir)
         for older in folder.parent.glob(f"*/{COLUMNS_FILE}"):
             with suppress(OSError):
                 older.unlink()
@@ -255,20 +231,20 @@ class TensorBoard(Board):
 
     def picture(self, tag: str, picture: NDArray[np.uint8], round_idx: int) -> None:
         """Log under *Images*."""
-        self.writer.add_image(tag, picture, round_idx, dataformats="HWC")
+        self.logger.experiment.add_image(tag, picture, round_idx, dataformats="HWC")
 
     def histogram(self, tag: str, values: NDArray[np.float64], round_idx: int, share: bool) -> None:
         """Log under *Histograms*."""
         # The default bins grow by 10 % each, so accuracies between 0.9 and 1 would share one bin.
-        self.writer.add_histogram(tag, values, round_idx, np.linspace(0, 1, 51) if share else "tensorflow")
+        self.logger.experiment.add_histogram(tag, values, round_idx, np.linspace(0, 1, 51) if share else "tensorflow")
 
     def flush(self) -> None:
         """Flush now; by default the writer flushes every two minutes."""
-        self.writer.flush()
+        self.logger.experiment.flush()
 
     def close(self, status: str) -> None:
         """Close the writer without ``finalize``, which writes an empty hparams.yaml."""
-        self.writer.close()
+        self.logger.experiment.close()
 
 
 class Wandb(Board):
@@ -288,7 +264,7 @@ class MLflow(Board):
 
     draws = True
 
-    def settings(self, settings: Mapping[str, Setting], compared: Compared) -> None:
+    def settings(self, settings: Mapping[str, Setting], columns: Mapping[str, Column], metrics: Sequence[str]) -> None:
         """Log settings that the run lacks: MLflow refuses changes, and a given run may continue."""
         known = self.logger.experiment.get_run(self.logger.run_id).data.params
         self.logger.log_hyperparams({name: value for name, value in settings.items() if name not in known})
@@ -303,11 +279,10 @@ _BOARDS: dict[type[Logger], type[Board]] = {TensorBoardLogger: TensorBoard, Wand
 
 def boards(run: Run) -> list[Board]:
     """The loggers of a run, on the first process only."""
-    return [_board(logger) for logger in run.loggers] if run.fabric.is_global_zero else []
-
-
-def _board(logger: Logger) -> Board:
-    return next((board for kind, board in _BOARDS.items() if isinstance(logger, kind)), Board)(logger)
+    return [
+        next((board for kind, board in _BOARDS.items() if isinstance(logger, kind)), Board)(logger)
+        for logger in (run.loggers if run.fabric.is_global_zero else ())
+    ]
 
 
 def takes_pictures(run: Run) -> bool:

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typing_extensions import override
 
@@ -14,15 +14,12 @@ from lit_fed.callbacks.early_stopping import Mode, check_reported, direction_of,
 from lit_fed.checks import check_choice, check_range
 from lit_fed.engine.lightning.metric_names import Direction
 from lit_fed.engine.loop.checkpoint import apart_file, apart_of, read_checkpoint, save_checkpoint
-from lit_fed.engine.loop.run import Callback, RoundRecord
+from lit_fed.engine.loop.run import Callback, RoundRecord, Run
 from lit_fed.engine.storage.files import remove_half_written
 from lit_fed.engine.storage.packs import Version
 from lit_fed.engine.storage.store import read_table
 from lit_fed.engine.wire.workers import on_first_process
 from lit_fed.errors import CheckpointError, UnreadableFile
-
-if TYPE_CHECKING:
-    from lit_fed.engine.loop.run import Run
 
 _OWN = re.compile(r"(last|best|round=[0-9]+)\.ckpt")  # other files belong to the user
 
@@ -54,13 +51,10 @@ class Checkpoint(Callback):
         keep_last: int = 0,
         every_n_rounds: int = 1,
     ) -> None:
-        check_range("Checkpoint.keep_last", keep_last, least=0)
-        check_range("Checkpoint.every_n_rounds", every_n_rounds, least=1)
-        check_choice("Checkpoint.mode", mode, ("auto", "max", "min"))
+        self.keep_last = check_range("Checkpoint.keep_last", keep_last, least=0)
+        self.every_n_rounds = check_range("Checkpoint.every_n_rounds", every_n_rounds, least=1)
+        self.mode: Mode = check_choice("Checkpoint.mode", mode, ("auto", "max", "min"))
         self.monitor = monitor
-        self.mode: Mode = mode
-        self.keep_last = keep_last
-        self.every_n_rounds = every_n_rounds
         self.best: float | None = None
         self.best_round = -1
         self.by: str | None = None  # the metric of `best`

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_fed.callbacks.boards import (
-    Compared,
+    Column,
     Settings,
     boards,
     columns_of,
@@ -25,16 +25,14 @@ from lit_fed.callbacks.boards import (
 from lit_fed.callbacks.pictures import participation_map, predictions_picture, schedule_picture, views_picture
 from lit_fed.checks import check_range
 from lit_fed.data.population.pictures import even_subset, render
+from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.evaluation.protocols import ClientRow
 from lit_fed.engine.lightning.compatibility import overrides
-from lit_fed.engine.loop.run import Callback, RoundRecord
+from lit_fed.engine.loop.run import Callback, RoundRecord, Run
 from lit_fed.errors import CheckpointError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from lit_fed.engine.evaluation.federation import Federation
-    from lit_fed.engine.loop.run import Run
 
 _HISTOGRAMS = {  # stage of a row: protocol in tags
     "test": "clients",
@@ -61,8 +59,7 @@ class Dashboard(Callback):
     """
 
     def __init__(self, picture_every: int = 0) -> None:
-        check_range("Dashboard.picture_every", picture_every, least=0, why=" rounds")
-        self.picture_every = picture_every
+        self.picture_every = check_range("Dashboard.picture_every", picture_every, least=0, why=" rounds")
         self._mapped_round = -1
         self._of_views: dict[str, float] = {}
 
@@ -76,7 +73,7 @@ class Dashboard(Callback):
             new = [board for board in shown if not (board.resumes and _continues(run))]
             settings = settings_of(run.settings.config)
             for board in new if settings else ():
-                board.settings(settings, _compared(run, settings))
+                board.settings(settings, *_compared(run, settings))
             drawing = [board for board in new if board.draws] if takes_pictures(run) and not run.withholds else []
             if drawing and (picture := run.federation.data.record.picture()) is not None:
                 for board in drawing:
@@ -172,11 +169,11 @@ def _continues(run: Run) -> bool:
     return run.start_round > 0 and (before is None or before.resolve() == now.resolve())
 
 
-def _compared(run: Run, settings: Settings) -> Compared:
+def _compared(run: Run, settings: Settings) -> tuple[dict[str, Column], list[str]]:
     """Columns for the settings that tell runs apart, and for the metrics that the task declares, else the losses."""
     names = list(run.names.directions) or ["loss"]
     columns = columns_of(hparams_of(settings), run.settings.told, list(runs_beside(run.log_dir)))
-    return Compared(columns, [f"global/{name}" for name in names] + [f"clients/{names[0]}_mean"])
+    return columns, [f"global/{name}" for name in names] + [f"clients/{names[0]}_mean"]
 
 
 def _close(run: Run, status: str) -> None:

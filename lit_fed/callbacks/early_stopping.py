@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from typing_extensions import override
 
 from lit_fed.checks import check_choice, check_range
 from lit_fed.engine.lightning.metric_names import Direction
-from lit_fed.engine.loop.run import Callback, RoundRecord
+from lit_fed.engine.loop.run import Callback, RoundRecord, Run
 from lit_fed.errors import ConfigError
 from lit_fed.printing import counted
-
-if TYPE_CHECKING:
-    from lit_fed.engine.loop.run import Run
 
 Mode = Literal["auto", "max", "min"]
 
@@ -77,13 +74,10 @@ class EarlyStopping(Callback):
     monitor: str  # never None, unlike that of a callback that does not choose
 
     def __init__(self, monitor: str = "auto", mode: Mode = "auto", patience: int = 10, min_delta: float = 0.0) -> None:
-        check_range("EarlyStopping.patience", patience, least=1)
-        check_range("EarlyStopping.min_delta", min_delta, least=0)
-        check_choice("EarlyStopping.mode", mode, ("auto", "max", "min"))
+        self.patience = check_range("EarlyStopping.patience", patience, least=1)
+        self.min_delta = check_range("EarlyStopping.min_delta", min_delta, least=0)
+        self.mode: Mode = check_choice("EarlyStopping.mode", mode, ("auto", "max", "min"))
         self.monitor = monitor
-        self.mode: Mode = mode
-        self.patience = patience
-        self.min_delta = min_delta
         self.best: float | None = None
         self.best_round = -1
         self.waited = 0

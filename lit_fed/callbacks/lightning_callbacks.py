@@ -10,10 +10,11 @@ from lightning import Callback as LightningCallback
 from lit_fed.engine.loop.run import Callback
 from lit_fed.errors import ConfigError, reason
 
+_STRETCHES = [
+    f"{what}{part}" for what in ("train", "validation", "test", "predict") for part in ("", "_epoch", "_batch")
+]
 _WATCHED = {
-    *(f"on_{stage}_{edge}" for stage in ("train", "validation", "test", "predict") for edge in ("start", "end")),
-    *(f"on_{stage}_epoch_{edge}" for stage in ("train", "validation", "test", "predict") for edge in ("start", "end")),
-    *(f"on_{stage}_batch_{edge}" for stage in ("train", "validation", "test", "predict") for edge in ("start", "end")),
+    *(f"on_{what}_{edge}" for what in _STRETCHES for edge in ("start", "end")),
     *("on_fit_start", "on_fit_end", "on_before_backward", "on_after_backward", "on_before_optimizer_step"),
     "on_before_zero_grad",
 }

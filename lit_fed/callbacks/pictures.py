@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +23,14 @@ from lit_fed.data.population.pictures import (
     shortened,
     text_width,
 )
-from lit_fed.engine.loop.run import Callback, RoundRecord
+from lit_fed.engine.loop.run import Callback, RoundRecord, Run
 from lit_fed.engine.method.wrapper import Aggregation, Attack
 from lit_fed.engine.storage.files import in_place_of, write_text
 from lit_fed.participation import Fate, Participant
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from lit_fed.engine.loop.run import Run
 
 
 _MOST_BINS = 400
@@ -87,30 +86,16 @@ def participation_map(
     most_frequent = len(_FATES) - counts[:, :, ::-1].argmax(axis=2)
     values = np.where(counts.any(axis=2), most_frequent, 0)
 
-    figure, axes = new_figure()
     from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
-    from matplotlib.ticker import MaxNLocator
 
-    extent = (-0.5, num_rounds - 0.5, -0.5, len(clients) - 0.5)
-    axes.imshow(
-        values.T,
-        aspect="auto",
-        origin="lower",
-        cmap=ListedColormap(list(_FATE_COLORS.values())),
-        vmin=-0.5,
-        vmax=len(_FATES) + 0.5,
-        interpolation="nearest",
-        extent=extent,
-    )
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axes.set_xlabel("round")
-    label_axis(axes.yaxis, clients, "client", names)
-    present = sorted({0, 1, *np.unique(values).tolist()})
+    scale: dict[str, Any] = {
+        "cmap": ListedColormap(list(_FATE_COLORS.values())),
+        "vmin": -0.5,
+        "vmax": len(_FATES) + 0.5,
+    }
     entries = list(_FATE_COLORS.items())
-    handles = [Patch(facecolor=entries[v][1], edgecolor="#999999", label=entries[v][0]) for v in present]
-    columns = min(len(handles), 3)
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize="small")
+    legend = [entries[value] for value in sorted({0, 1, *np.unique(values).tolist()})]
+    figure, axes = _map_of_rounds(values.T, num_rounds, clients, names, legend, **scale)
     title = f"Who took part: {counted(num_rounds, num_rounds, 'round')}, {counted(num_clients, len(clients), 'client')}"
     if len(rounds) < num_rounds:
         title += f"\n{len(rounds)} of the rounds are shown, each as wide as the rounds that it represents"
@@ -118,6 +103,39 @@ def participation_map(
         title += f"\n{num_bins} bins of rounds, each in the colour of its most frequent fate"
     axes.set_title(title)
     return figure
+
+
+def _map_of_rounds(
+    cells: NDArray[Any],
+    num_rounds: int,
+    clients: NDArray[np.int64],
+    names: Sequence[str] | None,
+    legend: Sequence[tuple[str, str]],
+    **scale: Any,
+) -> tuple[Figure, Axes]:
+    """Draw rounds along x and clients along y.
+
+    Args:
+        cells: Values or colours, shape (len(clients), n, …), spread over all rounds.
+        num_rounds: Completed rounds.
+        clients: The clients' ids.
+        names: The clients' names, in the order of their ids; None for their ids.
+        legend: Labels with their colours.
+        scale: Further settings of ``imshow``.
+    """
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = new_figure()
+    extent = (-0.5, num_rounds - 0.5, -0.5, len(clients) - 0.5)
+    axes.imshow(cells, aspect="auto", origin="lower", interpolation="nearest", extent=extent, **scale)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlabel("round")
+    label_axis(axes.yaxis, clients, "client", names)
+    handles = [Patch(facecolor=color, edgecolor="#999999", label=label) for label, color in legend]
+    columns = min(len(handles), 3)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize="small")
+    return figure, axes
 
 
 def schedule_picture(
@@ -184,8 +202,6 @@ def left_out_map(
         names: The clients' names, in the order of their ids; None for their ids.
     """
     from matplotlib.colors import to_rgb
-    from matplotlib.patches import Patch
-    from matplotlib.ticker import MaxNLocator
 
     num_rounds, num_clients = shares.shape
     rounds, clients = even_subset(num_rounds, _MOST_BINS), even_subset(num_clients, MOST_CLIENTS)
@@ -195,22 +211,16 @@ def left_out_map(
     colors = none[role] + np.nan_to_num(shown)[:, :, None] * (full - none)[role]
     colors[np.isnan(shown)] = to_rgb(_NOT_SENT)
 
-    figure, axes = new_figure()
-    extent = (-0.5, num_rounds - 0.5, -0.5, len(clients) - 0.5)
-    axes.imshow(colors.transpose(1, 0, 2), aspect="auto", origin="lower", interpolation="nearest", extent=extent)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axes.set_xlabel("round")
-    label_axis(axes.yaxis, clients, "client", names)
-    handles = [
-        Patch(facecolor=color, edgecolor="#999999", label=f"{who}, {what}" if weighted else who)
+    legend = [
+        (f"{who}, {what}" if weighted else who, color)
         for who, ends in _LEFT_OUT.items()
         if who == "honest" or marked.any()
         for what, color in zip(("left out", "counts in full"), ends, strict=True)
         if weighted or what == "counts in full"
     ]
     if np.isnan(shown).any():
-        handles.append(Patch(facecolor=_NOT_SENT, edgecolor="#999999", label="no update"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize="small")
+        legend.append(("no update", _NOT_SENT))
+    figure, axes = _map_of_rounds(colors.transpose(1, 0, 2), num_rounds, clients, names, legend)
     title = "Who was left out" if weighted else "Who attacked"
     title += f": {counted(num_rounds, len(rounds), 'round')}, {counted(num_clients, len(clients), 'client')}"
     axes.set_title(title)

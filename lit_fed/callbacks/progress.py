@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console, Group, RenderableType
@@ -22,14 +22,11 @@ from typing_extensions import override
 
 from lit_fed.callbacks.early_stopping import check_reported
 from lit_fed.engine.lightning.metric_names import ON_VALIDATION, base_name
-from lit_fed.engine.loop.run import Callback, RoundRecord
+from lit_fed.engine.loop.run import Callback, RoundRecord, Run
 from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.file_names import shown
 from lit_fed.participation import Fate, Participant
 from lit_fed.printing import counted
-
-if TYPE_CHECKING:
-    from lit_fed.engine.loop.run import Run
 
 _PLAIN_WIDTH = 100  # without a terminal, such as in a log file
 _REFRESH_HZ = 10.0
@@ -243,12 +240,11 @@ class Progress(Callback):
     def _get_console(self) -> Console:
         # Made late: a console holds locks, which cannot be sent to another process.
         if self.console is None:
-            self.console = _default_console()
+            self.console = plain_console()
         return self.console
 
     def _print(self, line: str) -> None:
-        """Print without wrapping, so that paths can be copied and logs searched."""
-        self._get_console().print(line, soft_wrap=True, markup=False, highlight=False)
+        say(self._get_console(), line)
 
     def _stop(self) -> None:
         if self._live is not None:
@@ -257,9 +253,9 @@ class Progress(Callback):
 
     def _render(self) -> RenderableType:
         done, total, elapsed = self._rounds_done, self._max_rounds, time.perf_counter() - self._started
-        parts = [f"{done}/{total}", f"{_clock(elapsed)} elapsed"]
+        parts = [f"{done}/{total}", f"{clock(elapsed)} elapsed"]
         if done > self._first_round:
-            parts.append(f"{_clock(elapsed / (done - self._first_round) * (total - done))} left")
+            parts.append(f"{clock(elapsed / (done - self._first_round) * (total - done))} left")
         width = 30 if self._get_console().width >= _PLAIN_WIDTH else 16
         # Label and bar keep their width: a narrow terminal cuts the text.
         grid = Table.grid(padding=(0, 1), expand=True)
@@ -299,7 +295,7 @@ def print_evaluation(
         origin: Source of the model.
         console: Console to print to; the standard output by default.
     """
-    console = console or _default_console()
+    console = console or plain_console()
     data = {"val": "validation"}.get(subset, subset)
     if not metrics:
         console.print(f"nothing was evaluated on the {data} data: no protocol applies", soft_wrap=True)
@@ -315,16 +311,21 @@ def print_evaluation(
         group = prefix
         table.add_row(Text(name), f"{metrics[name]:.6g}")
     console.print(table)
-    console.print(f"{'model':<10} {origin}", soft_wrap=True, markup=False, highlight=False)
+    say(console, f"{'model':<10} {origin}")
     for prefix in dict.fromkeys(name.partition("/")[0] for name in _sorted_names(metrics)):
         if protocol_of(prefix):
-            line = f"{prefix + '/':<10} {meaning_of(prefix, data)}"
-            console.print(line, soft_wrap=True, markup=False, highlight=False)
+            say(console, f"{prefix + '/':<10} {meaning_of(prefix, data)}")
 
 
-def _default_console() -> Console:
+def plain_console(width: int = _PLAIN_WIDTH) -> Console:
+    """A console on standard output; without a terminal, of a given width."""
     console = Console()
-    return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
+    return console if console.is_terminal else Console(width=width)
+
+
+def say(console: Console, line: str) -> None:
+    """Print a line without wrapping, so that paths can be copied and logs searched."""
+    console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def _checkpoint(log_dir: Path, name: str) -> Path:
@@ -372,5 +373,6 @@ def _round_line(round_idx: int, metrics: Mapping[str, float], monitor: str | Non
     return " | ".join(part for part in parts if part)
 
 
-def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
+def clock(seconds: float) -> str:
+    """A duration as hours, minutes and seconds."""
+    return str(timedelta(seconds=round(max(0.0, seconds))))

@@ -9,20 +9,17 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from typing_extensions import override
 
 from lit_fed.callbacks.boards import flatten
-from lit_fed.engine.loop.run import Callback, RoundRecord
+from lit_fed.data import FederatedDataModule
+from lit_fed.engine.loop.run import Callback, RoundRecord, Run
 from lit_fed.engine.storage.files import cannot_write, unreadable_named, write_text
 from lit_fed.errors import CheckpointError
 from lit_fed.yaml_text import read_yaml
-
-if TYPE_CHECKING:
-    from lit_fed.data import FederatedDataModule
-    from lit_fed.engine.loop.run import Run
 
 _CLIENT_COLUMNS = ["round", "client_id", "stage", "metric", "value"]
 _UNTIL = re.compile(r"config\.until_round_([0-9]{1,9})\.yaml")
@@ -85,9 +82,10 @@ class Recorder(Callback):
         if new := [name for name in record.metrics if name not in self._columns]:
             self._columns += new
             RoundTable(metrics).cut(metrics, self._columns, record.round_idx)
-        _append(metrics, [[record.round_idx, *(record.metrics.get(name, "") for name in self._columns[1:])]])
-        with cannot_write(clients), open(clients, "a", newline="", encoding="utf-8") as file:
-            file.write("".join(self._lines(record)))
+        row = [record.round_idx, *(record.metrics.get(name, "") for name in self._columns[1:])]
+        for path, text in ((metrics, _line(row)), (clients, "".join(self._lines(record)))):
+            with cannot_write(path), open(path, "a", newline="", encoding="utf-8") as file:
+                file.write(text)
         self._rows += len(record.rows)
 
     def state_dict(self) -> dict[str, Any]:
@@ -242,11 +240,6 @@ def _configuration(path: Path) -> str:
     except (UnicodeDecodeError, yaml.YAMLError, ValueError):
         pass
     raise CheckpointError(f"{path} is not a configuration, and resuming would replace it; repair it, or move it away")
-
-
-def _append(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    with cannot_write(path), open(path, "a", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 def _line(cells: Sequence[Any]) -> str:

@@ -215,7 +215,7 @@ class FederatedCLI(LightningCLI):
         return dumped
 
 
-class _Reading(FederatedCLI):
+class Reading(FederatedCLI):
     """A command line that is read and not run."""
 
     @override
@@ -241,7 +241,7 @@ def resolve(words: Sequence[str], files: ConfigFiles | None = None) -> str:
     Returns:
         The resolved configuration as YAML.
     """
-    return _Reading(list(words), files)._resolved_config()
+    return Reading(list(words), files)._resolved_config()
 
 
 # ---------------------------------------------------------------------- the program

@@ -31,8 +31,7 @@ from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import CheckpointError, ClientFailure, ConfigError, NobodyLeft
 from lit_fed.participation import Asynchronous, Fate, Participant, Participation
-from lit_fed.participation.asynchronous import Flight, Step
-from lit_fed.participation.order import COLUMNS, cells_of, read_order
+from lit_fed.participation.asynchronous import COLUMNS, Flight, Step, cells_of, read_order
 
 ORDER = "order.csv"
 """The file of a run's order, in its folder."""

@@ -52,8 +52,7 @@ class APFL(FedAvg):
 
     def __init__(self, alpha: float = 0.5, adaptive: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_range("algorithm.alpha", alpha, least=0, most=1)
-        self.alpha = alpha
+        self.alpha = check_range("algorithm.alpha", alpha, least=0, most=1)
         self.adaptive = adaptive
 
     def adapt(self, task: LightningModule) -> None:

@@ -36,9 +36,8 @@ class Ditto(FedAvg):
 
     def __init__(self, lam: float = 0.75, own_epochs: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_range("algorithm.lam", lam, least=0)
+        self.lam = check_range("algorithm.lam", lam, least=0)
         check_range("algorithm.own_epochs", own_epochs, least=1, null="for the global model's epochs or steps")
-        self.lam = lam
         self.own_epochs = own_epochs
 
     def initial_state(self, client: Client) -> Tensors:

@@ -55,11 +55,9 @@ class FedALA(FedAvg):
         self, layers: int = 1, eta: float = 1.0, share: float = 0.8, threshold: float = 0.1, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        check_range("algorithm.layers", layers, least=0)
-        check_range("algorithm.share", share, above=0, most=1)
-        self.layers = layers
+        self.layers = check_range("algorithm.layers", layers, least=0)
+        self.share = check_range("algorithm.share", share, above=0, most=1)
         self.eta = positive("eta", eta)
-        self.share = share
         self.threshold = positive("threshold", threshold)
 
     def initial_state(self, client: Client) -> Tensors:

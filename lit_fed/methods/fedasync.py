@@ -53,14 +53,10 @@ class FedAsync(FedAvg):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_range("algorithm.alpha", alpha, above=0, most=1)
-        check_choice("algorithm.weight", weight, ("constant", "polynomial", "hinge"))
-        check_range("algorithm.a", a, least=0)
-        check_range("algorithm.b", b, least=0)
-        self.alpha = alpha
-        self.weight = weight
-        self.a = a
-        self.b = b
+        self.alpha = check_range("algorithm.alpha", alpha, above=0, most=1)
+        self.weight = check_choice("algorithm.weight", weight, ("constant", "polynomial", "hinge"))
+        self.a = check_range("algorithm.a", a, least=0)
+        self.b = check_range("algorithm.b", b, least=0)
 
     def mixing(self, staleness: int) -> float:
         """α_τ."""

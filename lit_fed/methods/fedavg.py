@@ -43,8 +43,7 @@ class FedAvg(Algorithm[Payload]):
 
     def __init__(self, weighting: Literal["samples", "uniform"] = "samples", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_choice("algorithm.weighting", weighting, ("samples", "uniform"))
-        self.weighting = weighting
+        self.weighting = check_choice("algorithm.weighting", weighting, ("samples", "uniform"))
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
         """Take the task's parameters and buffers as the first global model."""

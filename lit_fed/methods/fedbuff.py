@@ -42,8 +42,7 @@ class FedBuff(ServerOptimizer):
         **kwargs: Any,
     ) -> None:
         super().__init__(server_lr=server_lr, weighting=weighting, **kwargs)
-        check_range("algorithm.exponent", exponent, least=0)
-        self.exponent = exponent
+        self.exponent = check_range("algorithm.exponent", exponent, least=0)
 
     def arrive(self, update: ClientUpdate, begun: Payload, server: Server) -> ClientUpdate:
         """The present model plus the client's movement times its weight."""

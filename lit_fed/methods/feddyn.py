@@ -61,13 +61,11 @@ class FedDyn(FedAvg):
         self, alpha: float = 0.01, weighting: Literal["samples", "uniform"] = "uniform", **kwargs: Any
     ) -> None:
         super().__init__(weighting, **kwargs)
-        check_range("algorithm.alpha", alpha, least=0)
-        self.alpha = alpha
+        self.alpha = check_range("algorithm.alpha", alpha, least=0)
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
         """Start with a shift of zero."""
-        server = super().setup(models, population)
-        return {**server, "shift": zeros_like(self.model.tensors(self.model.split.shared))}
+        return {**super().setup(models, population), "shift": zeros_like(self.model.tensors(self.model.split.shared))}
 
     def initial_state(self, client: Client) -> Tensors:
         """A dual variable of zeros."""

@@ -11,9 +11,8 @@ from typing import Any
 from lit_fed.algorithm import Client, Tensors, Terms
 from lit_fed.checks import check_range
 from lit_fed.losses import calibrated_cross_entropy
-from lit_fed.methods.class_counts import look_up_counts, own_counts
 from lit_fed.methods.fedavg import FedAvg
-from lit_fed.methods.regularizers import logits
+from lit_fed.methods.regularizers import logits, look_up_counts, own_counts
 
 
 class FedLC(FedAvg):
@@ -38,8 +37,7 @@ class FedLC(FedAvg):
 
     def __init__(self, tau: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_range("algorithm.tau", tau, least=0)
-        self.tau = tau
+        self.tau = check_range("algorithm.tau", tau, least=0)
 
     def start(self, client: Client) -> Tensors:
         """The global model; look up the client's class counts."""

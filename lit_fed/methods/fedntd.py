@@ -33,8 +33,7 @@ class FedNTD(FedAvg):
 
     def __init__(self, beta: float = 1.0, temperature: float = 3.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_range("algorithm.beta", beta, least=0)
-        self.distillation = NTD(beta, positive("temperature", temperature))
+        self.distillation = NTD(check_range("algorithm.beta", beta, least=0), positive("temperature", temperature))
 
     def objective(self, client: Client, batch: Any) -> Terms:
         """The task's loss and the distillation."""

@@ -94,7 +94,7 @@ class FedAdam(FedOpt):
         torch._foreach_addcmul_(v, delta, delta, value=1 - self.beta2)
 
 
-class FedYogi(FedOpt):
+class FedYogi(FedAdam):
     r"""Yogi on the server: :math:`v \leftarrow v - (1-\beta_2)\Delta_t^2\,\mathrm{sign}(v - \Delta_t^2)`.
 
     v grows as Adam's does but shrinks no faster than the movement is large.
@@ -109,12 +109,6 @@ class FedYogi(FedOpt):
     Raises:
         ConfigError: If a decay is not in [0, 1), or η or τ is not positive.
     """
-
-    def __init__(
-        self, server_lr: float = 0.03, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3, **kwargs: Any
-    ) -> None:
-        super().__init__(server_lr, beta1, tau, **kwargs)
-        self.beta2 = decay("beta2", beta2)
 
     def accumulate(self, v: list[Tensor], delta: list[Tensor]) -> None:
         """V − (1 − β₂) Δ² sign(v − Δ²)."""

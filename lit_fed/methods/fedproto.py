@@ -37,7 +37,7 @@ from lit_fed.checks import check_choice, check_range
 from lit_fed.errors import ConfigError
 from lit_fed.losses import feature_distillation
 from lit_fed.methods.frozen_heads.frozen import linear_head, put_head
-from lit_fed.methods.regularizers import features
+from lit_fed.methods.regularizers import features, taught_features
 
 AggregateT = TypeVar("AggregateT")
 
@@ -63,8 +63,7 @@ class Prototypes(Algorithm[AggregateT]):
 
     def __init__(self, lam: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_range("algorithm.lam", lam, least=0)
-        self.lam = lam
+        self.lam = check_range("algorithm.lam", lam, least=0)
 
     def adapt(self, task: LightningModule) -> None:
         """Make the head compare with prototypes in evaluation."""
@@ -156,8 +155,7 @@ class FedProto(Prototypes[Payload]):
 
     def __init__(self, weighting: Literal["samples", "uniform"] = "samples", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_choice("algorithm.weighting", weighting, ("samples", "uniform"))
-        self.weighting = weighting
+        self.weighting = check_choice("algorithm.weighting", weighting, ("samples", "uniform"))
 
     def reducer(self, server: Server) -> Reducer[Payload]:
         """Sums by class."""
@@ -228,8 +226,7 @@ def _head(task: LightningModule) -> tuple[str, PrototypeHead]:
 
 def _gathered(client: Client, batch: Any) -> Tensors:
     """Sums of features by class (C, d), and samples of each class (C,), of a batch."""
-    found, y = client.teach(batch, {}).features, client.targets(batch)
-    assert found is not None, "declared in `needs`, so they are there"
+    found, y = taught_features(client, batch, {}), client.targets(batch)
     classes = len(_head(client.model.task)[1].known)
     sums = found.new_zeros(classes, found.shape[1]).index_add_(0, y, found)
     return {"sums": sums, COUNTS: torch.bincount(y, minlength=classes).to(sums.dtype)}

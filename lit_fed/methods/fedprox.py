@@ -32,8 +32,7 @@ class FedProx(FedAvg):
 
     def __init__(self, mu: float = 0.01, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_range("algorithm.mu", mu, least=0)
-        self.prox = Prox(weight=mu)
+        self.prox = Prox(weight=check_range("algorithm.mu", mu, least=0))
 
     def objective(self, client: Client, batch: Any) -> Terms:
         """The task's loss and the distance to the global model."""

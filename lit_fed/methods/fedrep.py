@@ -32,8 +32,7 @@ class FedRep(FedPer):
 
     def __init__(self, body_epochs: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_range("algorithm.body_epochs", body_epochs, least=1)
-        self.body_epochs = body_epochs
+        self.body_epochs = check_range("algorithm.body_epochs", body_epochs, least=1)
 
     def phases(self, client: Client) -> list[Phase | Pass]:
         """The head, then the body; skip a part without parameters."""

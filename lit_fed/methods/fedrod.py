@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from lit_fed.algorithm import Client, Model, Pass, Payload, Phase, Server, Split, Stage, Tensors, Terms, head_of
 from lit_fed.checks import check_range
 from lit_fed.losses import balanced_softmax
-from lit_fed.methods.class_counts import look_up_counts, own_counts
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.frozen_heads.frozen import linear_head, put_head
-from lit_fed.methods.regularizers import features
+from lit_fed.methods.regularizers import features, look_up_counts, own_counts
 
 
 class FedROD(FedAvg):
@@ -49,8 +48,7 @@ class FedROD(FedAvg):
 
     def __init__(self, hidden: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_range("algorithm.hidden", hidden, least=1, null="for a linear personal classifier")
-        self.hidden = hidden
+        self.hidden = check_range("algorithm.hidden", hidden, least=1, null="for a linear personal classifier")
 
     def adapt(self, task: LightningModule) -> None:
         """Put the personal classifier, and the hyper-network, beside the task's head."""

@@ -11,9 +11,8 @@ from typing import Any
 from lit_fed.algorithm import Client, Tensors, Terms
 from lit_fed.checks import check_range
 from lit_fed.losses import restricted_softmax
-from lit_fed.methods.class_counts import look_up_counts, own_counts
 from lit_fed.methods.fedavg import FedAvg
-from lit_fed.methods.regularizers import logits
+from lit_fed.methods.regularizers import logits, look_up_counts, own_counts
 
 
 class FedRS(FedAvg):
@@ -38,8 +37,7 @@ class FedRS(FedAvg):
 
     def __init__(self, alpha: float = 0.5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_range("algorithm.alpha", alpha, least=0, most=1)
-        self.alpha = alpha
+        self.alpha = check_range("algorithm.alpha", alpha, least=0, most=1)
 
     def start(self, client: Client) -> Tensors:
         """The global model; look up the client's class counts."""

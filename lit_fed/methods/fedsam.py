@@ -64,8 +64,7 @@ class FedSAM(FedAvg):
 
     def __init__(self, rho: float = 0.1, weighting: Literal["samples", "uniform"] = "uniform", **kwargs: Any) -> None:
         super().__init__(weighting=weighting, **kwargs)
-        check_range("algorithm.rho", rho, least=0)
-        self.rho = rho
+        self.rho = check_range("algorithm.rho", rho, least=0)
 
     def terms(self, client: Client, batch: Any, public: bool = False) -> Terms:
         """The objective at the perturbed weights."""
@@ -119,8 +118,7 @@ class MoFedSAM(FedSAM):
         **kwargs: Any,
     ) -> None:
         super().__init__(rho, weighting, **kwargs)
-        check_range("algorithm.alpha", alpha, above=0, most=1)
-        self.alpha = alpha
+        self.alpha = check_range("algorithm.alpha", alpha, above=0, most=1)
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
         """Start with Δ = 0."""

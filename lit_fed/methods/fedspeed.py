@@ -49,9 +49,8 @@ class FedSpeed(FedSAM, FedDyn):
         **kwargs: Any,
     ) -> None:
         super().__init__(rho=rho, weighting=weighting, **kwargs)
-        check_range("algorithm.alpha", alpha, least=0, most=1)
+        self.share = check_range("algorithm.alpha", alpha, least=0, most=1)
         self.alpha = positive("lam", lam)  # FedDyn's α
-        self.share = alpha
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
         """Start as FedAvg: the server has no state of its own."""

@@ -56,13 +56,10 @@ class FedTGP(Prototypes[list[ClientUpdate]]):
         **kwargs: Any,
     ) -> None:
         super().__init__(lam=lam, **kwargs)
-        check_range("algorithm.server_epochs", server_epochs, least=1)
-        check_range("algorithm.server_batch_size", server_batch_size, least=1)
-        check_range("algorithm.margin", margin, least=0)
-        self.server_epochs = server_epochs
+        self.server_epochs = check_range("algorithm.server_epochs", server_epochs, least=1)
+        self.server_batch_size = check_range("algorithm.server_batch_size", server_batch_size, least=1)
+        self.margin = check_range("algorithm.margin", margin, least=0)
         self.server_lr = positive("server_lr", server_lr)
-        self.server_batch_size = server_batch_size
-        self.margin = margin
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
         """Start with random embeddings and layers."""

@@ -67,8 +67,7 @@ class IFCA(FedAvg):
 
     def __init__(self, clusters: int = 2, weighting: Literal["samples", "uniform"] = "uniform", **kwargs: Any) -> None:
         super().__init__(weighting, **kwargs)
-        check_range("algorithm.clusters", clusters, least=1)
-        self.clusters = clusters
+        self.clusters = check_range("algorithm.clusters", clusters, least=1)
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
         """Start with K different models."""

@@ -45,8 +45,7 @@ class Moon(FedAvg):
 
     def __init__(self, mu: float = 0.1, temperature: float = 0.5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_range("algorithm.mu", mu, least=0)
-        self.contrast = Contrast(mu, positive("temperature", temperature))
+        self.contrast = Contrast(check_range("algorithm.mu", mu, least=0), positive("temperature", temperature))
 
     def initial_state(self, client: Client) -> Tensors:
         """The initial model."""

@@ -41,8 +41,7 @@ class PerFedAvg(FedAvg):
 
     def __init__(self, alpha: float = 0.01, first_order: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_range("algorithm.alpha", alpha, least=0)
-        self.alpha = alpha
+        self.alpha = check_range("algorithm.alpha", alpha, least=0)
         self.first_order = first_order
 
     def terms(self, client: Client, batch: Any, public: bool = False) -> Terms:

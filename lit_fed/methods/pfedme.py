@@ -61,9 +61,8 @@ class PFedMe(FedAvg):
         **kwargs: Any,
     ) -> None:
         super().__init__(weighting, **kwargs)
-        check_range("algorithm.personal_steps", personal_steps, least=1)
+        self.personal_steps = check_range("algorithm.personal_steps", personal_steps, least=1)
         self.lam = positive("lam", lam)
-        self.personal_steps = personal_steps
         self.personal_lr = positive("personal_lr", personal_lr)
         self.beta = positive("beta", beta)
 

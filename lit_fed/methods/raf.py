@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.algorithm import Client, Regularizer, Terms
+from lit_fed.algorithm import Client, LocalLoop, Regularizer, Terms
 from lit_fed.checks import check_choice, check_range
 from lit_fed.errors import ConfigError
 from lit_fed.losses import resolution_distillation
@@ -22,9 +22,6 @@ from lit_fed.losses.terms import Upsampling
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.regularizers import logits
 from lit_fed.protocols import EvalSubset, Evaluation, Federation, Protocol, global_loops
-
-if TYPE_CHECKING:
-    from lit_fed.algorithm import LocalLoop
 
 Truth = Literal["top", "every"]
 
@@ -74,10 +71,9 @@ class RAF(Regularizer):
         upsampling: Upsampling = "nearest",
     ) -> None:
         super().__init__(weight, objective_weight)
-        check_range("RAF.gamma", gamma, least=0)
-        check_choice("RAF.truth", truth, ("top", "every"))
-        check_choice("RAF.upsampling", upsampling, ("nearest", "bilinear"))
-        self.gamma, self.truth, self.upsampling = gamma, truth, upsampling
+        self.gamma = check_range("RAF.gamma", gamma, least=0)
+        self.truth = check_choice("RAF.truth", truth, ("top", "every"))
+        self.upsampling = check_choice("RAF.upsampling", upsampling, ("nearest", "bilinear"))
         if gamma:
             self.needs = self.needs | {"no_decay"}
 
@@ -148,8 +144,7 @@ class FedRAF(FedAvg):
         **kwargs: Any,
     ) -> None:
         super().__init__(weighting, **kwargs)
-        check_range("algorithm.alpha", alpha, least=0)
-        self.raf = RAF(alpha, gamma, truth, upsampling=upsampling)
+        self.raf = RAF(check_range("algorithm.alpha", alpha, least=0), gamma, truth, upsampling=upsampling)
         self.needs = self.raf.needs
 
     def objective(self, client: Client, batch: Any) -> Terms:

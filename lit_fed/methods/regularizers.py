@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -51,8 +52,7 @@ class KD(Regularizer):
 
     def __init__(self, weight: float = 1.0, temperature: float = 3.0, objective_weight: float = 1.0) -> None:
         super().__init__(weight, objective_weight)
-        check_range(f"{type(self).__name__}.temperature", temperature, above=0)
-        self.temperature = temperature
+        self.temperature = check_range(f"{type(self).__name__}.temperature", temperature, above=0)
 
     def term(self, client: Client, batch: Any) -> Tensor:
         """τ² times the divergence from the teacher."""
@@ -97,29 +97,49 @@ class FD(Regularizer):
         return feature_distillation(features(client, batch), taught_features(client, batch))
 
 
+def declared(outputs: Tensor | None) -> Tensor:
+    """A result of the task that the method declares in ``needs``, so that it is there."""
+    assert outputs is not None
+    return outputs
+
+
 def logits(client: Client, batch: Any) -> Tensor:
     """The client's logits (B, C)."""
-    outputs = client.run(batch).logits
-    assert outputs is not None, "declared in `needs`, so they are there"
-    return outputs
+    return declared(client.run(batch).logits)
 
 
 def features(client: Client, batch: Any) -> Tensor:
     """The client's features (B, d)."""
-    outputs = client.run(batch).features
-    assert outputs is not None, "declared in `needs`, so they are there"
-    return outputs
+    return declared(client.run(batch).features)
 
 
 def taught_logits(client: Client, batch: Any) -> Tensor:
     """The downloaded model's logits (B, C)."""
-    outputs = client.teach(batch).logits
-    assert outputs is not None, "declared in `needs`, so they are there"
-    return outputs
+    return declared(client.teach(batch).logits)
 
 
 def taught_features(client: Client, batch: Any, tensors: Any = None) -> Tensor:
     """Features (B, d) of the downloaded model, or of a model with other tensors."""
-    outputs = client.teach(batch, tensors).features
-    assert outputs is not None, "declared in `needs`, so they are there"
-    return outputs
+    return declared(client.teach(batch, tensors).features)
+
+
+# ---------------------------------------------------------------------- class counts
+# A client's training samples of each class: a method's `start` looks them up, its `objective` reads them.
+
+
+_RESULT = "classes"  # in a client's results, so that groups stack them
+
+
+def look_up_counts(client: Client) -> None:
+    """Keep the client's class counts for its work; a plain ``lightning.Trainer`` has none."""
+    if client.data is not None:
+        counts = torch.from_numpy(client.population.census.class_counts(client.id)).to(client.device)
+        client.results[_RESULT] = {"counts": counts}
+
+
+def own_counts(client: Client, logits: Tensor) -> Tensor:
+    """The client's samples of each class, (C,), for logits (B, C); equal under a plain ``lightning.Trainer``."""
+    if _RESULT not in client.results:
+        return torch.ones(logits.shape[1], dtype=torch.int64, device=logits.device)
+    counts = client.results[_RESULT]["counts"]
+    return F.pad(counts, (0, logits.shape[1] - len(counts)))

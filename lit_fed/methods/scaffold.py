@@ -154,19 +154,12 @@ class Scaffold(FedAvg):
     def correct(self, client: Client, gradients: Tensors) -> Tensors:
         """G + c − c_i."""
         correction = client.results["correction"]
-        gradients_kept = self._without_head(gradients)
-        return {
-            **gradients_kept,
-            **{name: g + correction[name] for name, g in gradients_kept.items() if name in correction},
-        }
+        return {n: g + correction[n] if n in correction else g for n, g in self._without_head(gradients).items()}
 
     def finish(self, client: Client) -> Update:
         """Send the model and c_i⁺ − c_i; keep c_i⁺."""
-        w_g, correction, (control, _) = (
-            client.received,
-            client.results["correction"],
-            split_prefix(CONTROL, client.state),
-        )
+        w_g, correction = client.received, client.results["correction"]
+        control, _ = split_prefix(CONTROL, client.state)
         new = dict(control)
         if self._reads:
             gradients = self._without_head(client.results["control"])

@@ -118,11 +118,9 @@ def scaled(tensors: Mapping[str, Tensor], factor: float | Tensor) -> Tensors:
 
 def positive(key: str, value: float) -> float:
     """A setting of an algorithm that must be above 0."""
-    check_range(f"algorithm.{key}", value, above=0)
-    return value
+    return check_range(f"algorithm.{key}", value, above=0)
 
 
 def decay(key: str, value: float) -> float:
     """A setting of an algorithm that must lie in [0, 1)."""
-    check_range(f"algorithm.{key}", value, least=0, below=1)
-    return value
+    return check_range(f"algorithm.{key}", value, least=0, below=1)

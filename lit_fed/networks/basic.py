@@ -94,7 +94,18 @@ class ClassificationNetwork(nn.Module, ABC):
         return logits
 
 
-class SmallCNN(ClassificationNetwork):
+class _Layers(ClassificationNetwork):
+    """A network whose body is a chain of layers."""
+
+    body: nn.Sequential
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """The features of a batch: (B, *input_shape) to (B, d)."""
+        flat: Tensor = self.body(x)
+        return flat
+
+
+class SmallCNN(_Layers):
     """Blocks of a 3×3 convolution, ReLU and 2×2 max pooling, then a linear head; for images of 8×8 to 64×64.
 
     The convolutions have ``width``, ``2 * width``, ``4 * width``, … channels. The features are the last flattened map,
@@ -136,13 +147,8 @@ class SmallCNN(ClassificationNetwork):
         layers += [nn.Flatten(), *projection(flat, num_features)]
         self.body = nn.Sequential(*layers)
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """The features of a batch: (B, in_channels, H, W) to (B, d)."""
-        flat: Tensor = self.body(x)
-        return flat
 
-
-class WindowCNN(ClassificationNetwork):
+class WindowCNN(_Layers):
     """Blocks of a convolution along time, ReLU and max pooling by 2, then a linear head; for windows of sensors.
 
     The convolutions have ``width``, ``2 * width``, … channels. The features are the last map's means over time, so
@@ -192,13 +198,8 @@ class WindowCNN(ClassificationNetwork):
         layers += [nn.AdaptiveAvgPool1d(1), nn.Flatten(), *projection(channels[-1], num_features)]
         self.body = nn.Sequential(*layers)
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """The features of a batch: (B, in_channels, steps) to (B, d)."""
-        flat: Tensor = self.body(x)
-        return flat
 
-
-class MLP(ClassificationNetwork):
+class MLP(_Layers):
     """Fully connected hidden layers with ReLU on the flattened input, then a linear head.
 
     Args:
@@ -232,11 +233,6 @@ class MLP(ClassificationNetwork):
             norm = [nn.BatchNorm1d(width_out, track_running_stats=False)] if batch_norm else []
             layers += [nn.Linear(width_in, width_out), *norm, nn.ReLU()]
         self.body = nn.Sequential(*layers)
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """The features of a batch: (B, *input_shape) to (B, d)."""
-        flat: Tensor = self.body(x)
-        return flat
 
 
 class Logistic(ClassificationNetwork):
@@ -274,7 +270,7 @@ def _flat_size(network: str, in_channels: int, input_shape: Sequence[int]) -> in
     return math.prod(shape)
 
 
-class McMahanCNN(ClassificationNetwork):
+class McMahanCNN(_Layers):
     """The CNN of McMahan et al., "Communication-efficient learning of deep networks …" (AISTATS 2017), for MNIST.
 
     Two 5×5 convolutions that keep the map's size, of 32 and 64 channels, each with ReLU and 2×2 max pooling, then a
@@ -316,17 +312,12 @@ class McMahanCNN(ClassificationNetwork):
             nn.ReLU(),
         )
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """The features of a batch: (B, in_channels, H, W) to (B, 512)."""
-        flat: Tensor = self.body(x)
-        return flat
-
 
 # Table 1 of the paper, column A; a pooling after each.
 _VGG_STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 
 
-class VGG11(ClassificationNetwork):
+class VGG11(_Layers):
     """VGG-11 of Simonyan and Zisserman, "Very deep convolutional networks …" (ICLR 2015), configuration A, for CIFAR.
 
     Eight 3×3 convolutions with bias and ReLU, of 64, 128, 256, 256, 512, 512, 512 and 512 channels, with 2×2 max
@@ -376,11 +367,6 @@ class VGG11(ClassificationNetwork):
         hidden = [nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU()]
         self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), *hidden)
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """The features of a batch: (B, in_channels, H, W) to (B, 512)."""
-        flat: Tensor = self.body(x)
-        return flat
-
 
 # Table 1 of the paper: channels out of each block, and whether it halves the map.
 _BLOCKS = (
@@ -390,7 +376,7 @@ _BLOCKS = (
 )
 
 
-class MobileNet(ClassificationNetwork):
+class MobileNet(_Layers):
     """MobileNet of Howard et al., "MobileNets: efficient convolutional neural networks …" (2017), for CIFAR.
 
     A 3×3 convolution to 32 channels, then 13 blocks of a depthwise 3×3 and a pointwise 1×1 convolution, each
@@ -436,11 +422,6 @@ class MobileNet(ClassificationNetwork):
             channels = channels_out
         self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """The features of a batch: (B, in_channels, H, W) to (B, 1024)."""
-        flat: Tensor = self.body(x)
-        return flat
-
 
 def _mobile_conv(
     channels: int, channels_out: int, kernel: int, batch_stats: bool, stride: tuple[int, int] = (1, 1), groups: int = 1
@@ -452,7 +433,7 @@ def _mobile_conv(
 _RESNET_STAGES = (64, 128, 256, 512)  # table 1 of the paper: channels of each stage, two blocks each
 
 
-class ResNet18Cifar(ClassificationNetwork):
+class ResNet18Cifar(_Layers):
     """ResNet-18 of He et al., "Deep residual learning for image recognition" (CVPR 2016), with a stem for CIFAR.
 
     A 3×3 convolution of stride 1 to 64 channels in place of the 7×7 convolution of stride 2 and the max pooling, then
@@ -503,11 +484,6 @@ class ResNet18Cifar(ClassificationNetwork):
             ]
             channels = channels_out
         self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """The features of a batch: (B, in_channels, H, W) to (B, 512)."""
-        flat: Tensor = self.body(x)
-        return flat
 
 
 class _Block(nn.Module):

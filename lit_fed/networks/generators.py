@@ -25,10 +25,8 @@ class Generator(nn.Module):
 
     def __init__(self, noise_size: int, num_classes: int) -> None:
         super().__init__()
-        check_range(f"{type(self).__name__}.noise_size", noise_size, least=1)
-        check_range(f"{type(self).__name__}.num_classes", num_classes, least=1)
-        self.noise_size = noise_size
-        self.num_classes = num_classes
+        self.noise_size = check_range(f"{type(self).__name__}.noise_size", noise_size, least=1)
+        self.num_classes = check_range(f"{type(self).__name__}.num_classes", num_classes, least=1)
 
     def join(self, noise: Tensor, labels: Tensor) -> Tensor:
         """The input: noise (B, noise_size) and labels (B,) to (B, noise_size + C)."""

@@ -2,11 +2,11 @@
 
 from lit_fed.participation.asynchronous import Asynchronous
 from lit_fed.participation.base import CLOCK, Fate, Participant, Participation, ProbabilityIs, Stragglers
-from lit_fed.participation.poisson import PoissonParticipation
 from lit_fed.participation.samplers import (
     PROBABILITY_DRAWS,
     AvailabilityParticipation,
     FullParticipation,
+    PoissonParticipation,
     SampledParticipation,
     UniformParticipation,
     WeightedParticipation,

@@ -6,10 +6,13 @@ round is the work that ends in it, each from the version of the model that it be
 
 from __future__ import annotations
 
+import csv
+import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,6 @@ from typing_extensions import override
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.participation.base import Fate, Participant, Participation
-from lit_fed.participation.order import read_order
 from lit_fed.participation.speeds import Speeds
 from lit_fed.seeding import derive_seed
 
@@ -144,7 +146,8 @@ class Asynchronous(Participation):
             found["staleness/dropped"] = sum(tau > most and fate is Fate.LOST_AFTER for tau, fate in stale)
         return found
 
-    def _draw(self, round_idx: int) -> NDArray[np.int64]:
+    @override
+    def draw(self, round_idx: int) -> NDArray[np.int64]:
         chosen = np.array([one.client_id for one in self.plan(round_idx)], dtype=np.int64)
         return chosen if self._seen is None else np.searchsorted(self._seen, chosen)
 
@@ -229,3 +232,55 @@ class Asynchronous(Participation):
 def _free(rank: int, busy: list[int]) -> int:
     """The position of a rank among those that are not in an ascending list."""
     return rank + bisect_right(range(len(busy)), rank, key=lambda place: busy[place] - place)
+
+
+# ---------------------------------------------------------------------- a recorded order
+# The order in which a federation's work arrived: `order.csv` of a run on machines.
+
+
+_KEY = "participation.replay"
+COLUMNS = ("round", "client_id", "version", "fate", "began", "ended")
+"""Of a row: the step, the client, the step of its download, the fate of its work, and its times in seconds."""
+
+
+def cells_of(round_idx: int, one: Participant) -> list[str]:
+    """The cells of a row."""
+    return [str(round_idx), str(one.client_id), str(one.version), one.fate.value, repr(one.began), repr(one.ended)]
+
+
+def read_order(path: str, clients: Collection[int]) -> list[list[Participant]]:
+    """Read the work that arrived in each step, ascending by version and client.
+
+    Args:
+        path: The file.
+        clients: The clients that may take part.
+    """
+    try:
+        with Path(path).open(newline="", encoding="utf-8") as file:
+            header, *table = list(csv.reader(file)) or [[]]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{_KEY} {path} cannot be read: {error}") from error
+    if header != list(COLUMNS):
+        raise ConfigError(f"{_KEY} {path}: line 1 is not {','.join(COLUMNS)}; use the order.csv of a run")
+    steps: list[list[Participant]] = []
+    free: dict[int, int] = {}  # by client, the first version from which it may start again
+    for number, row in enumerate(table, start=2):
+        where = f"{_KEY} {path}, line {number}"
+        try:
+            round_idx, client_id, version = (int(cell) for cell in row[:3])
+            fate, (began, ended) = Fate(row[3]), (float(cell) for cell in row[4:])
+        except (ValueError, IndexError):
+            raise ConfigError(f"{where} is not a row of an order; restore the file") from None
+        if round_idx not in (len(steps) - 1, len(steps)) or round_idx < 0:
+            raise ConfigError(f"{where} is of step {round_idx} after step {len(steps) - 1}; restore the missing rows")
+        if client_id not in clients:
+            raise ConfigError(f"{where} is of client {client_id}, which does not take part; use the run's own data")
+        if not (free.get(client_id, 0) <= version <= round_idx and 0 <= began <= ended < math.inf):
+            raise ConfigError(f"{where}: client {client_id} cannot have started so; restore the file")
+        free[client_id] = round_idx + 1
+        if round_idx == len(steps):
+            steps.append([])
+        steps[-1].append(Participant(client_id, fate, version, began, ended))
+    if not steps:
+        raise ConfigError(f"{_KEY} {path} has no steps; use the order.csv of a run")
+    return [sorted(plan, key=lambda one: (one.version, one.client_id)) for plan in steps]

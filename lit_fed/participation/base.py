@@ -213,8 +213,15 @@ class Participation(ABC):
         """Clients per round; a round has fewer only if too few are available."""
 
     @abstractmethod
-    def _draw(self, round_idx: int) -> NDArray[np.int64]:
-        """Positions of a round's cohort among the seen clients: a pure function of (seed, round_idx)."""
+    def draw(self, round_idx: int) -> NDArray[np.int64]:
+        """Return the positions of a round's cohort among the seen clients, (cohort,), each from 0 to `num_seen` − 1.
+
+        A pure function of (seed, round_idx): a random cohort is drawn from `generator`.
+        """
+
+    def generator(self, round_idx: int) -> np.random.Generator:
+        """Return a random generator for `draw`, which depends on the run's seed and the round only."""
+        return numpy_generator(self._seed, "cohort", round_idx)
 
     one_model = True
     """Whether all clients of a round start from one model."""
@@ -232,8 +239,8 @@ class Participation(ABC):
         """Accuracy of `probability`."""
         return "unknown"
 
-    def _selected(self, position: int) -> float | None:
-        """A client's probability of being in a cohort, by its position among the seen clients; None if unknown."""
+    def chance(self, position: int) -> float | None:
+        """Return a client's probability of being drawn, by its position among the seen clients; None if unknown."""
         return None
 
     def probability(self, client_id: int) -> float | None:
@@ -253,8 +260,8 @@ class Participation(ABC):
             arrives = 0.0
         if arrives == 0:
             return 0.0
-        selected = self._selected(position)
-        return None if selected is None else selected * arrives
+        drawn = self.chance(position)
+        return None if drawn is None else drawn * arrives
 
     def leave_out(self, clients: Collection[int], round_idx: int) -> None:
         """Select some clients, and none but these, no more from a round on: their privacy budgets are spent."""
@@ -268,7 +275,7 @@ class Participation(ABC):
     def select(self, round_idx: int) -> list[int]:
         """The cohort of a round, in a fixed but arbitrary order."""
         self._require_setup()
-        positions = self._draw(round_idx)
+        positions = self.draw(round_idx)
         chosen: list[int] = (positions if self._seen is None else self._seen[positions]).tolist()
         out = self.left_out(round_idx)
         return [one for one in chosen if one not in out] if out else chosen

@@ -25,6 +25,46 @@ PROBABILITY_DRAWS = 1000
 """Draws per estimated probability."""
 
 
+class PoissonParticipation(Participation):
+    r"""Every seen client takes part with probability q, independently: what proofs of amplification by sampling assume.
+
+    The cohort's size is binomial, with mean q · N and standard deviation :math:`\sqrt{q (1 - q) N}`; it may be 0. A
+    round costs of the order of the cohort, whatever the size of the population.
+
+    Args:
+        fraction: q, above 0 and at most 1.
+        kwargs: The settings of `Participation`.
+    """
+
+    def __init__(self, fraction: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.fraction = fraction
+
+    @override
+    def setup(self, num_clients: int, num_samples: Callable[[int], int], seed: int) -> None:
+        super().setup(num_clients, num_samples, seed)
+        check_range("participation.fraction", self.fraction, above=0, most=1)
+
+    @property
+    @override
+    def nominal_cohort_size(self) -> int:
+        """The expected cohort, rounded, and at least 1."""
+        return max(1, round(self.fraction * self.num_seen))
+
+    probability_is: ProbabilityIs = "exact"
+    """Exact: q, times the probability of no dropout or delay."""
+
+    @override
+    def chance(self, position: int) -> float:
+        return self.fraction
+
+    @override
+    def draw(self, round_idx: int) -> NDArray[np.int64]:
+        generator = self.generator(round_idx)
+        size = generator.binomial(self.num_seen, self.fraction)  # the number of clients that N draws would give
+        return generator.choice(self.num_seen, size, replace=False, shuffle=False)
+
+
 class FullParticipation(Participation):
     """Every seen client takes part in every round, in ascending order."""
 
@@ -33,15 +73,14 @@ class FullParticipation(Participation):
     def nominal_cohort_size(self) -> int:
         return self.num_seen
 
-    @property
-    @override
-    def probability_is(self) -> ProbabilityIs:
-        return "exact"
+    probability_is: ProbabilityIs = "exact"
 
-    def _selected(self, position: int) -> float:
+    @override
+    def chance(self, position: int) -> float:
         return 1.0
 
-    def _draw(self, round_idx: int) -> NDArray[np.int64]:
+    @override
+    def draw(self, round_idx: int) -> NDArray[np.int64]:
         return np.arange(self.num_seen, dtype=np.int64)
 
 
@@ -78,24 +117,20 @@ class SampledParticipation(Participation):
             return self.count
         return max(1, round((self.fraction or 0.0) * self.num_seen))
 
-    def _generator(self, round_idx: int) -> np.random.Generator:
-        return numpy_generator(self._seed, "cohort", round_idx)
-
 
 class UniformParticipation(SampledParticipation):
     """Each round draws a cohort uniformly, without replacement, in time of the order of the cohort."""
 
-    @property
-    @override
-    def probability_is(self) -> ProbabilityIs:
-        return "exact"
+    probability_is: ProbabilityIs = "exact"
 
-    def _selected(self, position: int) -> float:
+    @override
+    def chance(self, position: int) -> float:
         return self.nominal_cohort_size / self.num_seen
 
-    def _draw(self, round_idx: int) -> NDArray[np.int64]:
+    @override
+    def draw(self, round_idx: int) -> NDArray[np.int64]:
         # With shuffle=False NumPy uses Floyd's algorithm (O(cohort)) for small cohorts.
-        return self._generator(round_idx).choice(self.num_seen, self.nominal_cohort_size, replace=False, shuffle=False)
+        return self.generator(round_idx).choice(self.num_seen, self.nominal_cohort_size, replace=False, shuffle=False)
 
 
 class WeightedParticipation(SampledParticipation):
@@ -131,7 +166,8 @@ class WeightedParticipation(SampledParticipation):
         """Exact for a cohort of one or of all clients with samples, and for clients of one size; else estimated."""
         return "exact" if self._exact_inclusion() is not None else "estimated"
 
-    def _selected(self, position: int) -> float:
+    @override
+    def chance(self, position: int) -> float:
         if self._inclusion is None:
             exact = self._exact_inclusion()
             self._inclusion = self._estimated_inclusion() if exact is None else exact
@@ -159,8 +195,9 @@ class WeightedParticipation(SampledParticipation):
             total -= np.expm1(-rates * np.where(times <= last, after, last))
         return total / PROBABILITY_DRAWS
 
-    def _draw(self, round_idx: int) -> NDArray[np.int64]:
-        return self._generator(round_idx).choice(
+    @override
+    def draw(self, round_idx: int) -> NDArray[np.int64]:
+        return self.generator(round_idx).choice(
             self.num_seen, self.nominal_cohort_size, replace=False, p=self._probabilities
         )
 
@@ -222,7 +259,8 @@ class AvailabilityParticipation(SampledParticipation):
         alike = np.ptp(self._probabilities) == 0 or self.nominal_cohort_size == self.num_seen
         return "exact" if alike else "estimated"
 
-    def _selected(self, position: int) -> float | None:
+    @override
+    def chance(self, position: int) -> float | None:
         if self.period is not None:
             return None
         if self._places is None:
@@ -291,11 +329,12 @@ class AvailabilityParticipation(SampledParticipation):
         draws = numpy_generator(self._seed, "available", round_idx).random(self.num_seen)
         return np.flatnonzero(draws < self.probabilities(round_idx)).astype(np.int64)
 
-    def _draw(self, round_idx: int) -> NDArray[np.int64]:
+    @override
+    def draw(self, round_idx: int) -> NDArray[np.int64]:
         available = self._available_positions(round_idx)
         if len(available) <= self.nominal_cohort_size:
             return available
-        return self._generator(round_idx).choice(available, self.nominal_cohort_size, replace=False, shuffle=False)
+        return self.generator(round_idx).choice(available, self.nominal_cohort_size, replace=False, shuffle=False)
 
 
 def _mean_of_smaller(count: int, number: int, probability: float) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lit_fed.command.reading.readable import read_settings
+from lit_fed.command.reading.config_files import read_settings
 from lit_fed.command.reading.shipped import located
 from lit_fed.command.table import Call
 from lit_fed.errors import ConfigError

@@ -15,22 +15,30 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lit_fed.callbacks.progress import plain_console, say
 from lit_fed.command.table import Call
 from lit_fed.engine.storage.files import write_text
 from lit_fed.errors import ConfigError
 from lit_fed.studies.file.study import Place, read_study
 from lit_fed.studies.pages.figures import draw_bars, draw_curves, draw_lines, has_lines
 from lit_fed.studies.pages.report import index_html, report_html
-from lit_fed.studies.results.markup import table_latex
-from lit_fed.studies.results.results import Results, collect, table_csv, table_markdown, verdict_text
+from lit_fed.studies.results.results import (
+    Entry,
+    Results,
+    collect,
+    table_csv,
+    table_latex,
+    table_markdown,
+    verdict_text,
+)
 from lit_fed.studies.results.summary import claims_markdown, summaries_in, summary_json, summary_of, tally_text
 from lit_fed.studies.running.cells import Cell, CellGrid, chosen, lay_out
-from lit_fed.studies.running.display import Display, duration, estimate, plain_console, say
+from lit_fed.studies.running.display import Display, duration, estimate
 from lit_fed.studies.running.environment import describe
 from lit_fed.studies.running.jobs import Job, Slots, locked, one_round, run_jobs, share_machine
-from lit_fed.studies.running.metric_check import check_metrics
-from lit_fed.studies.running.parts import check_data, check_parts
+from lit_fed.studies.running.parts import check_data, check_metrics, check_parts
 
+_PLAIN_WIDTH = 140  # without a terminal, such as in a log file
 _COLORS = {"holds": "green", "equal": "cyan", "fails": "red", "undecided": "yellow"}
 
 
@@ -59,7 +67,7 @@ def run(call: Call) -> int:
     for grid in grids:
         check_metrics(grid)
     todo = [(grid, cell) for grid, cell in chosen(grids, options.only)]
-    console = plain_console()
+    console = plain_console(_PLAIN_WIDTH)
     if options.dry_run:
         return _dry_run(grids, todo, options, console)
     with ExitStack() as stack, _terminable():
@@ -280,17 +288,17 @@ def _show(results: Results, console: Console) -> None:
         table.add_column(Text(column.label), justify="right", overflow="fold")
     for row, variant in study.rows.items():
         entries = [results.entries[Place(row, column)] for column in study.columns]
-        texts = [f"[bold]{entry.ours}[/bold]" if entry.best else entry.ours for entry in entries]
-        texts = [
-            f"{text}\n[dim]{entry.paper}[/dim]" if entry.paper else text
-            for text, entry in zip(texts, entries, strict=True)
-        ]
-        table.add_row(Text(variant.label), *texts)
+        table.add_row(Text(variant.label), *map(_shown, entries))
     console.print(table)
     if results.grid.partitions:
         say(console, results.grid.partitions)
     for name in ("table.md", "report.html"):
         say(console, f"{name:<12}{results.grid.folder / name}")
+
+
+def _shown(entry: Entry) -> str:
+    ours = f"[bold]{entry.ours}[/bold]" if entry.best else entry.ours
+    return f"{ours}\n[dim]{entry.paper}[/dim]" if entry.paper else ours
 
 
 def _summarise(results: Sequence[Results], output: Path, console: Console) -> None:

@@ -49,7 +49,7 @@ class Backwards(Participation):
     def select(self, round_idx: int) -> list[int]:
         return [*range(self.num_clients)][::-1]
 
-    def _draw(self, round_idx: int) -> Any:
+    def draw(self, round_idx: int) -> Any:
         raise AssertionError("select is its own")
 
 

@@ -213,11 +213,31 @@ def test_a_sampler_that_does_not_say_is_unknown() -> None:
         def nominal_cohort_size(self) -> int:
             return self.num_seen // 2
 
-        def _draw(self, round_idx: int) -> NDArray[np.int64]:
+        def draw(self, round_idx: int) -> NDArray[np.int64]:
             return np.arange(round_idx % 2, self.num_seen, 2)
 
     sampler = ready(EverySecond(), [1] * 10)
     assert (sampler.probability(0), sampler.probability_is) == (None, "unknown")
+
+
+def test_a_sampler_of_ones_own_says_its_probability() -> None:
+    class OneOfTwo(Participation):
+        """The even or the odd clients, by a fair coin of each round."""
+
+        nominal_cohort_size = 5
+        probability_is = "exact"
+
+        def draw(self, round_idx: int) -> NDArray[np.int64]:
+            return np.arange(self.generator(round_idx).integers(2), self.num_seen, 2)
+
+        def chance(self, position: int) -> float:
+            return 0.5
+
+    sampler, again = (ready(OneOfTwo(dropout_after=0.5), [1] * 10) for _ in range(2))
+    assert sampler.probability(3) == 0.25  # 1/2 drawn, of which 1/2 arrives
+    rounds = [sampler.select(round_idx) for round_idx in range(40)]
+    assert {tuple(cohort) for cohort in rounds} == {(0, 2, 4, 6, 8), (1, 3, 5, 7, 9)}
+    assert [again.select(round_idx) for round_idx in reversed(range(40))] == rounds[::-1]
 
 
 def test_uniform_does_not_touch_the_population() -> None:

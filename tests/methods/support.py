@@ -24,7 +24,7 @@ class Rota(Participation):
     def nominal_cohort_size(self) -> int:
         return 1
 
-    def _draw(self, round_idx: int) -> NDArray[np.int64]:
+    def draw(self, round_idx: int) -> NDArray[np.int64]:
         return np.array([round_idx % self.num_clients])
 
 

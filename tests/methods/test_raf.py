@@ -227,8 +227,8 @@ def test_without_its_weight_it_is_the_method_below(tmp_path: Path, method: str) 
 def test_a_client_of_the_lowest_resolution_is_the_method_belows(tmp_path: Path, method: str, truth: Any) -> None:
     def run(folder: str, client: int, **kwargs: Any) -> dict[str, torch.Tensor]:
         class Only(Rota):
-            def _draw(self, round_idx: int) -> Any:
-                return super()._draw(client)
+            def draw(self, round_idx: int) -> Any:
+                return super().draw(client)
 
         algorithm = OVER[method](**kwargs)
         return weights(fit(tmp_path / folder, Scaling(), Zooms(), algorithm, participation=Only(), local_epochs=3))
@@ -289,14 +289,14 @@ class FirstHalf(Participation):
     def nominal_cohort_size(self) -> int:
         return 2
 
-    def _draw(self, round_idx: int) -> Any:
+    def draw(self, round_idx: int) -> Any:
         return np.array([0, 1])
 
 
 class SecondHalf(FirstHalf):
     """Clients 2 and 3 only."""
 
-    def _draw(self, round_idx: int) -> Any:
+    def draw(self, round_idx: int) -> Any:
         return np.array([2, 3])
 
 

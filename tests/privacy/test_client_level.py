@@ -300,7 +300,7 @@ def test_noise_cannot_change_under_way(tmp_path: Path) -> None:
 class Alternating(UniformParticipation):
     """Draws the same clients in every round."""
 
-    def _draw(self, round_idx: int) -> NDArray[np.int64]:
+    def draw(self, round_idx: int) -> NDArray[np.int64]:
         return np.arange(self.nominal_cohort_size)
 
 

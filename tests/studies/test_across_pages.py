@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.studies.pages import figures
 from lit_fed.studies.pages.report import index_html, report_html
-from lit_fed.studies.results.markup import escaped, table_latex
-from lit_fed.studies.results.results import collect, table_csv, table_markdown
+from lit_fed.studies.results.results import collect, escaped, table_csv, table_latex, table_markdown
 from lit_fed.studies.results.summary import summaries_in, summary_json, summary_of
 from lit_fed.studies.run_studies import _summarise, _write_all
 from lit_fed.studies.running.cells import CellGrid
@@ -115,7 +114,7 @@ def test_all_that_goes_into_a_page_is_escaped(tmp_path: Path) -> None:
 
 
 def test_the_page_of_studies_grows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from lit_fed.studies.running.display import plain_console
+    from lit_fed.callbacks.progress import plain_console
 
     claims = ["prox > fedavg"]
     for number, name in enumerate(("second", "first")):  # one run after the other, as on two days
@@ -123,7 +122,7 @@ def test_the_page_of_studies_grows(tmp_path: Path, capsys: pytest.CaptureFixture
         shown(grid, "fedavg", "iid", 0, 0.5)
         results = collect(grid)
         _write_all(results)
-        _summarise([results], tmp_path / "out", plain_console())
+        _summarise([results], tmp_path / "out", plain_console(140))
         page = (tmp_path / "out/index.pocket.html").read_text()
         assert re.findall(r'href="(\w+)/pocket/report.html"', page) == sorted(["second", "first"][: number + 1])
         assert ("1 claim of ", "2 claims of ")[number] in page

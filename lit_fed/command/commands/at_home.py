@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lit_fed.callbacks.progress import plain_console
 from lit_fed.command.commands.deployed import add_run, make
 from lit_fed.command.reading.own import add_clients, add_overwrite, chosen
 from lit_fed.command.table import Call, asked
@@ -18,20 +19,27 @@ from lit_fed.engine.evaluation.prediction import check_output
 from lit_fed.engine.evaluation.protocols import EvalSubset
 from lit_fed.errors import ConfigError
 
-_OWN = ("client", "client_position", "state_dir", "output", "inputs", "overwrite")
+
+@dataclass(frozen=True)
+class _Options:
+    """Options of the commands on a node.
+
+    Args:
+        state_dir: folder that the node was started with
+        output: file of predictions: .csv, .npz or, of poses, .json
+        inputs: file or folder to predict on instead of the test data
+    """
+
+    state_dir: str
+    output: str = "predictions.csv"
+    inputs: str | None = None
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of a run, of clients, and the node's folder."""
     add_run(parser)
     add_clients(parser, "clients, by default all of this node")
-    parser.add_argument("--state_dir", type=str, required=True, help="folder that the node was started with")
-    parser.add_argument(
-        "--output", type=str, default="predictions.csv", help="file of predictions: .csv, .npz or, of poses, .json"
-    )
-    parser.add_argument(
-        "--inputs", type=str | None, default=None, help="file or folder to predict on instead of the test data"
-    )
+    parser.add_class_arguments(_Options, as_group=False)
     add_overwrite(parser, "an existing file of predictions")
 
 
@@ -40,7 +48,7 @@ def run(call: Call) -> int:
     settings, name = call.settings, asked(call.words)
     if name == "predict":
         check_output(Path(settings.output), settings.overwrite)
-    trainer, parts = make(call, _OWN)
+    trainer, parts = make(call)
     home = Home(trainer, *parts, chosen(parts.data, settings), Path(settings.state_dir) / "states", name)
     origin = f"of run {home.kept.run_id} after round {home.kept.round_idx}, as {settings.state_dir} keeps it"
     if name == "predict":
@@ -68,5 +76,4 @@ def _print(found: dict[str, dict[str, float]], subset: EvalSubset) -> None:
     table = Table("client", *names)
     for client, row in found.items():
         table.add_row(Text(client), *(f"{row[name]:.6g}" if name in row else "" for name in names))
-    console = Console()
-    (console if console.is_terminal else Console(width=max(100, 30 * len(names)))).print(table)
+    plain_console(max(100, 30 * len(names))).print(table)

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 from jsonargparse import ArgumentParser
 from typing_extensions import override
 
-from lit_fed.command.cli import FederatedCLI
+from lit_fed.command.cli import Reading
 from lit_fed.command.reading.shipped import shipped
 from lit_fed.command.refusals.suggest import settings_of_classes, subclasses
 from lit_fed.command.roots import PARTS
@@ -84,7 +84,7 @@ def _choices(action: Action) -> list[str] | None:
     return words or None
 
 
-class _Whole(FederatedCLI):
+class _Whole(Reading):
     """Command line with the options of every command; it runs none."""
 
     def __init__(self) -> None:
@@ -93,7 +93,3 @@ class _Whole(FederatedCLI):
     @override
     def _has_options(self, name: str) -> bool:
         return True
-
-    @override
-    def _run_subcommand(self, subcommand: str) -> None:
-        """Run nothing: only the parser is wanted."""

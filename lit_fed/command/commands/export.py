@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
@@ -17,23 +18,30 @@ _LOGS = Path("lightning_logs")
 _FROM_PYTHON = "export it from Python: lit_fed.export_network(…, network=…)"
 
 
+@dataclass(frozen=True)
+class _Options:
+    """Options of an export.
+
+    Args:
+        ckpt_path: best or last of the newest run here, a run's folder, or a file
+        modules: your own modules, from which the checkpoint may import classes
+        shape: shape of one input, without the batch, if the checkpoint does not say: [1,28,28]
+        dtype: dtype of an input, with --shape
+        onnx: write model.onnx; by default if the extra is installed
+    """
+
+    ckpt_path: str = "best"
+    modules: list[str] = field(default_factory=list)
+    shape: list[int] | None = None
+    dtype: str = "float32"
+    onnx: bool | None = None
+
+
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument(
-        "--ckpt_path", type=str, default="best", help="best or last of the newest run here, a run's folder, or a file"
-    )
+    parser.add_class_arguments(_Options, as_group=False)
     parser.add_argument("-o", "--output", type=Path, default=Path("exported"), help="folder to write to")
-    parser.add_argument(
-        "--modules", type=list[str], default=[], help="your own modules, from which the checkpoint may import classes"
-    )
-    parser.add_argument(
-        "--shape",
-        type=list[int] | None,
-        help="shape of one input, without the batch, if the checkpoint does not say: [1,28,28]",
-    )
-    parser.add_argument("--dtype", type=str, default="float32", help="dtype of an input, with --shape")
     add_overwrite(parser, "an existing export")
-    parser.add_argument("--onnx", type=bool | None, help="write model.onnx; by default if the extra is installed")
 
 
 def run(call: Call) -> int:

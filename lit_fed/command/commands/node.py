@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
@@ -20,50 +21,51 @@ from lit_fed.deployment.summing import signer_of
 from lit_fed.deployment.wire import MOST_BYTES
 from lit_fed.errors import ConfigError
 
-OWN = (
-    "client", "client_position", "server", "state_dir", "histogram", "report", "report_least", "most_bytes", "ca",
-    "certificate", "key", "proxy", "peers", "statistics",
-)  # fmt: skip
+
+@dataclass(frozen=True)
+class _Options:
+    """Options of a node.
+
+    Args:
+        server: address of the server
+        state_dir: folder for the clients' states
+        histogram: report the number of samples of every class too
+        report: report metrics of each client, or only their aggregate
+        report_least: smallest number of clients whose sum is reported, with aggregate
+        statistics: answer `lit-fed statistics` and nothing else: smallest number of samples that a count may tell of
+        most_bytes: size of the largest message received
+        ca: certificate of the authority, for TLS
+        certificate: this node's certificate, for TLS
+        key: private key of the node's certificate
+        proxy: URL of an HTTP proxy, or environment for that of https_proxy
+        peers: list of the keys of all nodes of secure sums, this one's included
+    """
+
+    server: str = "127.0.0.1:9092"
+    state_dir: str = "lit_fed_node"
+    histogram: bool = True
+    report: Report = "clients"
+    report_least: int = 2
+    statistics: int | None = None
+    most_bytes: int = MOST_BYTES
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    proxy: str | None = None
+    peers: str | None = None
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of a run, and of the clients on this node."""
     add_run(parser, required=False)  # the data are enough for statistics
     add_clients(parser, "clients on this node")
-    parser.add_argument("--server", type=str, default="127.0.0.1:9092", help="address of the server")
-    parser.add_argument("--state_dir", type=str, default="lit_fed_node", help="folder for the clients' states")
-    parser.add_argument("--histogram", type=bool, default=True, help="report the number of samples of every class too")
-    parser.add_argument(
-        "--report", type=Report, default="clients", help="report metrics of each client, or only their aggregate"
-    )
-    parser.add_argument(
-        "--report_least", type=int, default=2, help="smallest number of clients whose sum is reported, with aggregate"
-    )
-    parser.add_argument(
-        "--statistics",
-        type=int | None,
-        default=None,
-        help="answer `lit-fed statistics` and nothing else: smallest number of samples that a count may tell of",
-    )
-    parser.add_argument("--most_bytes", type=int, default=MOST_BYTES, help="size of the largest message received")
-    parser.add_argument("--ca", type=str | None, default=None, help="certificate of the authority, for TLS")
-    parser.add_argument("--certificate", type=str | None, default=None, help="this node's certificate, for TLS")
-    parser.add_argument("--key", type=str | None, default=None, help="private key of the node's certificate")
-    parser.add_argument(
-        "--proxy", type=str | None, default=None, help="URL of an HTTP proxy, or environment for that of https_proxy"
-    )
-    parser.add_argument(
-        "--peers",
-        type=str | None,
-        default=None,
-        help="list of the keys of all nodes of secure sums, this one's included",
-    )
+    parser.add_class_arguments(_Options, as_group=False)
 
 
 def make_node(call: Call) -> Node:
     """Make the node that the settings describe."""
     settings = call.settings
-    trainer, parts = make(call, OWN)
+    trainer, parts = make(call)
     clients, folder = chosen(parts.data, settings), Path(settings.state_dir) / "states"
     if clients is None:
         raise ConfigError("--client is missing; see lit-fed node --help")
@@ -75,7 +77,7 @@ def make_node(call: Call) -> Node:
 
 def make_statistics_node(call: Call) -> StatisticsNode:
     """Make the node that answers statistics alone."""
-    settings, made = call.settings, make_data(call, OWN)
+    settings, made = call.settings, make_data(call)
     if (clients := chosen(made.data, settings)) is None:
         raise ConfigError("--client is missing; see lit-fed node --help")
     together = settings.report == "aggregate"

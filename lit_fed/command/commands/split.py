@@ -69,7 +69,7 @@ def run(call: Call) -> int:
     output = Path(call.settings.output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigError(f"--output {output} exists already; name a new folder")
-    trainer, parts = make(call, ("output",))
+    trainer, parts = make(call)
     data = parts.data
     data.reserve(parts.algorithm.public_size, parts.algorithm.calibration_fraction)
     data.prepare_data()

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser
 
 from lit_fed.checks import check_range
-from lit_fed.command.commands.deployed import MadeData, make_data
+from lit_fed.command.commands.deployed import MadeData, ServersEnd, keys_of, make_data
 from lit_fed.command.endings import ending_told
 from lit_fed.command.reading.own import add_overwrite
 from lit_fed.command.reading.parts import add_parts
 from lit_fed.command.table import Call
 from lit_fed.deployment.ends import keep_private, log_line
 from lit_fed.deployment.node import Report
-from lit_fed.deployment.node_keys import NodeKeys
 from lit_fed.deployment.roster import Gathering
-from lit_fed.deployment.security import Security
 from lit_fed.deployment.serving import rpc_grid
 from lit_fed.deployment.statistics import ask_nodes, new_roster
-from lit_fed.deployment.wire import MOST_BYTES
 from lit_fed.engine.storage.files import in_place_of, refuse_overwriting, write_text
 from lit_fed.errors import ConfigError
 from lit_fed.statistics.federation import first_question, simulated, take_statistics
@@ -30,42 +28,40 @@ from lit_fed.statistics.picture import ENDINGS, draw
 from lit_fed.statistics.report import Statistics
 from lit_fed.statistics.site import Inquiry, SiteStatistics, columns_of
 
-OWN = (
-    "bins", "least", "ranges", "report", "output", "picture", "overwrite", "server", "bind", "answer_s", "gathering",
-    "most_bytes", "ca", "certificate", "key", "node_keys", "revoked",
-)  # fmt: skip
+
+@dataclass(frozen=True)
+class _Options:
+    """Options of the statistics.
+
+    Args:
+        bins: cells of a histogram
+        least: smallest number of samples that a count may tell of
+        ranges: least and largest value by column, such as {age: [0, 120]}; * for all others; null takes the extremes
+        report: tell of each client, or only of all clients together
+        output: file for data.normalize
+        picture: file of a picture, .png or .svg
+        server: address by which nodes know this server; null for a simulation
+        answer_s: seconds within which all nodes must answer
+    """
+
+    bins: int = 20
+    least: int = 1
+    ranges: dict[str, Any] | None = None
+    report: Report = "clients"
+    output: str = "statistics.json"
+    picture: str | None = None
+    server: str | None = None
+    answer_s: float = 3600.0
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of a run, of which the data are enough, and those of the statistics and of nodes."""
     parser.add_argument("-c", "--config", action="config", help="configuration of a run, or of its data alone")
     add_parts(parser, required=False)
-    parser.add_argument("--bins", type=int, default=20, help="cells of a histogram")
-    parser.add_argument("--least", type=int, default=1, help="smallest number of samples that a count may tell of")
-    parser.add_argument(
-        "--ranges",
-        type=dict[str, Any] | None,
-        default=None,
-        help="least and largest value by column, such as {age: [0, 120]}; * for all others; null takes the extremes",
-    )
-    parser.add_argument(
-        "--report", type=Report, default="clients", help="tell of each client, or only of all clients together"
-    )
-    parser.add_argument("--output", type=str, default="statistics.json", help="file for data.normalize")
-    parser.add_argument("--picture", type=str | None, default=None, help="file of a picture, .png or .svg")
+    parser.add_class_arguments(_Options, as_group=False)
+    parser.add_class_arguments(ServersEnd, as_group=False)
     add_overwrite(parser, "existing files")
-    parser.add_argument(
-        "--server", type=str | None, default=None, help="address by which nodes know this server; null for a simulation"
-    )
-    parser.add_argument("--bind", type=str | None, default=None, help="address to listen at, if it differs")
-    parser.add_argument("--answer_s", type=float, default=3600.0, help="seconds within which all nodes must answer")
     parser.add_class_arguments(Gathering, "gathering")
-    parser.add_argument("--most_bytes", type=int, default=MOST_BYTES, help="size of the largest message")
-    parser.add_argument("--ca", type=str | None, default=None, help="certificate of the authority, for TLS")
-    parser.add_argument("--certificate", type=str | None, default=None, help="the server's certificate, for TLS")
-    parser.add_argument("--key", type=str | None, default=None, help="private key of the server's certificate")
-    parser.add_argument("--node_keys", type=str | None, default=None, help="file of nodes' certificates, see federate")
-    parser.add_argument("--revoked", type=str | None, default=None, help="list of keys that are refused")
 
 
 def run(call: Call) -> int:
@@ -79,7 +75,7 @@ def run(call: Call) -> int:
     private = output.with_name(f"{output.stem}_privacy.md")
     refuse_overwriting([output, *([] if picture is None else [picture])], settings.overwrite)
     check_range("--answer_s", settings.answer_s, above=0)
-    made = make_data(call, OWN)
+    made = make_data(call)
     if made.noise is not None:
         refuse_overwriting([private], settings.overwrite)
     question = first_question(columns_of(made.data), settings.bins, settings.least, settings.ranges, made.noise)
@@ -105,8 +101,7 @@ def _deployed(call: Call, made: MadeData, question: Inquiry) -> Statistics:
     """Ask nodes that were started with ``--statistics``."""
     settings, together = call.settings, call.settings.report == "aggregate"
     keep_private()
-    security = Security(settings.ca, settings.certificate, settings.key)
-    node_keys = None if settings.node_keys is None else NodeKeys(settings.node_keys, settings.revoked, log_line)
+    security, node_keys = keys_of(settings)
     with ExitStack() as stack:
         stack.enter_context(ending_told())
         grid = stack.enter_context(rpc_grid(settings.server, security, settings.most_bytes, settings.bind, node_keys))

@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
 
-from lit_fed.command.reading.readable import read_settings
+from lit_fed.command.reading.config_files import read_settings
 from lit_fed.command.reading.shipped import name_of, shipped
 from lit_fed.command.refusals.suggest import close
 from lit_fed.deployment.roster import OWN_DATA
@@ -167,7 +167,7 @@ def _no_host(name: Any) -> str | None:
 
 
 def _port(value: Any, where: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**16:
+    if type(value) is not int or not 0 < value < 2**16:
         raise ConfigError(f"{where} is {value!r:.80}; it must be a whole number from 1 to 65535")
     return value
 
@@ -216,9 +216,7 @@ def _site(name: Any, value: Any, where: str) -> Site:
         raise ConfigError(f"{where} {name} has the server's name; choose another name")
     content = _known(value, f"{where} {name}", ("clients", "data", "most_samples"), ("clients",))
     clients = content["clients"]
-    whole = isinstance(clients, list) and all(
-        isinstance(client_id, int) and not isinstance(client_id, bool) for client_id in clients
-    )
+    whole = isinstance(clients, list) and all(type(client_id) is int for client_id in clients)
     if not whole or not clients or min(clients) < 0:
         raise ConfigError(f"{where} {name}: clients is {clients!r:.80}; it must be a list of client ids, from 0")
     if len(set(clients)) < len(clients):

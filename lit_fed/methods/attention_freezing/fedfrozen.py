@@ -51,10 +51,8 @@ class FedFrozen(FedAvg):
 
     def __init__(self, warmup_rounds: int = 5, value_ridge: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_range("algorithm.warmup_rounds", warmup_rounds, least=0)
-        check_range("algorithm.value_ridge", value_ridge, least=0)
-        self.warmup_rounds = warmup_rounds
-        self.value_ridge = value_ridge
+        self.warmup_rounds = check_range("algorithm.warmup_rounds", warmup_rounds, least=0)
+        self.value_ridge = check_range("algorithm.value_ridge", value_ridge, least=0)
 
     @property
     def all_needs(self) -> frozenset[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
+from torch.func import functional_call
 
 from lit_fed.algorithm import (
     Algorithm,
@@ -27,11 +29,9 @@ from lit_fed.data.population.pictures import even_subset
 from lit_fed.errors import ConfigError
 from lit_fed.methods.data_free.averaging import Decoder, SlotMean, slots
 from lit_fed.methods.data_free.display import generated_picture
-from lit_fed.methods.data_free.generator import PseudoSamples
-from lit_fed.methods.data_free.health import WARNED, class_variances, warn_of_collapse, warn_of_explosion
 from lit_fed.methods.data_free.weighting import entropy
 from lit_fed.networks.generators import Generator
-from lit_fed.seeding import derive_seed
+from lit_fed.seeding import derive_seed, torch_generator
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,7 +60,7 @@ class DataFree(Algorithm[AggregateT]):
         label_prior: The generator's distribution of labels, one weight a class; null for the label counts of the
             round's clients.
         weighting: Weights of the mean networks: ``samples`` or ``uniform``.
-        collapse_below: Warn, once, where `lit_fed.methods.data_free.health.class_variances` has less for some class.
+        collapse_below: Warn, once, where `lit_fed.methods.data_free.base.class_variances` has less for some class.
         explosion_above: Warn, once, where the generator's mean cross-entropy of a round is more, in nats.
         kwargs: The settings of every method: `lit_fed.algorithm.Algorithm`.
     """
@@ -81,25 +81,20 @@ class DataFree(Algorithm[AggregateT]):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_range("algorithm.generator_steps", generator_steps, least=0)
-        check_range("algorithm.generator_batch_size", generator_batch_size, least=2)  # a generator has batch norm
-        check_range("algorithm.diversity", diversity, least=0)
-        check_range("algorithm.collapse_below", collapse_below, least=0)
-        check_range("algorithm.explosion_above", explosion_above, least=0)
-        check_choice("algorithm.weighting", weighting, ("samples", "uniform"))
+        self.generator_steps = check_range("algorithm.generator_steps", generator_steps, least=0)
+        # a generator has batch norm
+        self.generator_batch_size = check_range("algorithm.generator_batch_size", generator_batch_size, least=2)
+        self.diversity = check_range("algorithm.diversity", diversity, least=0)
+        self.collapse_below = check_range("algorithm.collapse_below", collapse_below, least=0)
+        self.explosion_above = check_range("algorithm.explosion_above", explosion_above, least=0)
+        self.weighting = check_choice("algorithm.weighting", weighting, ("samples", "uniform"))
         if label_prior is not None and (min(label_prior, default=-1) < 0 or sum(label_prior) <= 0):
             raise ConfigError(
                 f"algorithm.label_prior is {label_prior}; it must be a weight of at least 0 for each class"
             )
         self.noise_size = noise_size
-        self.generator_steps = generator_steps
-        self.generator_batch_size = generator_batch_size
         self.generator_optimizer = generator_optimizer
-        self.diversity = diversity
         self.label_prior = label_prior
-        self.weighting = weighting
-        self.collapse_below = collapse_below
-        self.explosion_above = explosion_above
 
     # ------------------------------------------------------------------ the whole
 
@@ -259,3 +254,136 @@ class DataFree(Algorithm[AggregateT]):
 def counts_of(updates: Sequence[ClientUpdate]) -> Tensor:
     """Samples by client and class (M, C)."""
     return torch.stack([update.payload[COUNTS] for update in updates])
+
+
+# ---------------------------------------------------------------------- the generator
+
+
+Draw = tuple[Tensor, Tensor]
+"""Noise (B, n), uniform from 0 to 1, and labels (B,)."""
+
+
+class PseudoSamples:
+    """Makes samples with a generator and given weights.
+
+    Args:
+        network: The generator, on its device; its own weights are ignored.
+    """
+
+    def __init__(self, network: Generator) -> None:
+        self.network = network
+
+    @property
+    def device(self) -> torch.device:
+        """The generator's device."""
+        return next(self.network.parameters()).device
+
+    def batches(self, prior: Tensor, count: int, size: int, seed: tuple[Any, ...]) -> Iterator[Draw]:
+        """Batches of noise and labels, drawn on the CPU: the same on every device and process.
+
+        Args:
+            prior: Weights of the classes (C,).
+            count: Number of batches.
+            size: Samples in a batch.
+            seed: Seed and purpose of the random numbers.
+        """
+        random, weights = torch_generator(*seed), prior.double().cpu()
+        for _ in range(count):
+            noise = torch.rand(size, self.network.noise_size, generator=random)
+            labels = torch.multinomial(weights, size, replacement=True, generator=random)
+            yield noise.to(self.device), labels.to(self.device)
+
+    def noise_like(self, labels: Tensor, tensors: Payload) -> Tensor:
+        """Noise for labels, from the device's generator, in the weights' dtype."""
+        dtype = next(iter(tensors.values())).dtype
+        return torch.rand(len(labels), self.network.noise_size, device=labels.device, dtype=dtype)
+
+    def make(self, tensors: Payload, noise: Tensor, labels: Tensor) -> Tensor:
+        """Samples (B, …), in evaluation mode; differentiable in noise and weights.
+
+        Args:
+            tensors: The generator's weights.
+            noise: (B, n).
+            labels: (B,).
+        """
+        if self.network.training:
+            self.network.eval()
+        made: Tensor = functional_call(self.network, dict(tensors), (noise, labels))
+        return made
+
+
+# ---------------------------------------------------------------------- warnings
+
+
+WARNED = "warned"
+"""Key of the server's state: names of the given warnings, so that a run, resumed or not, gives each warning once."""
+
+
+class GeneratorCollapse(UserWarning):
+    """A generator makes nearly the same sample of a class from any noise."""
+
+
+class GeneratorExplosion(UserWarning):
+    """A generator's loss is far above what guessing costs."""
+
+
+def class_variances(samples: Tensor) -> Tensor:
+    r"""The variance within each class, relative to the mean square of all values.
+
+    .. math:: v_y = \frac{E_d\,\mathrm{Var}_{x \mid y}(x_d)}{E_{x, d}\,x_d^2}
+
+    Args:
+        samples: By class and number, (C, n, …), n at least 2.
+
+    Returns:
+        (C,): 0 if all samples of a class are equal; (n − 1)/n for independent values with mean 0.
+    """
+    flat = samples.flatten(2).double()
+    within = flat.var(dim=1, correction=0).mean(1)
+    return within / flat.square().mean().clamp_min(torch.finfo(flat.dtype).tiny)
+
+
+def warn_of_collapse(server: Server, round_idx: int, classes: Sequence[int], variances: Tensor, below: float) -> None:
+    """Warn, once per run, if the samples of a class hardly differ.
+
+    Args:
+        server: The server's state.
+        round_idx: The round, counted from 0.
+        classes: The classes of the variances.
+        variances: `class_variances` (C,).
+        below: Threshold of the warning.
+    """
+    least = int(variances.argmin())
+    if not float(variances[least]) >= below:
+        _once(
+            server,
+            GeneratorCollapse,
+            f"round {round_idx}: the generator's samples of class {classes[least]} hardly differ, their relative "
+            f"variance is {float(variances[least]):.2g} (algorithm.collapse_below is {below:g}); raise "
+            "algorithm.diversity",
+        )
+
+
+def warn_of_explosion(server: Server, round_idx: int, cross_entropy: float, above: float) -> None:
+    """Warn, once per run, if the clients' classifiers reject the samples' classes with near certainty.
+
+    Args:
+        server: The server's state.
+        round_idx: The round, counted from 0.
+        cross_entropy: The generator's mean cross-entropy of the round, in nats.
+        above: Threshold of the warning.
+    """
+    if not cross_entropy <= above:
+        _once(
+            server,
+            GeneratorExplosion,
+            f"round {round_idx}: the generator's cross-entropy is {cross_entropy:.4g} "
+            f"(algorithm.explosion_above is {above:g}), so the clients' training diverges; lower the learning rate or "
+            "the weights of the pseudo-samples' losses",
+        )
+
+
+def _once(server: Server, kind: type[UserWarning], text: str) -> None:
+    if kind.__name__ not in server[WARNED]:
+        server[WARNED].append(kind.__name__)
+        rank_zero_warn(f"{kind.__name__}: {text}", category=kind)

@@ -32,6 +32,7 @@ from lit_fed.losses import diversity, ensemble_cross_entropy, knowledge_distilla
 from lit_fed.methods.data_free.averaging import SlotMean
 from lit_fed.methods.data_free.base import COUNTS, DataFree, counts_of
 from lit_fed.methods.data_free.weighting import label_prior, label_shares
+from lit_fed.methods.regularizers import logits
 from lit_fed.networks.generators import Generator, LatentGenerator
 
 GENERATOR = "generator/"  # in the broadcast: the generator's weights
@@ -67,7 +68,7 @@ class FedGen(DataFree[Arrived]):
     with y the batch's labels, y' drawn from :math:`\hat p` and :math:`\alpha_t = \alpha\,\gamma^t`, likewise β.
     Networks may be of several kinds with one length of features. Logs ``server/generator_cross_entropy``,
     ``server/generator_diversity`` (with its weight), ``server/generator_variance`` (the smallest of any class, see
-    `lit_fed.methods.data_free.health`) and ``server/label_entropy``.
+    `lit_fed.methods.data_free.base`) and ``server/label_entropy``.
 
     Args:
         alpha: α.
@@ -123,12 +124,9 @@ class FedGen(DataFree[Arrived]):
             noise_size, generator_steps, generator_batch_size, generator_optimizer, diversity, label_prior, weighting,
             **kwargs,
         )  # fmt: skip
-        check_range("algorithm.alpha", alpha, least=0)
-        check_range("algorithm.beta", beta, least=0)
-        check_range("algorithm.decay", decay, least=0)
-        self.alpha = alpha
-        self.beta = beta
-        self.decay = decay
+        self.alpha = check_range("algorithm.alpha", alpha, least=0)
+        self.beta = check_range("algorithm.beta", beta, least=0)
+        self.decay = check_range("algorithm.decay", decay, least=0)
         self.hidden = hidden
 
     def make_generator(self) -> Generator:
@@ -153,10 +151,8 @@ class FedGen(DataFree[Arrived]):
             terms["pseudo"] = self.alpha * weight * F.cross_entropy(seen, drawn)
         if self.beta:
             made = self.pseudo.make(generator, self.pseudo.noise_like(labels, generator), labels)
-            logits = client.run(batch).logits
-            assert logits is not None, "declared in `needs`, so they are there"
             target = decoder.logits(client.parameters, made)
-            terms["latent"] = self.beta * weight * knowledge_distillation(logits, target)
+            terms["latent"] = self.beta * weight * knowledge_distillation(logits(client, batch), target)
         return terms
 
     # ------------------------------------------------------------------ server

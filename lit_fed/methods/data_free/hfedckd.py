@@ -21,6 +21,7 @@ from lit_fed.algorithm import (
     Gather,
     Model,
     Objective,
+    Outputs,
     Payload,
     Population,
     Reducer,
@@ -29,13 +30,14 @@ from lit_fed.algorithm import (
     Tensors,
     Terms,
     Update,
+    add_prefix,
     num_bytes,
+    split_prefix,
 )
 from lit_fed.checks import check_choice, check_range
 from lit_fed.errors import ConfigError
-from lit_fed.losses import disagreement, diversity, ensemble_cross_entropy, gated_cross_entropy
+from lit_fed.losses import disagreement, diversity, ensemble_cross_entropy, gated_cross_entropy, model_contrast
 from lit_fed.methods.data_free.base import DataFree, counts_of
-from lit_fed.methods.data_free.contrast import TwoWayContrast, history
 from lit_fed.methods.data_free.weighting import (
     divergences_from_mean,
     effective_size,
@@ -47,9 +49,11 @@ from lit_fed.methods.data_free.weighting import (
     normalised,
     sample_gate,
 )
+from lit_fed.methods.regularizers import declared
 from lit_fed.methods.server import positive
 from lit_fed.networks.generators import Generator, ImageGenerator, LatentGenerator
 
+PREVIOUS = "previous."  # in a client's state: its network after its last round
 FIRST = "first"  # in a client's payload: whether the client has no history
 SAMPLES, TARGETS, GATES = "pseudo/samples", "pseudo/targets", "pseudo/gates"  # in the broadcast
 
@@ -75,8 +79,8 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
        the confidence :math:`u = \max p`.
 
     A client minimises :math:`\ell + \kappa\,g(u)\,\mathrm{CE}(p, f)` on pseudo-samples that it received, and the two
-    terms of `lit_fed.methods.data_free.contrast.TwoWayContrast`; these need its previous network and are left
-    out in its first round. Logs ``server/ipwd_effective_size``, ``server/ipwd_entropy``,
+    terms of `contrasts`; these need its previous network and are left out in its first round. Logs
+    ``server/ipwd_effective_size``, ``server/ipwd_entropy``,
     ``server/ipwd_largest``, ``server/divergence``, ``server/first_participations``, ``server/history_bytes`` (mean size
     of a client's history), ``server/clients_seen`` (number of clients that have taken part), ``server/gate``,
     ``server/generator_…``, ``server/label_entropy``, ``server/distillation``.
@@ -156,8 +160,8 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
             noise_size, generator_steps, generator_batch_size, generator_optimizer or _adam_of_dcgan, diversity,
             label_prior, weighting, **kwargs,
         )  # fmt: skip
-        check_choice("algorithm.generator", generator, ("images", "features"))
-        check_choice("algorithm.inclusion", inclusion, ("probability", "frequency"))
+        self.generator = check_choice("algorithm.generator", generator, ("images", "features"))
+        self.inclusion = check_choice("algorithm.inclusion", inclusion, ("probability", "frequency"))
         for name, value, least in (
             ("exponent", exponent, 0), ("divergence_weight", divergence_weight, 0), ("gate_slope", gate_slope, 0),
             ("encoder_weight", encoder_weight, 0), ("decoder_weight", decoder_weight, 0),
@@ -165,16 +169,15 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
             ("distillation_steps", distillation_steps, 0), ("disagreement_weight", disagreement_weight, 0),
         ):  # fmt: skip
             check_range(f"algorithm.{name}", value, least=least)
-        check_range("algorithm.gate_threshold", gate_threshold, least=0, most=1)
-        self.generator = generator
+        self.gate_threshold = check_range("algorithm.gate_threshold", gate_threshold, least=0, most=1)
         self.ipwd = ipwd
-        self.inclusion = inclusion
         self.exponent = exponent
         self.divergence_weight = divergence_weight
         self.gate_slope = gate_slope
-        self.gate_threshold = gate_threshold
-        two_way = TwoWayContrast(encoder_weight, decoder_weight, positive("temperature", temperature))
-        self.contrast = two_way if contrast else None
+        self.contrast = contrast
+        self.encoder_weight = encoder_weight
+        self.decoder_weight = decoder_weight
+        self.temperature = positive("temperature", temperature)
         self.distillation_weight = distillation_weight
         self.pseudo_size = pseudo_size
         self.distillation_steps = distillation_steps
@@ -224,15 +227,38 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
             else:
                 logits = self.decoder_of(client).logits(client.parameters, samples)
             terms["distillation"] = self.distillation_weight * gated_cross_entropy(logits, targets, gates)
-        return {**terms, **(self.contrast.terms(client, batch) if self.contrast is not None else {})}
+        return {**terms, **(self.contrasts(client, batch) if self.contrast else {})}
+
+    def contrasts(self, client: Client, batch: Any) -> Terms:
+        """Two terms of MOON's form with their weights, see `lit_fed.losses.model_contrast`.
+
+        - ``encoder``: the features z of a batch are drawn to the global network's, away from the client's previous
+          one's;
+        - ``decoder``: its outputs f are drawn to the previous network's, away from the global one's.
+
+        Both networks see the batch in evaluation mode. Each term is ln 2 if all three networks agree. Empty if the
+        client has no history or received nothing.
+        """
+        previous = split_prefix(PREVIOUS, client.state)[0]
+        if not previous or not client.begun:
+            return {}
+        (z, f), (z_global, f_global) = _halves(client.run(batch)), _halves(client.teach(batch))
+        z_before, f_before = _halves(client.teach(batch, previous))
+        terms = {}
+        if self.encoder_weight:
+            terms["encoder"] = self.encoder_weight * model_contrast(z, z_global, z_before, self.temperature)
+        if self.decoder_weight:
+            terms["decoder"] = self.decoder_weight * model_contrast(f, f_before, f_global, self.temperature)
+        return terms
 
     def finish(self, client: Client) -> Update:
         """The network and label counts; with the contrasts, also whether a history exists. Keeps the new history."""
         update = super().finish(client)
-        if self.contrast is None:
+        if not self.contrast:
             return update
         first = torch.tensor(client.is_new, device=client.device)
-        return replace(update, payload={**update.payload, FIRST: first}, state=history(client.model.tensors()))
+        history = add_prefix(PREVIOUS, client.model.tensors())
+        return replace(update, payload={**update.payload, FIRST: first}, state=history)
 
     # ------------------------------------------------------------------ server
 
@@ -271,7 +297,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
         for update, weight in zip(aggregate, weights.tolist(), strict=True):
             mean.add_weighed(update, weight)
         self.take(server, mean.means())
-        if self.contrast is not None:
+        if self.contrast:
             metrics["server/first_participations"] = sum(int(update.payload[FIRST]) for update in aggregate)
             kept = [num_bytes(self.models[update.kind].tensors()) for update in aggregate]
             metrics["server/history_bytes"] = sum(kept) / len(kept)
@@ -402,3 +428,8 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
             if name in learnt:
                 server["models"][kind][name].copy_(learnt[name])
         return mean
+
+
+def _halves(outputs: Outputs) -> tuple[Tensor, Tensor]:
+    """The encoder's output (B, d) and the classifier's (B, C)."""
+    return declared(outputs.features), declared(outputs.logits)

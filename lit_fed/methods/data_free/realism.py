@@ -47,8 +47,7 @@ class PseudoTest(Protocol):
     name = "pseudo"
 
     def __init__(self, samples_per_class: int = 32) -> None:
-        check_range("PseudoTest.samples_per_class", samples_per_class, least=2)
-        self.samples_per_class = samples_per_class
+        self.samples_per_class = check_range("PseudoTest.samples_per_class", samples_per_class, least=2)
 
     def check(self, federation: Federation) -> None:
         """Refuse a method without a generator."""
@@ -85,8 +84,7 @@ class PseudoMap(Callback):
     """
 
     def __init__(self, samples_per_class: int = 30) -> None:
-        check_range("PseudoMap.samples_per_class", samples_per_class, least=2)
-        self.samples_per_class = samples_per_class
+        self.samples_per_class = check_range("PseudoMap.samples_per_class", samples_per_class, least=2)
 
     def on_fit_start(self, run: Run) -> None:
         """Refuse a method without a generator."""

@@ -45,8 +45,7 @@ class PredictionExchange(Algorithm[AggregateT]):
         self, aggregate: Literal["probabilities", "logits"] = "probabilities", public_size: int = 100, **kwargs: Any
     ) -> None:
         super().__init__(public_size=public_size, **kwargs)
-        check_choice("algorithm.aggregate", aggregate, ("probabilities", "logits"))
-        self.aggregate = aggregate
+        self.aggregate = check_choice("algorithm.aggregate", aggregate, ("probabilities", "logits"))
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
         """Start without a mixture."""

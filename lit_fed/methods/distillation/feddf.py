@@ -84,9 +84,8 @@ class FedDF(PredictionExchange[Fused]):
         **kwargs: Any,
     ) -> None:
         super().__init__(aggregate, **kwargs)
-        check_range("algorithm.epochs", epochs, least=0)
+        self.epochs = check_range("algorithm.epochs", epochs, least=0)
         self.optimizer = optimizer
-        self.epochs = epochs
         self.fusion = FedAvg(weighting)
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:

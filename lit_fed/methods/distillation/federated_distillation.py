@@ -59,9 +59,8 @@ class FederatedDistillation(PredictionExchange[Mixed]):
     ) -> None:
         super().__init__(aggregate, **kwargs)
         check_range("algorithm.first_epochs", first_epochs, least=1, null="for the trainer's local work")
-        check_range("algorithm.public_epochs", public_epochs, least=1)
+        self.public_epochs = check_range("algorithm.public_epochs", public_epochs, least=1)
         self.first_epochs = first_epochs
-        self.public_epochs = public_epochs
 
     def split(self, model: Model, round_idx: int) -> Split:
         """Everything stays, buffers too."""

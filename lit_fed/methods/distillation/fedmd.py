@@ -39,8 +39,7 @@ class FedMD(FederatedDistillation):
 
     def __init__(self, digest: Literal["l1", "ce"] = "l1", **kwargs: Any) -> None:
         super().__init__(aggregate="logits", **kwargs)
-        check_choice("algorithm.digest", digest, ("l1", "ce"))
-        self.digest = digest
+        self.digest = check_choice("algorithm.digest", digest, ("l1", "ce"))
 
     def refinement(self, client: Client) -> list[Phase | Pass]:
         """The digest in training only: a round ends with the revisit."""

@@ -85,12 +85,7 @@ class SoftmaxSum:
             self.peak, self.sums = other.peak.clone(), other.sums.clone()
             return
         peak = torch.maximum(self.peak, other.peak)
-        self.rescale(peak)
-        self.sums += other.relative_to(peak)
-
-    def rescale(self, peak: Tensor) -> None:
-        """Make the sums relative to a score (P,) that is not smaller."""
-        self.sums, self.peak = self.relative_to(peak), peak
+        self.sums, self.peak = self.relative_to(peak) + other.relative_to(peak), peak
 
     def relative_to(self, peak: Tensor) -> Tensor:
         """The sums (P, C + 3) relative to a score (P,) that is not smaller."""

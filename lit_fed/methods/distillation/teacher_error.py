@@ -52,8 +52,7 @@ class TeacherError(Callback):
     """
 
     def __init__(self, epochs: int = 30) -> None:
-        check_range("TeacherError.epochs", epochs, least=1)
-        self.epochs = epochs
+        self.epochs = check_range("TeacherError.epochs", epochs, least=1)
         self.reference: Tensor | None = None  # p* (P, C), float64
         self._on_time: set[int] = set()
         self._sent: dict[int, tuple[Tensor, Tensor]] = {}

@@ -67,15 +67,13 @@ class UWA(FederatedDistillation):
         **kwargs: Any,
     ) -> None:
         super().__init__(calibration_fraction=calibration_fraction, **kwargs)
-        check_range("algorithm.temperature", temperature, least=0, infinite=True)
-        check_choice("algorithm.density_data", density_data, ("calibration", "augmented"))
+        self.temperature = check_range("algorithm.temperature", temperature, least=0, infinite=True)
+        self.density_data = check_choice("algorithm.density_data", density_data, ("calibration", "augmented"))
         if density_data == "calibration" and not calibration_fraction:
             raise ConfigError(
                 "algorithm UWA fits densities to calibration samples; set algorithm.calibration_fraction above 0 "
                 "(the paper: 0.2), or algorithm.density_data to augmented"
             )
-        self.temperature = temperature
-        self.density_data = density_data
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
         """Start without a mixture; the mean weights (watched clients, C) are −1 where unknown."""

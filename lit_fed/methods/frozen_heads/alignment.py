@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,19 +27,17 @@ from lit_fed.algorithm import (
     map_tensors,
     task_name,
 )
-from lit_fed.callbacks import Callback, RoundRecord
+from lit_fed.callbacks import Callback, RoundRecord, Run
 from lit_fed.callbacks.boards import show_picture, takes_pictures
 from lit_fed.callbacks.pictures import curves_picture
 from lit_fed.checks import check_range
 from lit_fed.data.population.pictures import render
 from lit_fed.errors import ConfigError
+from lit_fed.methods.regularizers import declared
 from lit_fed.networks import class_cosines
 from lit_fed.participation import Participant
+from lit_fed.protocols import Federation
 from lit_fed.seeding import numpy_generator
-
-if TYPE_CHECKING:
-    from lit_fed.callbacks import Run
-    from lit_fed.protocols import Federation
 
 _GROUPS = ("unobserved", "observed")  # indexed by whether the class is observed
 _TITLES = {
@@ -85,10 +83,8 @@ class Alignment(Callback):
     """
 
     def __init__(self, every_n_rounds: int = 1, max_test_samples: int | None = None) -> None:
-        check_range("Alignment.every_n_rounds", every_n_rounds, least=1)
-        check_range("Alignment.max_test_samples", max_test_samples, least=1, null="for all")
-        self.every_n_rounds = every_n_rounds
-        self.max_test_samples = max_test_samples
+        self.every_n_rounds = check_range("Alignment.every_n_rounds", every_n_rounds, least=1)
+        self.max_test_samples = check_range("Alignment.max_test_samples", max_test_samples, least=1, null="for all")
         self.rounds: list[int] = []
         self.curves: dict[str, list[float]] = {}
         self._due = False
@@ -256,9 +252,7 @@ class _Seen(nn.Module):
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
         _, logits, features = self.objective.run(batch)
-        assert logits is not None
-        assert features is not None
-        return logits, features, class_cosines(self.heads[0], features)
+        return declared(logits), declared(features), class_cosines(self.heads[0], declared(features))
 
 
 def _rows(batch: Any, chosen: Tensor | slice) -> Any:

@@ -35,8 +35,7 @@ class FedBABU(FrozenHead):
 
     def __init__(self, fine_tunes: Literal["body", "head", "all"] = "body", etf: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_choice("algorithm.fine_tunes", fine_tunes, ("body", "head", "all"))
-        self.fine_tunes = fine_tunes
+        self.fine_tunes = check_choice("algorithm.fine_tunes", fine_tunes, ("body", "head", "all"))
         self.etf = etf
 
     def place_head(self, task: LightningModule, head: nn.Module) -> None:

@@ -16,9 +16,8 @@ from lit_fed.algorithm import Client, Pass, Phase, Tensors, Terms, head_of, task
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.losses import balanced_softmax
-from lit_fed.methods.class_counts import look_up_counts, own_counts
 from lit_fed.methods.frozen_heads.frozen import NewHead
-from lit_fed.methods.regularizers import logits
+from lit_fed.methods.regularizers import logits, look_up_counts, own_counts
 from lit_fed.methods.server import positive
 from lit_fed.networks import ProjectedETFHead
 
@@ -73,13 +72,10 @@ class FedETF(NewHead):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_range("algorithm.gamma", gamma, least=0)
-        check_range("algorithm.alternations", alternations, least=0)
-        check_range("algorithm.alternation_epochs", alternation_epochs, least=1)
-        self.gamma = gamma
+        self.gamma = check_range("algorithm.gamma", gamma, least=0)
+        self.alternations = check_range("algorithm.alternations", alternations, least=0)
+        self.alternation_epochs = check_range("algorithm.alternation_epochs", alternation_epochs, least=1)
         self.projection_bias = projection_bias
-        self.alternations = alternations
-        self.alternation_epochs = alternation_epochs
         self.frame_lr = positive("frame_lr", frame_lr)
         self.projection_lr = positive("projection_lr", projection_lr)
 

@@ -18,11 +18,10 @@ from lit_fed.errors import ConfigError
 from lit_fed.methods.frozen_heads.frozen import NewHead
 from lit_fed.methods.regularizers import features, logits
 from lit_fed.networks import CosineHead, orthonormal_classes
-from lit_fed.protocols import EvalSubset, Evaluation, Protocol
+from lit_fed.protocols import EvalSubset, Evaluation, Federation, Protocol
 
 if TYPE_CHECKING:
     from lit_fed.algorithm import Broadcast
-    from lit_fed.protocols import Federation
 
 
 class OrthonormalHead(CosineHead):
@@ -83,8 +82,7 @@ class CalibratedTest(Protocol):
     name = "calibrated"
 
     def __init__(self, ridge: float = 1e-3) -> None:
-        check_range("CalibratedTest.ridge", ridge, above=0)
-        self.ridge = ridge
+        self.ridge = check_range("CalibratedTest.ridge", ridge, above=0)
 
     def check(self, federation: Federation) -> None:
         """Refuse a model without a cosine classifier."""

@@ -324,9 +324,9 @@ class _Reader:
         for sign, word in zip(["+", *words[1::2]], words[::2], strict=True):
             weight = 1.0 if sign == "+" else -1.0
             factor, _, name = word.rpartition("*")
-            if (times := 1.0 if not factor else _number(factor)) is None:
+            if (times := 1.0 if not factor else number_in(factor)) is None:
                 raise self.error(f"{factor!r} in {word!r} is not a number; write it as in 3*{name}")
-            if (value := _number(name)) is not None:
+            if (value := number_in(name)) is not None:
                 number += weight * times * value
             else:
                 terms.append((weight * times, self.place(name, at)))
@@ -340,11 +340,9 @@ class _Reader:
         while after:
             if after[0] not in given or len(after) < 2:
                 raise self.error(f"{' '.join(after)!r} follows {word!r}; write by, from or to with a number")
-            try:
-                given[after[0]] = float(after[1])
-            except ValueError:
-                raise self.error(f"{after[1]!r} follows {after[0]!r}; write a number") from None
-            after = after[2:]
+            if (number := number_in(after[1])) is None:
+                raise self.error(f"{after[1]!r} follows {after[0]!r}; write a number")
+            given[after[0]], after = number, after[2:]
         first, last = int(given["from"] or 0), None if given["to"] is None else int(given["to"])
         if last is not None and last <= first:
             raise self.error(f"the curve from round {first} to {last} is empty; end it after its first round")
@@ -363,20 +361,22 @@ class _Reader:
         for name, known, kind in ((row, self.rows, "row"), (column, self.columns, "column")):
             if name not in known:
                 raise self.error(
-                    f"the {kind} {name!r} does not exist; {_meant(name, [*self.rows, *self.columns], known)}"
+                    f"the {kind} {name!r} does not exist; {meant(name, known, [*self.rows, *self.columns])}"
                 )
         if (row, column) in self.skip:
             raise self.error(f"{row}/{column} is skipped, so it has no runs")
         return row, column
 
 
-def _number(word: str) -> float | None:
+def number_in(word: str) -> float | None:
+    """Return a word's number; None for another word."""
     try:
         return float(word)
     except ValueError:
         return None
 
 
-def _meant(word: str, names: Sequence[str], known: Sequence[str]) -> str:
-    close = get_close_matches(word, names, n=1)
+def meant(word: str, known: Sequence[str], similar: Sequence[str] = ()) -> str:
+    """Return the end of an error about an unknown word: the closest one, of further ones too, or all known ones."""
+    close = get_close_matches(word, similar or known, n=1)
     return f"did you mean {close[0]}?" if close else f"choose one of {', '.join(known)}"

@@ -8,15 +8,15 @@ from math import log10, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lit_fed.command.reading.readable import read_settings
+from lit_fed.command.reading.config_files import read_settings
 from lit_fed.command.reading.shipped import located
 from lit_fed.command.reading.words import check_values
 from lit_fed.engine.lightning.metric_names import MetricNames
 from lit_fed.file_names import is_file_name
-from lit_fed.studies.file.claims import Claim, parse_claim
+from lit_fed.studies.file.claims import Claim, meant, parse_claim
 from lit_fed.studies.file.rounds import WANTED_REPORT, is_report
 from lit_fed.studies.file.sweep import unrolled
-from lit_fed.studies.file.where import Where, meant
+from lit_fed.studies.file.where import Where
 
 _MOST_SCALE = 1e12  # bytes to terabytes; larger factors show zeros or noise
 _MEASURE = ("metric", "report", "better", "scale", "decimals")
@@ -307,9 +307,6 @@ def _build(path: Path, profile: str, content: dict[str, Any], where: Where) -> S
     if both := [name for name in rows if name in columns]:
         raise where.error(f"{both[0]!r} is a row and a column, which claims cannot distinguish; rename one")
     skip = frozenset(_place(where.at("skip"), word, rows, columns) for word in where.texts(content, "skip"))
-    where.choice(content, "partition_seed", ("each", "fixed"))
-    where.choice(content, "along", tuple(ALONG))
-    where.choice(content, "band", BANDS)
     claims = [] if content.get("claims") is None else content["claims"]
     if not isinstance(claims, list):
         raise where.at("claims").refusal(claims, "a list")
@@ -333,10 +330,10 @@ def _build(path: Path, profile: str, content: dict[str, Any], where: Where) -> S
         ),
         measure=measure,
         again=where.text(content, "again"),
-        partition_seed=content.get("partition_seed", "each"),
+        partition_seed=where.choice(content, "partition_seed", ("each", "fixed")),
         x_label=where.text(content, "x_label"),
-        along=content.get("along", "rounds"),
-        band=content.get("band", "standard error"),
+        along=where.choice(content, "along", tuple(ALONG)),
+        band=where.choice(content, "band", BANDS),
         pictures=where.texts(content, "pictures"),
     )
     if not study.places:

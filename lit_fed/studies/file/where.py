@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from lit_fed.errors import ConfigError
 from lit_fed.file_names import is_file_name
-from lit_fed.studies.file.claims import WORDS
+from lit_fed.studies.file.claims import WORDS, meant, number_in
 
 _NAME = re.compile(r"[^\s/\\<>,*?\[\]{}.-][^\s/\\<>,*?\[\]{}]*")
 
@@ -77,7 +76,7 @@ class Where:
     def name(self, name: Any) -> str:
         """Check the name of a row, a column or a study."""
         text = str(name)
-        if not is_file_name(text) or not _NAME.fullmatch(text) or text in WORDS or _is_number(text):
+        if not is_file_name(text) or not _NAME.fullmatch(text) or text in WORDS or number_in(text) is not None:
             raise self.error(
                 f"{text!r} is not a valid name; it must be one word that is not a number, is not one of "
                 f"{' '.join(WORDS)}, has no / \\ < > , : * ? and does not begin with . or -; use label for the rest"
@@ -91,21 +90,9 @@ class Where:
             raise self.at(key).refusal(value, "a number")
         return value
 
-    def choice(self, content: Mapping[str, Any], key: str, choices: Sequence[str]) -> None:
-        """Refuse a value that is not one of the choices."""
-        if key in content and content[key] not in choices:
-            raise self.at(key).refusal(content[key], " or ".join(choices))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def meant(word: str, known: Sequence[str]) -> str:
-    """Return the end of an error about an unknown word: the closest known one, or all."""
-    close = get_close_matches(word, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"choose one of {', '.join(known)}"
+    def choice(self, content: Mapping[str, Any], key: str, choices: Sequence[str]) -> str:
+        """Return the choice at a key, by default the first."""
+        choice: str = content.get(key, choices[0])
+        if choice not in choices:
+            raise self.at(key).refusal(choice, " or ".join(choices))
+        return choice

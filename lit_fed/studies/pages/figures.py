@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lit_fed.engine.storage.files import in_place_of
 from lit_fed.studies.file.rounds import goal_of, guide_of
 from lit_fed.studies.file.study import Place, Study, Variant
-from lit_fed.studies.results.results import Entry, Results
+from lit_fed.studies.results.results import Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,9 +34,11 @@ _DPI = 130
 def draw_bars(results: Results, path: Path) -> None:
     """Draw the table as bars: a panel per metric, a group per column, a bar per row; the paper's values as marks."""
     study = results.grid.study
-    metrics = list(dict.fromkeys(_axis(entry) for entry in results.entries.values() if entry.seeds))
+    metrics = list(dict.fromkeys(entry.measure.words for entry in results.entries.values() if entry.seeds))
     panels = {
-        metric: [c for c in study.columns if any(_axis(results.entries[Place(r, c)]) == metric for r in study.rows)]
+        metric: [
+            c for c in study.columns if any(results.entries[Place(r, c)].measure.words == metric for r in study.rows)
+        ]
         for metric in metrics
     }
     widths = [len(columns) for columns in panels.values()]
@@ -50,7 +52,7 @@ def draw_bars(results: Results, path: Path) -> None:
             for position, column in enumerate(columns):
                 entry = results.entries[Place(row, column)]
                 x = position + (number - (len(study.rows) - 1) / 2) * width
-                if entry.mean is None or not np.isfinite(entry.mean) or _axis(entry) != metric:
+                if entry.mean is None or not np.isfinite(entry.mean) or entry.measure.words != metric:
                     continue
                 color, style = _look(number)
                 axes.bar(
@@ -195,7 +197,7 @@ def draw_lines(results: Results, path: Path) -> None:
             axes.plot(*zip(*published, strict=True), color=color, linestyle="--", linewidth=1, marker="_")
     axes.set_xticks([where.x for where in along.values() if where.x is not None])
     axes.set_xlabel(_text(study.x_label))
-    metrics = list(dict.fromkeys(_axis(entry) for entry in results.entries.values() if entry.seeds))
+    metrics = list(dict.fromkeys(entry.measure.words for entry in results.entries.values() if entry.seeds))
     # Metrics of several views, such as pck_32x24 and pck_64x48, share the part before the view.
     axes.set_ylabel(_text(metrics[0] if len(metrics) == 1 else metrics[0].rpartition("_")[0] or metrics[0]))
     _tidy(axes)
@@ -205,10 +207,6 @@ def draw_lines(results: Results, path: Path) -> None:
 
 def _all_placed(variants: Mapping[str, Variant]) -> bool:
     return all(variant.x is not None for variant in variants.values())
-
-
-def _axis(entry: Entry) -> str:
-    return entry.measure.words
 
 
 def _text(words: str) -> str:

@@ -24,8 +24,8 @@ from lit_fed.errors import ConfigError
 from lit_fed.printing import counted
 from lit_fed.studies.file.claims import HOW_DECIDED, NOT_APPLICABLE, OUTCOMES
 from lit_fed.studies.pages.claims_picture import told
-from lit_fed.studies.results.markup import head, line
 from lit_fed.studies.results.register_lines import Row, by_statement
+from lit_fed.studies.results.results import head, line
 
 _NONE = "–"
 GROUPS = ("hold throughout", "never fail", "mixed", "only fail", NOT_APPLICABLE)

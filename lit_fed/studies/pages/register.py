@@ -6,8 +6,7 @@ A study that ran here replaces its lines; lines of studies that ran earlier or o
 from __future__ import annotations
 
 import csv
-import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shutil import copyfile
 from typing import TypeVar
@@ -18,6 +17,7 @@ from lit_fed.studies.file.claims import UNDECIDED
 from lit_fed.studies.pages.claims_picture import drawn
 from lit_fed.studies.pages.paper_page import filled, headed, overview, read, table, tally
 from lit_fed.studies.results.register_lines import Finished, Number, Row, StudyRow
+from lit_fed.studies.results.results import csv_text
 from lit_fed.studies.running.environment import check_commits
 
 _Line = TypeVar("_Line", Row, StudyRow, Number)
@@ -106,9 +106,11 @@ class Register:
         pages["README"] = filled(readme, read(readme, "overview"), "overview", overview(titles, claims))
         for paper in claims:
             numbers = [one for entry in entries if entry.paper == paper for one in self._numbers[entry.setting]]
-            write_text([_csv(Number._fields, numbers)], self._folder / f"{paper}.csv")
-        write_text([_csv(Row._fields, (row for rows in claims.values() for row in rows))], self._folder / "claims.csv")
-        write_text([_csv(StudyRow._fields, entries)], self._folder / "studies.csv")
+            write_text([csv_text(Number._fields, numbers)], self._folder / f"{paper}.csv")
+        write_text(
+            [csv_text(Row._fields, (row for rows in claims.values() for row in rows))], self._folder / "claims.csv"
+        )
+        write_text([csv_text(StudyRow._fields, entries)], self._folder / "studies.csv")
         for paper, rows in claims.items():
             if rows:
                 write_text([drawn(titles[paper], rows)], self._folder / f"{paper}_claims.svg")
@@ -149,11 +151,3 @@ def _read(path: Path, kind: type[_Line]) -> list[_Line]:
     if lines[:1] != [list(kind._fields)] or any(len(cells) != len(kind._fields) for cells in lines):
         raise ConfigError(f"{path} was not written by lit-fed results; give another folder by --output, or remove it")
     return [kind(*cells) for cells in lines[1:]]
-
-
-def _csv(fields: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(fields)
-    writer.writerows(lines)
-    return file.getvalue()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from lit_fed.command.reading.shipped import located
 from lit_fed.studies.file.claims import HOW_SHOWN, OUTCOMES
 from lit_fed.studies.file.study import PLAIN, Place
-from lit_fed.studies.pages.run_pictures import pictures_of
 from lit_fed.studies.results.results import Results, caption
 from lit_fed.studies.results.summary import Summary, summary_of, tally_text
 from lit_fed.studies.running.cells import Cell, CellGrid
@@ -23,6 +23,7 @@ from lit_fed.studies.running.cells import Cell, CellGrid
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+_PREFIX = "pictures/"
 _SAYS = {
     "bars": "The table as bars: means, with standard deviations over seeds.",
     "curves": "Means over seeds, over {along}; the bands are {band}.",
@@ -100,13 +101,23 @@ def _drawn(grid: CellGrid) -> list[tuple[bytes, str, Cell, str]]:
     ]
 
 
+def pictures_of(cell: Cell) -> dict[str, bytes]:
+    """Return the last version of each picture as PNG by name; empty without events."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    if cell.run is None or not any(cell.run.glob("events.out.tfevents.*")):
+        return {}
+    events = EventAccumulator(str(cell.run), size_guidance={"images": 1}).Reload()
+    tags = [tag for tag in events.Tags()["images"] if tag.startswith(_PREFIX)]
+    return {tag.removeprefix(_PREFIX): events.Images(tag)[-1].encoded_image_string for tag in tags}
+
+
 def _made_with(done: Sequence[Cell]) -> dict[str, list[str]]:
     """Return versions, commit and hardware; several values if they differ between cells."""
-    counts_by_key: dict[str, dict[str, int]] = {}
+    counts_by_key = defaultdict[str, Counter[str]](Counter)
     for cell in done:
         for key, value in cell.record().get("made_with", {}).items():
-            counts = counts_by_key.setdefault(key, {})
-            counts[value] = counts.get(value, 0) + 1
+            counts_by_key[key][value] += 1
     lines = {
         key: [f"{value} ({count} cells)" if len(counts) > 1 else str(value) for value, count in counts.items()]
         for key, counts in counts_by_key.items()

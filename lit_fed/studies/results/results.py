@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from lit_fed.studies.file.study import PLAIN, Measure, Place
 from lit_fed.studies.running.cells import CellGrid
 
 _MISSING = "–"
+_COLUMNS = ("row", "column", "metric", "report", "seeds", "mean", "std", "best")
 
 
 @dataclass(frozen=True)
@@ -209,24 +212,7 @@ def _markdown(entry: Entry) -> str:
 
 def table_csv(results: Results) -> str:
     """Return the table as CSV: a line per place, with all digits."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(
-        [
-            "row",
-            "column",
-            "metric",
-            "report",
-            "seeds",
-            "mean",
-            "std",
-            "best",
-            "published",
-            "difference",
-            "values",
-            "failed",
-        ]
-    )
+    lines = []
     for entry in results.entries.values():
         if not entry.seeds:
             continue
@@ -235,7 +221,14 @@ def table_csv(results: Results) -> str:
         values = " ".join(map(repr, entry.values))
         measure, best = entry.measure, "yes" if entry.best else "no"
         ours = [measure.metric, measure.report, len(entry.values), mean, std, best]
-        writer.writerow([*entry.place, *ours, published, difference, values, entry.failed])
+        lines.append([*entry.place, *ours, published, difference, values, entry.failed])
+    return csv_text((*_COLUMNS, "published", "difference", "values", "failed"), lines)
+
+
+def csv_text(heads: Iterable[str], lines: Iterable[Iterable[Any]]) -> str:
+    """Return a table as CSV."""
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([heads, *lines])
     return file.getvalue()
 
 
@@ -250,3 +243,71 @@ def verdict_text(verdict: Verdict) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+# ---------------------------------------------------------------------- as LaTeX
+
+
+def head(words: Sequence[object]) -> list[str]:
+    """Return the first two lines of a table."""
+    return [line(words), "|---" * len(words) + "|"]
+
+
+def line(words: Sequence[object]) -> str:
+    """Return a line of a table, with bars in words escaped."""
+    return "| " + " | ".join(str(word).replace("|", "\\|") for word in words) + " |"
+
+
+_CHARACTERS = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    **{"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"},
+    **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}"},
+    **{"±": r"$\pm$", "−": "$-$", "×": r"$\times$", "·": r"$\cdot$", "–": "--", "—": "---", "…": r"\ldots{}"},
+    **{"≤": r"$\leq$", "≥": r"$\geq$", "≠": r"$\neq$", "≈": r"$\approx$", "→": r"$\to$", "∞": r"$\infty$"},
+    **{"²": "$^2$", "³": "$^3$", "°": r"$^\circ$", "‖": r"$\|$"},
+}
+_LATIN = {"alpha": "A", "beta": "B", "epsilon": "E", "zeta": "Z", "eta": "H", "iota": "I", "kappa": "K", "mu": "M"}
+_LATIN |= {"nu": "N", "omicron": "O", "rho": "P", "tau": "T", "chi": "X"}
+_SMALL = {"omicron": "o", "lamda": r"$\lambda$", "final sigma": r"$\varsigma$"}
+_GREEK = "GREEK SMALL LETTER ", "GREEK CAPITAL LETTER "
+
+
+def table_latex(results: Results) -> str:
+    """Return the table for the package booktabs, the best in bold, the paper's values in brackets."""
+    study = results.grid.study
+    heads = "".join(f" & {escaped(column.label)}" for column in study.columns.values())
+    lines = [f"% {study.called}: {' '.join(study.title.split())}", f"\\begin{{tabular}}{{l{'r' * len(study.columns)}}}"]
+    lines += ["\\toprule", f"{heads} \\\\".lstrip(), "\\midrule"]
+    for row, variant in study.rows.items():
+        cells = "".join(f" & {_cell(results.entries[Place(row, column)])}" for column in study.columns)
+        lines.append(f"{escaped(variant.label)}{cells} \\\\")
+    lines += ["\\bottomrule", "\\end{tabular}", *(f"% {line}" for line in caption(results))]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(entry: Entry) -> str:
+    ours = escaped(entry.ours)
+    ours = f"\\textbf{{{ours}}}" if entry.best else ours
+    if entry.published is None:
+        return ours
+    mean, std = entry.published
+    return f"{ours} ({mean:g}" + (f" $\\pm$ {std:g}" if std is not None else "") + ")"
+
+
+def escaped(text: str) -> str:
+    """Escape a text for LaTeX; Greek letters and some symbols become mathematics."""
+    return "".join(_CHARACTERS.get(character) or _letter(character) for character in text)
+
+
+def _letter(character: str) -> str:
+    name = unicodedata.name(character, "")
+    small, capital = (name.removeprefix(prefix).lower() if name.startswith(prefix) else "" for prefix in _GREEK)
+    if small in _SMALL:
+        return _SMALL[small]
+    if " " in small + capital:  # with an accent
+        return character
+    if small:
+        return f"$\\{small}$"
+    if capital:
+        return _LATIN.get(capital) or ("$\\Lambda$" if capital == "lamda" else f"$\\{capital.capitalize()}$")
+    return character

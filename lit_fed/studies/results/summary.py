@@ -10,8 +10,7 @@ from typing import Any
 
 from lit_fed.printing import counted
 from lit_fed.studies.file.claims import HOW_SHOWN, OUTCOMES
-from lit_fed.studies.results.markup import head, line
-from lit_fed.studies.results.results import Results, verdict_text
+from lit_fed.studies.results.results import Results, head, line, verdict_text
 
 _FILE = "summary.json"
 

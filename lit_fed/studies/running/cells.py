@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from lit_fed.command.cli import resolve, user_error
 from lit_fed.command.reading.config_files import ConfigFiles
 from lit_fed.data.population.census import Contents
 from lit_fed.engine.lightning.metric_names import MetricNames
+from lit_fed.engine.storage.files import write_text
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.studies.file.promised import metric_names
 from lit_fed.studies.file.rounds import guide_of, reported
@@ -95,7 +95,7 @@ class Cell:
         config = copy.deepcopy(dict(self.config))
         for changes_no_result in ("default_root_dir", "enable_pictures"):
             config["trainer"].pop(changes_no_result, None)
-        text = json.dumps(_by_name(_what_is_on(config)), sort_keys=True, default=str)
+        text = json.dumps(_what_is_on(config), sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     # ------------------------------------------------------------------ on disk
@@ -166,12 +166,8 @@ class Cell:
 
     def write_record(self, **changes: Any) -> None:
         """Change the record atomically."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         mine = {"cell": self.name, "format": _FORMAT, "fingerprint": self.fingerprint, "fit": list(self.args)}
-        content = self.record() | mine | changes
-        temporary = self.folder / f".cell.json.{os.getpid()}.tmp"
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(self.folder / "cell.json")
+        write_text([json.dumps(self.record() | mine | changes, indent=1) + "\n"], self.folder / "cell.json")
 
     @property
     def changed(self) -> bool:
@@ -247,12 +243,16 @@ class CellGrid:
             return "All seeds share one partition (data.seed)."
         return f"Every seed also seeds the partition (data.seed){', except at ' if shared else ''}{', '.join(shared)}."
 
+    def _finished(self, place: tuple[str, str], seed: int) -> Cell | None:
+        cell = self.at.get((Place(*place), seed))
+        return cell if cell is not None and cell.done else None
+
     def value(
         self, place: tuple[str, str], seed: int, metric: str | None = None, report: str | None = None
     ) -> float | None:
         """Return the table's number for one seed; None if the run is unfinished or lacks the metric."""
-        cell, measure = self.at.get((Place(*place), seed)), self.measure_of(place, metric, report)
-        if cell is None or not cell.done:
+        cell, measure = self._finished(place, seed), self.measure_of(place, metric, report)
+        if cell is None:
             return None
         curve, by = cell.curve(measure.metric), guide_of(measure.report)
         guide = cell.curve(by) if by else curve
@@ -262,15 +262,13 @@ class CellGrid:
 
     def curve(self, place: tuple[str, str], seed: int, metric: str | None = None) -> list[tuple[int, float]]:
         """Return the metric over rounds for one seed; empty if the run is unfinished."""
-        cell, measure = self.at.get((Place(*place), seed)), self.measure_of(place, metric)
-        if cell is None or not cell.done:
-            return []
-        return [(round_idx, measure.shown(value)) for round_idx, value in cell.curve(measure.metric)]
+        cell, measure = self._finished(place, seed), self.measure_of(place, metric)
+        return [(round_idx, measure.shown(value)) for round_idx, value in cell.curve(measure.metric)] if cell else []
 
     def way(self, place: tuple[str, str], seed: int) -> list[tuple[float, float]]:
         """Return METRIC over the table's number for one seed, where the report is ``first METRIC at NUMBER``."""
-        cell, measure = self.at.get((Place(*place), seed)), self.measure_of(place)
-        if cell is None or not cell.done:
+        cell, measure = self._finished(place, seed), self.measure_of(place)
+        if cell is None:
             return []
         at = dict(cell.curve(measure.metric))
         return [
@@ -325,19 +323,12 @@ def _given(value: Any, key: str = "") -> set[str]:
 
 
 def _what_is_on(value: Any) -> Any:
-    """Drop settings that are null or false."""
+    """Drop settings that are null or false, and replace every class path by the class's name."""
     if isinstance(value, Mapping):
-        return {key: _what_is_on(item) for key, item in value.items() if item is not None and item is not False}
+        on = {key: _what_is_on(item) for key, item in value.items() if item is not None and item is not False}
+        path = on.get("class_path")
+        return on | {"class_path": path.rpartition(".")[2]} if isinstance(path, str) else on
     return [_what_is_on(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _by_name(value: Any) -> Any:
-    """Replace every class path by the class's name."""
-    if isinstance(value, Mapping):
-        named = {key: _by_name(item) for key, item in value.items()}
-        path = named.get("class_path")
-        return named | {"class_path": path.rpartition(".")[2]} if isinstance(path, str) else named
-    return [_by_name(item) for item in value] if isinstance(value, list) else value
 
 
 def _filled(value: Any, seed: int, mark: str | int = _SEED) -> Any:

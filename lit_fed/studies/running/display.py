@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -12,10 +11,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from lit_fed.callbacks.progress import clock, say
 from lit_fed.studies.running.cells import Cell
 from lit_fed.studies.running.jobs import FirstRound, Job
 
-_PLAIN_WIDTH = 140  # without a terminal, such as in a log file
 _LOOK_S = 1.0  # interval of reading the cells' files
 
 
@@ -69,14 +68,14 @@ class Display:
         width = len(str(self.total))
         what = f"FAILED: {reason}" if reason else told
         line = f"[{self.done + self.failed:>{width}}/{self.total}] {job.cell.name}  {what}  {job.seconds:.0f} s"
-        self.console.print(line, soft_wrap=True, markup=False, highlight=False)
+        say(self.console, line)
 
     def _render(self) -> RenderableType:
         ended = self.done + self.failed
         elapsed = time.monotonic() - self._began
-        parts = [f"{ended}/{self.total}", f"{_clock(elapsed)} elapsed"]
+        parts = [f"{ended}/{self.total}", f"{clock(elapsed)} elapsed"]
         if self._rounds_here:
-            parts.append(f"about {_clock(elapsed * (self._rounds_left / self._rounds_here - 1))} left")
+            parts.append(f"about {clock(elapsed * (self._rounds_left / self._rounds_here - 1))} left")
         if self.failed:
             parts.append(f"{self.failed} failed")
         grid = Table.grid(padding=(0, 1))
@@ -86,17 +85,6 @@ class Display:
             words = f"{rounds}/{most} rounds · {job.cell.name}"
             grid.add_row("", ProgressBar(max(most, 1), rounds, width=30), Text(words, overflow="ellipsis"))
         return Group(grid)
-
-
-def plain_console() -> Console:
-    """Return a console on standard output; a wide one without a terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
-
-
-def say(console: Console, line: str) -> None:
-    """Print a line without wrapping, so that paths can be copied and logs searched."""
-    console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def duration(seconds: float) -> str:
@@ -132,7 +120,3 @@ def estimate(cells: Sequence[Cell], finished: Sequence[Cell], first: FirstRound 
         else:
             return None
     return total
-
-
-def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=round(max(0.0, seconds))))

@@ -1,20 +1,28 @@
-"""Checks before any cell runs that the data and models of cells can be built."""
+"""Checks before any cell runs: its data and models can be built, and its run will report the study's metrics.
+
+Most names of metrics follow from the configuration, see `lit_fed.studies.file.promised`. For names that only the code
+of a task, a method or a protocol determines, one round of one cell runs in a temporary folder, and its ``metrics.csv``
+lists them. A metric that first appears in a later round cannot be used this way.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jsonargparse import ArgumentParser
 
 from lit_fed.command.cli import user_error
-from lit_fed.command.reading.parts import add_parts, build_parts
+from lit_fed.command.reading.parts import ReadParts, add_parts, build_parts
 from lit_fed.data.population.census import Contents
 from lit_fed.engine.lightning import compatibility
 from lit_fed.errors import ConfigError
 from lit_fed.parsing import Parser
-from lit_fed.studies.running.cells import Cell
+from lit_fed.studies.file.claims import meant
+from lit_fed.studies.file.promised import kind_of, known_names, names_with
+from lit_fed.studies.file.rounds import guide_of
+from lit_fed.studies.running.cells import Cell, CellGrid
 
 
 def check_parts(cells: Iterable[Cell]) -> None:
@@ -30,17 +38,12 @@ def check_parts(cells: Iterable[Cell]) -> None:
     read: set[str] = set()
     made: set[str] = set()
     for cell in cells:
-        settings = {key: cell.config[key] for key in ("data", "model", "algorithm")}
-        settings["trainer"] = {"kinds": cell.config["trainer"].get("kinds")}
-        if (key := _key(settings)) in made:
+        if (key := _key(settings := _settings(cell))) in made:
             continue
         try:
             _make(parser, settings, read)
         except Exception as error:
-            line = user_error(error, [])
-            if line is None:
-                raise
-            raise ConfigError(f"{cell.row}/{cell.column}: {line}") from error
+            raise ConfigError(f"{cell.row}/{cell.column}: {_line(error)}") from error
         made.add(key)
 
 
@@ -60,8 +63,7 @@ def check_data(cells: Iterable[Cell], tell: Callable[[str], object]) -> None:
     for cell in cells:
         if (before := cell.contents) is None:
             continue
-        settings = {key: cell.config[key] for key in ("data", "model", "algorithm")}
-        settings["trainer"] = {"kinds": cell.config["trainer"].get("kinds")}
+        settings = _settings(cell)
         exact_key, key = json.dumps(settings, sort_keys=True, default=str), _key(settings)
         if key not in alike:
             now = alike[key] = exact[exact_key] = _contents(parser, settings)
@@ -79,27 +81,41 @@ def check_data(cells: Iterable[Cell], tell: Callable[[str], object]) -> None:
             )
 
 
+def _settings(cell: Cell) -> dict[str, Any]:
+    """Return a cell's settings of its data, models and method."""
+    kinds = {"kinds": cell.config["trainer"].get("kinds")}
+    return {**{key: cell.config[key] for key in ("data", "model", "algorithm")}, "trainer": kinds}
+
+
+def _line(error: Exception) -> str:
+    """Return a user's mistake in one line; raise any other error again."""
+    if (line := user_error(error, [])) is None:
+        raise error
+    return line
+
+
+def _built(parser: ArgumentParser, settings: dict[str, Any]) -> ReadParts:
+    """Build parts, and set aside from the data what the method asks for."""
+    parts, _ = build_parts(parser, parser.parse_object(settings))
+    parts.data.reserve(parts.algorithm.public_size, parts.algorithm.calibration_fraction)
+    return parts
+
+
 def _contents(parser: ArgumentParser, settings: dict[str, Any]) -> Contents | str:
     """Return the fingerprint of the current data, or why they cannot be read."""
     try:
-        parts, _ = build_parts(parser, parser.parse_object(settings))
-        data, algorithm = parts.data, parts.algorithm
-        data.reserve(algorithm.public_size, algorithm.calibration_fraction)
+        data = _built(parser, settings).data
         data.setup()
         found: Contents = data.record.contents
     except Exception as error:
-        line = user_error(error, [])
-        if line is None:
-            raise
-        return line
+        return _line(error)
     return found
 
 
 def _make(parser: ArgumentParser, settings: dict[str, Any], read: set[str]) -> None:
     """Build parts, check their compatibility, and read the data unless equal data were read before."""
-    parts, _ = build_parts(parser, parser.parse_object(settings))
+    parts = _built(parser, settings)
     data, algorithm = parts.data, parts.algorithm
-    data.reserve(algorithm.public_size, algorithm.calibration_fraction)
     for task in parts.model.values() if isinstance(parts.model, dict) else [parts.model]:
         task.configure_model()
         algorithm.adapt(task)
@@ -121,3 +137,48 @@ def _without_seed(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_seed(item) for key, item in value.items() if key != "seed"}
     return [_without_seed(item) for item in value] if isinstance(value, list) else value
+
+
+# ---------------------------------------------------------------------- metrics
+
+
+Ask = Callable[[Cell], Sequence[str]]
+
+
+def check_metrics(grid: CellGrid, cells: Iterable[Cell] = (), ask: Ask | None = None) -> None:
+    """Refuse a study with a metric that its runs do not report.
+
+    Args:
+        grid: The study.
+        cells: The cells to run.
+        ask: Runs a round of a cell and returns the reported names; None relies on the configurations alone.
+    """
+    about_to_run = {cell.name for cell in cells}
+    names_by_kind: dict[str, list[str]] = {}  # reported names by kind of run, as far as known
+    for cell, metric in _wanted(grid):
+        names, complete = names_with(cell.config, metric.partition("/")[0])
+        if not complete and metric not in names:
+            kind = kind_of(cell.config)
+            if kind not in names_by_kind:
+                done = next((c for c in grid.cells if c.done and kind_of(c.config) == kind), None)
+                if done is not None:
+                    names_by_kind[kind] = list(done.rows()[0])
+                elif ask is None or cell.name not in about_to_run:
+                    continue
+                else:
+                    names_by_kind[kind] = list(ask(cell))
+            names = [name for name in names_by_kind[kind] if name != "round"]
+        if metric not in names:
+            every = list(dict.fromkeys([*names, *known_names(cell.config)]))
+            where = f"{grid.study.path}: {cell.row}/{cell.column}"
+            raise ConfigError(f"{where} does not report the metric {metric!r}; {meant(metric, every)}")
+
+
+def _wanted(grid: CellGrid) -> list[tuple[Cell, str]]:
+    """Return a cell of every place with each metric that the table or a claim reads there."""
+    seed = grid.study.seeds[0]
+    measures = [(place, grid.measure_of(place)) for place in grid.study.places]
+    wanted = [(place, name) for place, m in measures for name in (m.metric, guide_of(m.report)) if name]
+    for claim in grid.study.claims:
+        wanted += [(p, claim.metric) for p in grid.study.places if claim.metric is not None and p in claim.places]
+    return list({(c.name, metric): (c, metric) for c, metric in ((grid.at[p, seed], m) for p, m in wanted)}.values())

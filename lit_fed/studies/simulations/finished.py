@@ -8,8 +8,7 @@ from pathlib import Path
 
 from lit_fed.errors import ConfigError
 from lit_fed.studies.results.register_lines import Finished, Number, StudyRow, claim_texts, number_of, paper_of, row_of
-from lit_fed.studies.simulations.record import Record
-from lit_fed.studies.simulations.run_simulation import check_again, read_file, settings_of
+from lit_fed.studies.simulations.run_simulation import Record, check_again, read_file, settings_of
 from lit_fed.studies.simulations.simulation import Point, verdicts
 
 _PROFILE = "simulation"

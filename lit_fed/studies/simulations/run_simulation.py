@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import csv
+import json
 import os
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_fed.checks import check_range
+from lit_fed.command.reading.config_files import read_settings
 from lit_fed.command.reading.parts import instantiate
-from lit_fed.command.reading.readable import read_settings
 from lit_fed.command.reading.shipped import located
 from lit_fed.command.reading.words import spelled
 from lit_fed.command.table import Call
-from lit_fed.engine.storage.files import files_in_place
+from lit_fed.engine.storage.files import files_in_place, write_text
 from lit_fed.errors import ConfigError
 from lit_fed.studies.file.rounds import quantile
-from lit_fed.studies.results.markup import head, line
-from lit_fed.studies.results.results import verdict_text
+from lit_fed.studies.results.results import csv_text, head, line, verdict_text
 from lit_fed.studies.running.environment import describe
 from lit_fed.studies.simulations.jobs import Jobs
-from lit_fed.studies.simulations.record import Record
 from lit_fed.studies.simulations.simulation import Point, Simulation, verdicts
 
 _WIDE = 4  # panels side by side
@@ -135,15 +134,12 @@ def settings_of(options: Namespace) -> dict[str, Any]:
 
 def write(points: Sequence[Point], folder: Path) -> None:
     """Write every seed's numbers to ``points.csv``, medians and quartiles to ``summary.csv``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "points.csv", "w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(Point._fields)
-        table.writerows(points)
-    with open(folder / "summary.csv", "w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["panel", "line", "x", "q25", "median", "q75"])
-        table.writerows((*key, *quartiles) for key, quartiles in quartiles_of(points).items())
+    quartiles = ((*key, *three) for key, three in quartiles_of(points).items())
+    for name, text in (
+        ("points.csv", csv_text(Point._fields, points)),
+        ("summary.csv", csv_text(("panel", "line", "x", "q25", "median", "q75"), quartiles)),
+    ):
+        write_text([text], folder / name)
 
 
 def quartiles_of(points: Sequence[Point]) -> dict[tuple[str, str, float], tuple[float, float, float]]:
@@ -151,10 +147,7 @@ def quartiles_of(points: Sequence[Point]) -> dict[tuple[str, str, float], tuple[
     values: dict[tuple[str, str, float], list[float]] = defaultdict(list)
     for point in points:
         values[point.panel, point.line, point.x].append(point.value if np.isfinite(point.value) else np.inf)
-    quartiles = {}
-    for key, numbers in values.items():
-        quartiles[key] = (quantile(numbers, 0.25), quantile(numbers, 0.5), quantile(numbers, 0.75))
-    return quartiles
+    return {key: (quantile(of, 0.25), quantile(of, 0.5), quantile(of, 0.75)) for key, of in values.items()}
 
 
 def summary(points: Sequence[Point]) -> str:
@@ -228,3 +221,50 @@ def _heat_map(axes: Any, lines: dict[str, list[tuple[float, ...]]]) -> None:
         for column, number in enumerate(numbers):
             star = " ★" if column == int(np.argmin(numbers)) else ""
             axes.text(column, row, f"{number:.2f}{star}", ha="center", va="center", color="white", fontsize=8)
+
+
+# ---------------------------------------------------------------------- the record
+
+
+_NAME = "simulation.json"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finished simulation.
+
+    Args:
+        settings: All settings that determine the points.
+        made_with: Commit, versions and hardware, see `lit_fed.studies.running.environment.describe`.
+        seconds: Duration.
+        cpu_seconds: CPU time.
+    """
+
+    settings: dict[str, Any]
+    made_with: dict[str, str]
+    seconds: float
+    cpu_seconds: float
+
+    def write(self, folder: Path) -> None:
+        """Write the record, after all other files of the simulation."""
+        write_text([json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"], folder / _NAME)
+
+    @staticmethod
+    def remove(folder: Path) -> None:
+        """Remove the record, before any other file of the folder is replaced."""
+        (folder / _NAME).unlink(missing_ok=True)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """Read a folder's record; None if no simulation has finished; raise `ConfigError` if the file is malformed."""
+        path = folder / _NAME
+        if not path.is_file():
+            return None
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{path} was not written by lit-fed simulate; run it again") from error
+
+    def ran(self, settings: dict[str, Any]) -> bool:
+        """Whether the simulation ran with these settings."""
+        return bool(self.settings == json.loads(json.dumps(settings)))  # turns tuples into lists

@@ -168,7 +168,7 @@ def test_the_parser_parses_no_file_again(monkeypatch: pytest.MonkeyPatch, capsys
 
         return parse
 
-    monkeypatch.setattr("lit_fed.command.reading.readable.parsed", recorded(parsing.parsed))
+    monkeypatch.setattr("lit_fed.command.reading.config_files.parsed", recorded(parsing.parsed))
     monkeypatch.setattr(parsing, "get_loader", lambda mode: recorded(get_loader(mode)))
     Path("my.yaml").write_text("trainer: {max_rounds: 1}\n")
     with pytest.raises(SystemExit):

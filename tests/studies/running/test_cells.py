@@ -18,8 +18,7 @@ from lit_fed.studies.file.study import Place, read_study
 from lit_fed.studies.results.results import caption, collect
 from lit_fed.studies.running.cells import _ANY, Cell, chosen, lay_out
 from lit_fed.studies.running.jobs import share_machine
-from lit_fed.studies.running.metric_check import check_metrics
-from lit_fed.studies.running.parts import check_parts
+from lit_fed.studies.running.parts import check_metrics, check_parts
 from tests.studies.support import CONFIGS, TINY, finish, grid_of
 
 

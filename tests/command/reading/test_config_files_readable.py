@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_fed.command.reading.readable import read_settings
+from lit_fed.command.reading.config_files import read_settings
 from tests.command.support import QUICKSTART, error_of
 
 TEXT = QUICKSTART.read_text(encoding="utf-8")

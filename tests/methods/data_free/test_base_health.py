@@ -12,7 +12,7 @@ import torch
 
 from lit_fed.command.cli import main
 from lit_fed.methods import FedGen, HFedCKD
-from lit_fed.methods.data_free.health import GeneratorCollapse, GeneratorExplosion, class_variances
+from lit_fed.methods.data_free.base import GeneratorCollapse, GeneratorExplosion, class_variances
 from tests.methods.data_free.run_kinds import CONFIGS
 from tests.methods.data_free.support import Halves
 from tests.support import Points, fit, rows

@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from lit_fed.command.cli import main
-from lit_fed.command.reading.words import CommandLine
-from lit_fed.command.reading.wrapping import wrapped
+from lit_fed.command.reading.words import CommandLine, wrapped
 from tests.command.support import error_of
 from tests.support import rows
 
