@@ -81,10 +81,6 @@ class CocoKeypoints(PhotoPose):
         return self._train.skeleton
 
     @override
-    def own_clients(self) -> int | None:
-        return None if self.client_key is None else len(self._clients)
-
-    @override
     def own_client_names(self) -> list[str] | None:
         return None if self.client_key is None else self._clients
 
