@@ -20,7 +20,7 @@ from lit_fed.deployment.ends import Alert
 from lit_fed.deployment.frozen import Hashes
 from lit_fed.deployment.heard import LONGEST_GREETING, greeting, hear
 from lit_fed.deployment.serving import Grid, Reply
-from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, encode
+from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, encode, shown
 from lit_fed.errors import ConfigError, WireError
 from lit_fed.yaml_text import read_yaml
 
@@ -71,6 +71,20 @@ def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
         if mine != other:
             return f"{key[:100]} is {_shown(mine)} on the node and {_shown(other)} on the server"
     return None
+
+
+def mismatch(settings: Mapping[str, str], hello: Message, more: str = "") -> str | None:
+    """Describe why a node with these settings cannot work for the server that greets it; None if it can.
+
+    ``more`` is appended to the remedy for a setting that differs.
+    """
+    from lit_fed import __version__
+
+    theirs = hello.get("version", str)
+    if hello.get("protocol", int) != PROTOCOL or theirs != __version__:
+        return f"the node runs lit_fed {__version__} and the server {shown(theirs, 20)}; install the same version"
+    odd = difference(settings, hello.get("settings", dict))
+    return None if odd is None else f"{odd}; use the same configuration on both ends{more}"
 
 
 def _shown(value: str | None) -> str:
