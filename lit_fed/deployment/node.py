@@ -319,12 +319,9 @@ class Node:
         outcome: ClientUpdate | ClientFailure | None
         try:
             message = decode(blob, self.limit)
-            if message.word == "hello":
-                return encode(self._greet(message))
-            if message.word == "held":
-                return encode(self._tell_held(message))
-            if message.word == "keep":
-                return encode(self._keep(message))
+            of_the_node = {"hello": self._greet, "held": self._tell_held, "keep": self._keep}
+            if message.word in of_the_node:
+                return encode(of_the_node[message.word](message))
             if message.word == "secure" and self.sums is not None:
                 fields, tensors = self.sums.answer(message.fields, message.tensors.get("secure", {}))
                 return encode(Message("answer", {"message": fields}, {"secure": tensors}))

@@ -44,6 +44,7 @@ class NodeKeys(UserDict[str, Grant]):
     ) -> None:
         self.path, self.revoked, self.say = Path(path), None if revoked is None else Path(revoked), say
         self._looked = time.monotonic()
+        self._seen: list[tuple[int, int, int] | None] = []
         self.data = self._read()
 
     def refresh(self) -> None:
@@ -74,7 +75,7 @@ class NodeKeys(UserDict[str, Grant]):
     def _read(self) -> dict[str, Grant]:
         clients, files = read_node_keys(self.path)
         self._files = [self.path, *([] if self.revoked is None else [self.revoked]), *files]
-        self._seen: list[tuple[int, int, int] | None] = self._stamps()
+        self._seen = self._stamps()
         barred = set() if self.revoked is None else _read_revoked(self.revoked)
         return {key: ids for key, ids in clients.items() if key not in barred}
 

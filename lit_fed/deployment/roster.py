@@ -266,9 +266,7 @@ class Roster:
             here = f"{len(self._owner)} of {self.num_clients} clients"
             self.say(Alert(f"the run goes on without client {who}, {here}{why}"))
             return
-        samples = {
-            client_id: report.samples for home in self.homes.values() for client_id, report in home.clients.items()
-        }
+        samples = {client_id: report.samples for client_id, report in self._present().items()}
         most = max(samples, key=lambda client_id: (samples[client_id], -client_id))
         told = f", with {sum(samples.values()):,} training samples; client {most} has the most, {samples[most]:,}"
         here = f"all {self.num_clients} clients are connected, on {len(self.homes)} nodes"

@@ -548,17 +548,16 @@ def _coded(table: Any, column: str, where: str, setting: str) -> _Coded:
     names, kind = getattr(feature, "names", None), str(values.type)
     if not kind.startswith(("int", "uint", "bool", "string", "large_string")):
         raise ConfigError(f"{where}: {column!r} is {kind}; data.{setting} must name texts or whole numbers")
-    if names is not None:
-        codes = values.to_numpy().astype(np.int64)
-        if len(wrong := np.flatnonzero((codes < 0) | (codes >= len(names)))):
-            raise ConfigError(
-                f"{where}, row {wrong[0]}: {column!r} is {codes[wrong[0]]}, which is not a class; choose a split with "
-                "labels, or remove the row"
-            )
-        there, codes = np.unique(codes, return_inverse=True)
-        return _Coded([names[place] for place in there], codes.astype(np.int64))
     encoded = values.dictionary_encode().combine_chunks()
-    return _Coded([str(name) for name in encoded.dictionary.to_pylist()], encoded.indices.to_numpy().astype(np.int64))
+    held, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64)
+    if names is not None:
+        if (wrong := next((place for place, code in enumerate(held) if not 0 <= code < len(names)), None)) is not None:
+            raise ConfigError(
+                f"{where}, row {(codes == wrong).argmax()}: {column!r} is {held[wrong]}, which is not a class; choose "
+                "a split with labels, or remove the row"
+            )
+        held = [names[code] for code in held]
+    return _Coded([str(name) for name in held], codes)
 
 
 def _library() -> Any:

@@ -156,7 +156,8 @@ def read_x(path: Path, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[An
         shape: Shape of one stored input; images may also be (H, W, C), or (H, W) of one channel.
         dtype: The stored dtype.
     """
-    x = _load(path)
+    is_npy = path.suffix.lower() == ".npy" and path.is_file()
+    x = read_npy(path) if is_npy else Archive(path, ["x"], "name a file with --inputs").read("x")["x"]
     if len(shape) == 3 and x.shape[1:] != tuple(shape) and x.ndim in (3, 4):
         x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
     if x.ndim < 1 or x.shape[1:] != tuple(shape):
@@ -190,12 +191,6 @@ def _refuse(odd: NDArray[np.bool_], x: NDArray[Any], path: Path, why: str) -> No
         value = x[row][odd[row]].flat[0] if x.ndim > 1 else x[row]
         says = why if not np.isfinite(value) else f"{value:.6g}, {why}" if x.dtype.kind == "f" else f"{value}, {why}"
         raise ConfigError(f"{path}: sample {row} of x holds {says}")
-
-
-def _load(path: Path) -> NDArray[Any]:
-    if path.suffix.lower() == ".npy" and path.is_file():
-        return read_npy(path)
-    return Archive(path, ["x"], "name a file with --inputs").read("x")["x"]
 
 
 def image_files(path: Path) -> list[Path]:
