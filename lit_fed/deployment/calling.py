@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import datetime
+from itertools import chain, starmap
 from typing import Any
 
 from lit_fed.deployment.ends import Alert, ending_by_signal, split_address
@@ -118,7 +119,8 @@ class Line:
                     return
                 out = self._out = queue.SimpleQueue()
             try:
-                call = attend(_frames(out), metadata=(("boot", self.boot),))
+                outgoing = chain.from_iterable(starmap(frames, iter(out.get, None)))
+                call = attend(outgoing, metadata=(("boot", self.boot),))
                 if self._listen(call):
                     pause = _AGAIN_S[0]
             except (ConfigError, ValueError) as error:  # ValueError: the channel was closed meanwhile
@@ -249,11 +251,6 @@ def attend(node: Node | StatisticsNode, line: Line) -> None:
             raise entry
         session, message_id, blob = entry
         line.answer(session, message_id, node.handle(blob), len(blob))
-
-
-def _frames(out: queue.SimpleQueue[tuple[int, bytes] | None]) -> Any:
-    for message in iter(out.get, None):
-        yield from frames(*message)
 
 
 def _reason(details: str) -> str:

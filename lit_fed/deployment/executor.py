@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, cast
@@ -198,7 +199,7 @@ class GridExecutor(Executor):
             for loop in session.loops.values()
             for name, range_ in getattr(loop.model.task, "ranges", {}).items()
         }
-        session.store.keeper = self._files
+        session.store.keeper = partial(NodeFiles, held=self._held)
 
     @override
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
@@ -288,10 +289,11 @@ class GridExecutor(Executor):
 
     def _push(self, work: _Work, may_return: bool) -> Generator[ClientFailure, None, bool]:
         """Send messages to nodes with spare capacity; return whether a client's node is awaited."""
-        absent = False
+        absent, unanswered = False, Counter(sent.boot for sent in self._unanswered.values())
         for _ in range(len(work.queue)):
             client_id = work.queue.popleft()
             home = self.roster.home(client_id)
+            pending = 0 if home is None else work.busy.get(home.boot, 0) + unanswered[home.boot]
             if home is None and (may_return or time.monotonic() < work.awaited.get(client_id, 0.0)):
                 work.queue.append(client_id)
                 absent = True
@@ -299,7 +301,7 @@ class GridExecutor(Executor):
                 yield self._failure(client_id, work, "its node is not connected; restart it")
             elif home.boot in self._late:
                 yield self._failure(client_id, work, "its node already missed this round's deadline")
-            elif self._before(home, work) >= _AT_ONCE[work.word]:
+            elif pending >= _AT_ONCE[work.word]:
                 work.queue.append(client_id)
             else:
                 blob = encode(self._message(client_id, home, work))
@@ -314,10 +316,6 @@ class GridExecutor(Executor):
                 work.sent[self.roster.grid.push(home.node, blob, self._due(sent, work).most_bytes)] = sent
                 work.busy[home.boot] = work.busy.get(home.boot, 0) + 1
         return absent
-
-    def _before(self, home: KnownNode, work: _Work) -> int:
-        """Return the number of a node's pending messages."""
-        return work.busy.get(home.boot, 0) + sum(sent.boot == home.boot for sent in self._unanswered.values())
 
     def _message(self, client_id: int, home: KnownNode, work: _Work) -> Message:
         store, kind, broadcast = self.session.store, self.session.kinds[client_id], work.broadcast
@@ -446,9 +444,6 @@ class GridExecutor(Executor):
         return ClientFailure(client_id, work.broadcast.round_idx, cause)
 
     # ------------------------------------------------------------------ layouts of answers, and states on nodes
-
-    def _files(self, directory: Path) -> NodeFiles:
-        return NodeFiles(directory, self._held)
 
     def _held(self) -> Iterator[tuple[str, int]]:
         """Ask all nodes for the versions of this run's states that they hold."""

@@ -59,13 +59,11 @@ class KnownHashes:
 
     def of(self, kind: str, tensors: Payload) -> dict[str, str]:
         """The hash of every tensor of a kind."""
-        return {name: self._one((kind, name), tensor) for name, tensor in tensors.items()}
-
-    def _one(self, place: tuple[str, str], tensor: Tensor) -> str:
-        known = self._known.get(place)
-        if known is None or known[0] is not tensor or known[1] != tensor._version:
-            known = self._known[place] = tensor, tensor._version, hash_of(tensor)
-        return known[2]
+        for name, tensor in tensors.items():
+            known = self._known.get((kind, name))
+            if known is None or known[0] is not tensor or known[1] != tensor._version:
+                self._known[kind, name] = tensor, tensor._version, hash_of(tensor)
+        return {name: self._known[kind, name][2] for name in tensors}
 
     def divide(self, kind: str, tensors: Payload, there: dict[str, str]) -> tuple[Payload, dict[str, str]]:
         """The tensors that a node lacks, and the hashes of the others.

@@ -79,9 +79,7 @@ def greeting(message: Message, num_clients: int, num_classes: int | None) -> Gre
     Raises:
         WireError: If the node refuses to take part, or its answer is invalid.
     """
-    if message.word == "failure":
-        raise WireError(shown(message.get("cause", str)))
-    _expect(message, "answer")
+    expect_consent(message)
     clients = {}
     for name, content in message.get("clients", dict).items():
         if not _ID.fullmatch(name) or int(name) >= num_clients or type(content) is not dict:
@@ -122,7 +120,7 @@ def held(message: Message, clients: Collection[int]) -> list[tuple[str, int]]:
     Raises:
         WireError: If they are malformed or too many.
     """
-    _expect(message, "answer")
+    _expect_answer(message)
     entries, names = message.get("held", list), {str(client_id) for client_id in clients}
     if len(entries) > _HELD:
         raise WireError(f"it reports {len(entries):,} versions of its clients' states; at most {_HELD:,} are allowed")
@@ -132,12 +130,11 @@ def held(message: Message, clients: Collection[int]) -> list[tuple[str, int]]:
     return list(dict.fromkeys((name, at) for name, at in entries if name in names))
 
 
-def kept(message: Message) -> bool:
-    """Confirm that a node saved the end of a run; raise `WireError` if it did not."""
+def expect_consent(message: Message) -> None:
+    """Refuse a node's refusal with its reason, as a `WireError`, and anything else that is not an answer."""
     if message.word == "failure":
         raise WireError(shown(message.get("cause", str)))
-    _expect(message, "answer")
-    return True
+    _expect_answer(message)
 
 
 # ---------------------------------------------------------------------- a client's work
@@ -217,7 +214,7 @@ def answer(message: Message, due: Due) -> Heard:
     totals = check_sums(sums, f"the node of {who}", due.sums or 0, due.trained, due.ranges)
     if message.word == "failure":
         return Heard(shown(message.get("cause", str)) or "it gave no cause", message.get("moved", bool), sums=totals)
-    _expect(message, "answer")
+    _expect_answer(message)
     if message.get("silent", bool):
         if due.trained:
             raise WireError(f"{who} sent no update from its training; it is dropped")
@@ -247,6 +244,6 @@ def _version(version: Any, round_idx: int, who: str) -> Version | None:
     return version[0], version[1]
 
 
-def _expect(message: Message, word: str) -> None:
-    if message.word != word:
+def _expect_answer(message: Message) -> None:
+    if message.word != "answer":
         raise WireError(f"a node answered with {message.word!r}; run the same lit_fed on both ends")

@@ -23,12 +23,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_fed.checks import check_range
+from lit_fed.data.partitions.cut import clients_here
 from lit_fed.data.population.naming import called
 from lit_fed.deployment.ends import Alert
 from lit_fed.deployment.frozen import FrozenTensors, UnknownTensor, read_hashes
-from lit_fed.deployment.roster import agreed, difference
+from lit_fed.deployment.roster import agreed, mismatch
 from lit_fed.deployment.summing import own_work
-from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, TOLD, Message, check_payload, decode, encode, shown
+from lit_fed.deployment.wire import MOST_BYTES, TOLD, Message, check_payload, decode, encode, shown
 from lit_fed.engine.clients.executor import failure
 from lit_fed.engine.clients.local import TaskStage
 from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol
@@ -200,10 +201,7 @@ class Withheld:
 
     def _is_disjoint(self, work: tuple[Any, ...], together: Collection[int]) -> bool:
         """Record a group that shares no client with another reported group of the same request, or is that group."""
-        reported, clients_bits = (
-            self._reported.setdefault(work, set()),
-            sum(1 << client_id for client_id in set(together)),
-        )
+        reported, clients_bits = self._reported.setdefault(work, set()), sum(1 << one for one in set(together))
         if any(clients_bits & other for other in reported - {clients_bits}):
             return False
         reported.add(clients_bits)
@@ -262,11 +260,9 @@ class Node:
         say: Callable[[str], object] = print,
         signer: Signer | None = None,
     ) -> None:
-        self.clients = sorted(set(clients))
+        self.clients = clients_here(clients, data.num_clients)
         if not self.clients:
             raise ConfigError("the node has no clients; name at least one with --client")
-        if beyond := [one for one in self.clients if not 0 <= one < data.num_clients]:
-            raise ConfigError(f"client {beyond[0]} does not exist; clients are 0 to {data.num_clients - 1}")
         self.folder, self.limit = folder, limit
         self.say: Callable[[str], object] = lambda line: say(type(line)(shown(line, _LINE)))
         self.log = NodeLog(folder)
@@ -323,12 +319,9 @@ class Node:
         outcome: ClientUpdate | ClientFailure | None
         try:
             message = decode(blob, self.limit)
-            if message.word == "hello":
-                return encode(self._greet(message))
-            if message.word == "held":
-                return encode(self._tell_held(message))
-            if message.word == "keep":
-                return encode(self._keep(message))
+            of_the_node = {"hello": self._greet, "held": self._tell_held, "keep": self._keep}
+            if message.word in of_the_node:
+                return encode(of_the_node[message.word](message))
             if message.word == "secure" and self.sums is not None:
                 fields, tensors = self.sums.answer(message.fields, message.tensors.get("secure", {}))
                 return encode(Message("answer", {"message": fields}, {"secure": tensors}))
@@ -371,14 +364,7 @@ class Node:
     # ------------------------------------------------------------------ who lives here
 
     def _greet(self, message: Message) -> Message:
-        from lit_fed import __version__
-
-        theirs = message.get("version", str)
-        if message.get("protocol", int) != PROTOCOL or theirs != __version__:
-            cause = f"the node runs lit_fed {__version__} and the server {shown(theirs, 20)}; install the same version"
-        elif (odd := difference(self.settings, message.get("settings", dict))) is not None:
-            cause = f"{odd}; use the same configuration on both ends"
-        else:
+        if (cause := mismatch(self.settings, message)) is None:
             clients = {str(client_id): asdict(report) for client_id, report in self.reports.items()}
             self._say_where("registered with the server")
             fields = {"boot": self.boot, "clients": clients, "sums": self.withheld is not None}
@@ -402,11 +388,8 @@ class Node:
             raise WireError("the end of the run is for other clients; run the same lit_fed on both ends")
         self._open(message)
         self._count("keep")
-        payloads, frozen, named = (
-            dict[str, Payload](),
-            dict[str, Payload](),
-            read_hashes(message.fields.get("frozen", {})),
-        )
+        payloads, frozen = dict[str, Payload](), dict[str, Payload]()
+        named = read_hashes(message.fields.get("frozen", {}))
         for kind in {self.federation.kinds[client_id] for client_id in self.clients}:
             payloads[kind] = self.federation.channel.downlink.arrive(message.tensors.get(f"payload/{kind}", {})).payload
             frozen[kind] = self._frozen(kind, message.tensors.get(f"frozen/{kind}", {}), named.get(kind, {}))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ class Grant(NamedTuple):
     most_samples: int | None = None
 
 
-class NodeKeys(Mapping[str, Grant]):
+class NodeKeys(UserDict[str, Grant]):
     """The clients that a node may claim, by the hash of its certificate's public key; revoked keys are left out.
 
     Args:
@@ -42,10 +43,9 @@ class NodeKeys(Mapping[str, Grant]):
         self, path: str | Path, revoked: str | Path | None = None, say: Callable[[str], object] = print
     ) -> None:
         self.path, self.revoked, self.say = Path(path), None if revoked is None else Path(revoked), say
-        self._files = [self.path, *([] if self.revoked is None else [self.revoked])]
         self._looked = time.monotonic()
         self._seen: list[tuple[int, int, int] | None] = []
-        self._clients = self._read()
+        self.data = self._read()
 
     def refresh(self) -> None:
         """Read changed files again; while they cannot be read, print why and keep the content before."""
@@ -56,11 +56,11 @@ class NodeKeys(Mapping[str, Grant]):
             return
         self._seen = seen
         try:
-            self._clients = self._read()
+            self.data = self._read()
         except ConfigError as error:
             self.say(Alert(f"{error}; until then the keys stay as they were"))
         else:
-            self.say(f"read {self.path} again: {len(self._clients)} keys are accepted")
+            self.say(f"read {self.path} again: {len(self.data)} keys are accepted")
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
         stamps: list[tuple[int, int, int] | None] = []
@@ -78,15 +78,6 @@ class NodeKeys(Mapping[str, Grant]):
         self._seen = self._stamps()
         barred = set() if self.revoked is None else _read_revoked(self.revoked)
         return {key: ids for key, ids in clients.items() if key not in barred}
-
-    def __getitem__(self, key: str) -> Grant:
-        return self._clients[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._clients)
-
-    def __len__(self) -> int:
-        return len(self._clients)
 
 
 def read_node_keys(path: Path) -> tuple[dict[str, Grant], list[Path]]:

@@ -20,7 +20,7 @@ from lit_fed.deployment.ends import Alert
 from lit_fed.deployment.frozen import Hashes
 from lit_fed.deployment.heard import LONGEST_GREETING, greeting, hear
 from lit_fed.deployment.serving import Grid, Reply
-from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, encode
+from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, encode, shown
 from lit_fed.errors import ConfigError, WireError
 from lit_fed.yaml_text import read_yaml
 
@@ -71,6 +71,20 @@ def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
         if mine != other:
             return f"{key[:100]} is {_shown(mine)} on the node and {_shown(other)} on the server"
     return None
+
+
+def mismatch(settings: Mapping[str, str], hello: Message, more: str = "") -> str | None:
+    """Describe why a node with these settings cannot work for the server that greets it; None if it can.
+
+    ``more`` is appended to the remedy for a setting that differs.
+    """
+    from lit_fed import __version__
+
+    theirs = hello.get("version", str)
+    if hello.get("protocol", int) != PROTOCOL or theirs != __version__:
+        return f"the node runs lit_fed {__version__} and the server {shown(theirs, 20)}; install the same version"
+    odd = difference(settings, hello.get("settings", dict))
+    return None if odd is None else f"{odd}; use the same configuration on both ends{more}"
 
 
 def _shown(value: str | None) -> str:
@@ -252,9 +266,7 @@ class Roster:
             here = f"{len(self._owner)} of {self.num_clients} clients"
             self.say(Alert(f"the run goes on without client {who}, {here}{why}"))
             return
-        samples = {
-            client_id: report.samples for home in self.homes.values() for client_id, report in home.clients.items()
-        }
+        samples = {client_id: report.samples for client_id, report in self._present().items()}
         most = max(samples, key=lambda client_id: (samples[client_id], -client_id))
         told = f", with {sum(samples.values()):,} training samples; client {most} has the most, {samples[most]:,}"
         here = f"all {self.num_clients} clients are connected, on {len(self.homes)} nodes"

@@ -16,7 +16,7 @@ from lit_fed.deployment.arrivals import ArrivalOrder, FlightExecutor, arrivals_o
 from lit_fed.deployment.ends import Alert, log_line
 from lit_fed.deployment.executor import GridExecutor, Patience, ServerEnd
 from lit_fed.deployment.frozen import Hashes, KnownHashes
-from lit_fed.deployment.heard import kept
+from lit_fed.deployment.heard import expect_consent
 from lit_fed.deployment.roster import Gathering, Identity, Roster, agreed
 from lit_fed.deployment.serving import Grid
 from lit_fed.deployment.summing import Summing, blind_of
@@ -62,7 +62,7 @@ class Parting(Callback):
             fields = {"run": self.roster.identity.run_id, "round": round_idx, "versions": versions}
             fields["frozen"] = held
             messages[node] = Message("keep", fields, tensors)
-        reached = self.roster.ask(messages, _PARTING_S, lambda _, answer: kept(answer))
+        reached = self.roster.ask(messages, _PARTING_S, lambda _, answer: expect_consent(answer))
         there = {client_id for node in reached for client_id in self.roster.homes[node].clients}
         if absent := set(range(federation.data.num_clients)) - there:
             self.roster.say(

@@ -20,13 +20,14 @@ from torch import Tensor
 
 from lit_fed.checks import check_range
 from lit_fed.data import FederatedDataModule
+from lit_fed.data.partitions.cut import clients_here
 from lit_fed.data.population.census import ClientReport
 from lit_fed.data.population.naming import called
 from lit_fed.deployment.ends import Alert
 from lit_fed.deployment.node_keys import Grant
-from lit_fed.deployment.roster import Identity, Roster, agreed, difference
+from lit_fed.deployment.roster import Identity, Roster, agreed, mismatch
 from lit_fed.deployment.serving import Grid
-from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, decode, encode, shown
+from lit_fed.deployment.wire import MOST_BYTES, Message, decode, encode, shown
 from lit_fed.engine.wire.totals import exact_parts
 from lit_fed.errors import ConfigError, LitFedError, WireError
 from lit_fed.statistics.federation import MOST_BINS
@@ -74,9 +75,7 @@ class StatisticsNode:
     ) -> None:
         check_range(ONLY, least, least=1)
         data.keeps_missing = True  # before anything is read
-        self.clients = sorted(set(clients))
-        if beyond := [one for one in self.clients if not 0 <= one < data.num_clients]:
-            raise ConfigError(f"client {beyond[0]} does not exist; clients are 0 to {data.num_clients - 1}")
+        self.clients = clients_here(clients, data.num_clients)
         self.data, self.least, self.noise, self.together, self.limit = data, least, noise, together, limit
         self.say: Callable[[str], object] = lambda line: say(type(line)(shown(line, 1000)))
         self.boot, self.settings = secrets.token_hex(8), settings_of(config)
@@ -110,13 +109,8 @@ class StatisticsNode:
             return encode(Message("failure", {"cause": shown(cause)}))
 
     def _greet(self, message: Message) -> Message:
-        from lit_fed import __version__
-
-        if message.get("protocol", int) != PROTOCOL or message.get("version", str) != __version__:
-            theirs = shown(message.get("version", str), 20)
-            raise WireError(f"the node runs lit_fed {__version__} and the server {theirs}; install the same version")
-        if (odd := difference(self.settings, message.get("settings", dict))) is not None:
-            raise WireError(f"{odd}; use the same configuration on both ends, and nodes with {ONLY}")
+        if (cause := mismatch(self.settings, message, f", and nodes with {ONLY}")) is not None:
+            raise WireError(cause)
         nothing = asdict(ClientReport(0, None, "0" * 64))  # counts leave with the statistics only
         return Message(
             "answer", {"boot": self.boot, "clients": {str(one): nothing for one in self.clients}, "sums": False}

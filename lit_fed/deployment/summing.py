@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from lit_fed.deployment.ends import Alert
-from lit_fed.deployment.heard import LONGEST_GREETING
-from lit_fed.deployment.wire import MOST_METRICS, Message, Ranges, check_metrics, check_sums, shown
+from lit_fed.deployment.heard import LONGEST_GREETING, expect_consent
+from lit_fed.deployment.wire import MOST_METRICS, Message, Ranges, check_metrics, check_sums
 from lit_fed.engine.clients.executor import Question
 from lit_fed.engine.wire.payload import Broadcast, Payload
 from lit_fed.engine.wire.totals import Totals
@@ -271,8 +271,5 @@ class Summing:
 
 def _said(message: Message) -> tuple[dict[str, Any], Payload]:
     """A node's answer; raise `WireError` if it refused."""
-    if message.word == "failure":
-        raise WireError(shown(message.get("cause", str)))
-    if message.word != "answer":
-        raise WireError(f"a node answered with {message.word!r}; run the same lit_fed on both ends")
+    expect_consent(message)
     return message.get("message", dict), message.tensors.get("secure", {})

@@ -22,7 +22,7 @@ from lit_fed.errors import CheckpointError
 from lit_fed.printing import counted
 from lit_fed.yaml_text import read_yaml
 
-_TRAINER = ("local_epochs", "local_steps", "participation", "seed", "precision")
+_TRAINER = ("max_rounds", "local_epochs", "local_steps", "seed", "precision")
 _MODEL = ("network", "network_args", "optimizer", "lr_scheduler")
 _PACKAGES = ("lightning", "torch", "torchvision", "timm", "numpy")
 
@@ -74,15 +74,11 @@ def facts_of(content: Mapping[str, Any], path: Path) -> Facts:
     config = _settings(content["config"], path)
     trainer, inputs = config.get("trainer") or {}, content["inputs"]
     metrics = {name: value for name, value in content["metrics"].items() if protocol_of(name)}
-    training = {
-        key: trainer[key]
-        for key in ("max_rounds", "local_epochs", "local_steps", "seed", "precision")
-        if key in trainer
-    }
+    training = {key: trainer[key] for key in _TRAINER if key in trainer}
     training |= {"participation": trainer["participation"]} if trainer.get("participation") else {}
     data = (config.get("data") or {}).get("init_args") or {}
     model = (config.get("model") or {}).get("init_args") or {}
-    training |= {key: model[key] for key in ("network", "network_args", "optimizer", "lr_scheduler") if model.get(key)}
+    training |= {key: model[key] for key in _MODEL if model.get(key)}
     return Facts(
         task=", ".join(dict.fromkeys(content["tasks"].values())),
         method=content["method"],

@@ -32,11 +32,10 @@ from lit_fed.statistics.site import (
     Floats,
     Inquiry,
     SiteStatistics,
-    batches_of,
-    classes_of,
     columns_of,
     edges,
     empty,
+    read_into,
     unit_of,
 )
 
@@ -97,14 +96,9 @@ class Noise:
         columns = columns_of(data)
         site = empty(len(columns), data.num_classes, question)
         sums = np.zeros((len(columns), 4 + question.bins + 2))  # finite, missing, mean, mean square, cells
-        for client_id in clients:
-            site.clients += 1
-            site.classes += classes_of(data, client_id)
-            for size, parts in batches_of(data, columns, client_id):
-                site.samples += size
-                for place, values in parts.items():
-                    flat = values.reshape(len(values), -1).astype(np.float64) / unit_of(data, columns[place])
-                    sums[place] += np.trunc(_contributions(flat, question, place) / _GRID).sum(axis=0) * _GRID
+        for place, values in read_into(site, data, columns, clients):
+            flat = values.reshape(len(values), -1).astype(np.float64) / unit_of(data, columns[place])
+            sums[place] += np.trunc(_contributions(flat, question, place) / _GRID).sum(axis=0) * _GRID
         std = self.noise_multiplier * sensitivity(len(columns), data.num_classes is not None)
 
         def noisy(exact: Floats) -> Floats:

@@ -124,15 +124,21 @@ def survey(data: FederatedDataModule, clients: Iterable[int], question: Inquiry)
     columns = columns_of(data)
     site = empty(len(columns), data.num_classes, question)
     site.unit = np.array([unit_of(data, column) for column in columns])
-    tally = _Tally(site, question)
+    for place, values in read_into(site, data, columns, clients):
+        _tally(site, question, place, values)
+    return site
+
+
+def read_into(
+    site: SiteStatistics, data: FederatedDataModule, columns: Sequence[Variable], clients: Iterable[int]
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Count some clients, their samples and classes, and yield batches of values (n, …), each with its column."""
     for client_id in clients:
         site.clients += 1
         site.classes += classes_of(data, client_id)
         for size, parts in batches_of(data, columns, client_id):
             site.samples += size
-            for place, values in parts.items():
-                tally.add(place, values, float(site.unit[place]))
-    return site
+            yield from parts.items()
 
 
 def classes_of(data: FederatedDataModule, client_id: int) -> Floats:
@@ -179,41 +185,39 @@ def batches_of(data: FederatedDataModule, columns: Sequence[Variable], client_id
         yield size, parts
 
 
-class _Tally:
-    """Adds batches of values to a site's statistics."""
+def _tally(site: SiteStatistics, question: Inquiry, place: int, values: NDArray[Any]) -> None:
+    """Add a batch of a column's values to a site's statistics."""
+    flat = values.reshape(-1)
+    if flat.dtype == np.uint8:
+        site.known[:, place] = 0.0, 1.0 if site.unit[place] > 1 else 255.0
+        weights = np.bincount(flat, minlength=256)
+        _add(site, question, place, np.flatnonzero(weights).astype(np.float64), weights[weights > 0])
+        return
+    for start in range(0, len(flat), _MOST_VALUES):
+        _add(site, question, place, flat[start : start + _MOST_VALUES].astype(np.float64))
 
-    def __init__(self, site: SiteStatistics, question: Inquiry) -> None:
-        self._site, self._question = site, question
 
-    def add(self, place: int, values: NDArray[Any], unit: float) -> None:
-        flat = values.reshape(-1)
-        if flat.dtype == np.uint8:
-            self._site.known[:, place] = 0.0, 1.0 if unit > 1 else 255.0
-            weights = np.bincount(flat, minlength=256)
-            self._add(place, np.flatnonzero(weights).astype(np.float64), weights[weights > 0], unit)
-            return
-        for start in range(0, len(flat), _MOST_VALUES):
-            self._add(place, flat[start : start + _MOST_VALUES].astype(np.float64), None, unit)
-
-    def _add(self, place: int, values: Floats, weights: NDArray[np.int64] | None, unit: float) -> None:
-        site, question = self._site, self._question
-        finite = values[np.abs(values) <= _LARGEST]  # which NaN is not
-        site.missing[place] += len(values) - len(finite)
-        site.count[place] += len(finite) if weights is None else int(weights.sum())
-        if not len(finite):
-            return
-        scale = Fraction(unit)
-        site.total[place] += exact_sum(finite, weights) / scale
-        site.squares[place] += exact_sum(finite * finite, weights) / (scale * scale)
-        scaled = finite / unit
-        site.low[place] = min(site.low[place], scaled.min())
-        site.high[place] = max(site.high[place], scaled.max())
-        if question.has_ranges:
-            low, high = question.ranges[place]
-            inside, _ = np.histogram(scaled, question.bins, (low, high), weights=weights)
-            many = np.ones(len(scaled)) if weights is None else weights
-            low, high = edges(low, high, question.bins)[[0, -1]]
-            site.cells[place] += [many[scaled < low].sum(), *inside, many[scaled > high].sum()]
+def _add(
+    site: SiteStatistics, question: Inquiry, place: int, values: Floats, weights: NDArray[np.int64] | None = None
+) -> None:
+    """Add values of a column, each taken ``weights`` times."""
+    finite, unit = values[np.abs(values) <= _LARGEST], float(site.unit[place])  # which NaN is not
+    site.missing[place] += len(values) - len(finite)
+    site.count[place] += len(finite) if weights is None else int(weights.sum())
+    if not len(finite):
+        return
+    scale = Fraction(unit)
+    site.total[place] += exact_sum(finite, weights) / scale
+    site.squares[place] += exact_sum(finite * finite, weights) / (scale * scale)
+    scaled = finite / unit
+    site.low[place] = min(site.low[place], scaled.min())
+    site.high[place] = max(site.high[place], scaled.max())
+    if question.has_ranges:
+        low, high = question.ranges[place]
+        inside, _ = np.histogram(scaled, question.bins, (low, high), weights=weights)
+        many = np.ones(len(scaled)) if weights is None else weights
+        low, high = edges(low, high, question.bins)[[0, -1]]
+        site.cells[place] += [many[scaled < low].sum(), *inside, many[scaled > high].sum()]
 
 
 def edges(low: float, high: float, bins: int) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from copy import deepcopy
 from fractions import Fraction
 
 import numpy as np
@@ -31,17 +31,8 @@ def withheld(site: SiteStatistics, least: int) -> SiteStatistics:
         return SiteStatistics(
             np.nan, site.clients, classes, nan, nan, none, none, nan, nan, cells, site.unit, site.known, site.masked
         )
-    told = replace(
-        site,
-        classes=_told(site.classes, least),
-        count=site.count.copy(),
-        missing=site.missing.copy(),
-        total=list(site.total),
-        squares=list(site.squares),
-        low=site.known[0],
-        high=site.known[1],
-        cells=site.cells.copy(),
-    )
+    told = deepcopy(site)
+    told.classes, (told.low, told.high) = _told(site.classes, least), site.known
     for place in range(columns):
         values = (site.count[place] + site.missing[place]) / max(site.samples, 1)  # of a sample
         few = (least - 1) * values + 1

@@ -78,7 +78,7 @@ ANYWHERE: dict[str, tuple[Lie, str]] = {
     "half": (lambda answer: written(answer)[:-3], "cannot be read"),
     "60 MiB of lists": (
         lambda answer: blob_of(b"[]," * 20 * 2**20),
-        "and at most 4,194,3.. are expected",
+        "and at most 4,194,3.. are expected|exceeds the 4,194,3.. that are due",  # decoded, or frame by frame
     ),
     "3 MiB of lists": (
         lambda answer: blob_of(b"[]," * 2**20),

@@ -19,8 +19,8 @@ from typing_extensions import override
 from lit_fed.checks import check_range
 from lit_fed.data.loaders.tensor_loader import Loader
 from lit_fed.data.loaders.transforms import Augmentation, RandomCrop, RandomHorizontalFlip
-from lit_fed.data.partitions.csr import CSR, held_out
-from lit_fed.data.partitions.cut import Cut, Part, Parts, check_held_out, cut_of_parts, joined
+from lit_fed.data.partitions.csr import held_out
+from lit_fed.data.partitions.cut import Cut, Part, Parts, check_held_out, clients_here, cut_of_parts, joined
 from lit_fed.data.partitions.partition import Natural, Partition
 from lit_fed.data.population.base import Batches, FederatedDataModule
 from lit_fed.data.population.census import BYTES, Scale, common_scale, on_scale, scale_of
@@ -235,6 +235,10 @@ class ClientArrays(ImageDataModule):
         ConfigError: A file is missing or damaged, or does not fit the settings.
     """
 
+    num_classes: int | None = None
+    class_names: list[str] | None = None
+    stored_shape: tuple[int, ...] = ()
+
     def __init__(
         self,
         num_clients: int,
@@ -265,8 +269,8 @@ class ClientArrays(ImageDataModule):
                 f"data.stored_shape {stored_shape} is not that of images; leave out data.crop_padding, "
                 "data.horizontal_flip and data.image_size"
             )
-        self._stored_shape, self._classes = tuple(stored_shape), num_classes
-        self._target_shape, self._names = tuple(target_shape or ()), class_names
+        self.stored_shape, self.num_classes = tuple(stored_shape), num_classes
+        self._target_shape, self.class_names = tuple(target_shape or ()), class_names
         self._max_value_given = max_value
         self._scales: dict[str, dict[str, Scale]] = {}  # by owner and array
         self._scale: Scale | None = None
@@ -276,23 +280,8 @@ class ClientArrays(ImageDataModule):
 
     @property
     @override
-    def num_classes(self) -> int | None:
-        return self._classes
-
-    @property
-    @override
-    def class_names(self) -> list[str] | None:
-        return self._names
-
-    @property
-    @override
     def output_shape(self) -> tuple[int, ...]:
-        return self._target_shape if self._classes is None else (self._classes,)
-
-    @property
-    @override
-    def stored_shape(self) -> tuple[int, ...]:
-        return self._stored_shape
+        return self._target_shape if self.num_classes is None else (self.num_classes,)
 
     @property
     @override
@@ -312,20 +301,21 @@ class ClientArrays(ImageDataModule):
     def input_scale(self, client_id: int) -> Scale | None:
         return common_scale(self._scales.get(f"client_{client_id}", {}))
 
+    @property
+    def _scales_here(self) -> dict[str, Scale | None]:
+        return {what: scale for scales in self._scales.values() for what, scale in scales.items()}
+
     @override
     def agree(self, scales: Mapping[str, Scale | None]) -> None:
         """Also convert the samples here to the scale."""
-        here = {what: scale for scales_here in self._scales.values() for what, scale in scales_here.items()}
-        self._scale = common_scale(here | dict(scales))
+        self._scale = common_scale(self._scales_here | dict(scales))
         for subset, x in self._x.items():
             self._x[subset] = torch.from_numpy(on_scale(x.cpu().numpy(), self._scale)).to(x.device)
         self._transforms = None
 
     @override
     def make_cut(self, wanted: frozenset[int] | None) -> Cut:
-        self._wanted = list(range(self.num_clients)) if wanted is None else sorted(wanted)
-        if beyond := [client_id for client_id in self._wanted if not 0 <= client_id < self.num_clients]:
-            raise ConfigError(f"client {beyond[0]} does not exist; clients are 0 to {self.num_clients - 1}")
+        self._wanted = clients_here(wanted, self.num_clients)
         if wanted is None:
             self._remark_others()
         parts = self.read_parts()
@@ -358,10 +348,7 @@ class ClientArrays(ImageDataModule):
             of_client = self._hold_out(client_id, of_client)
             for part in ("train", "val", "calibration", "test"):
                 by_part[part].append(of_client[part])
-        before, left = (
-            np.array(whole, dtype=np.int64),
-            np.array([len(kept) for kept in by_part["train"]], dtype=np.int64),
-        )
+        before, left = (np.array(sizes, dtype=np.int64) for sizes in (whole, [len(kept) for kept in by_part["train"]]))
         check_held_out(before, left, self.val_fraction, self.calibration_fraction, self._wanted)
         if self.has_public:
             public = self._read("public", ("public",))["public"]
@@ -373,9 +360,7 @@ class ClientArrays(ImageDataModule):
             by_part["public"].append(public)
         shared = self._read("server", ("test",))["test"] if self._path("server").is_file() else self._nothing()
         self._shared_test = len(shared)
-        self._scale = common_scale(
-            {what: scale for scales_here in self._scales.values() for what, scale in scales_here.items()}
-        )
+        self._scale = common_scale(self._scales_here)
         self._sizes = {part: [len(held) for held in samples] for part, samples in by_part.items()}
         train = self._joined([held for part in PARTS[:-1] for held in by_part[part]])
         test = self._joined([shared, *by_part["test"]])
@@ -405,11 +390,9 @@ class ClientArrays(ImageDataModule):
         indices = np.arange(len(everything), dtype=np.int64)
         for part, fraction in fractions.items():
             if part not in own:
-                whole = CSR.from_sizes(indices, np.array([len(indices)]))
                 seed = derive_seed(self.seed, "client-arrays", "hold-out", client_id, part)
-                chosen, left = whole.hold_out([fraction], seed)
-                own[part] = everything.take(chosen.indices)
-                indices = left.indices
+                chosen = held_out(np.zeros(len(indices), dtype=np.int64), 1, fraction, seed)
+                own[part], indices = everything.take(indices[chosen]), indices[~chosen]
         own["train"] = everything.take(indices)
         return own
 
@@ -417,12 +400,12 @@ class ClientArrays(ImageDataModule):
         """Parts on the common scale; the strata are the classes."""
         there = [part for part in parts if len(part)] or [self._nothing()]
         whole = joined([replace(part, x=on_scale(part.x, self._scale)) for part in there])
-        return whole if self._classes is None else replace(whole, strata=whole.y)
+        return whole if self.num_classes is None else replace(whole, strata=whole.y)
 
     def _nothing(self) -> Part:
         kind = np.uint8 if self._scale == "bytes" else np.float32
         x, y_shape = np.zeros((0, *self.stored_shape), dtype=kind), (0, *self._target_shape)
-        return Part(x, np.zeros(y_shape, dtype=np.int64 if self._classes is not None else np.float32))
+        return Part(x, np.zeros(y_shape, dtype=np.int64 if self.num_classes is not None else np.float32))
 
     def _path(self, owner: str) -> Path:
         return Path(self.root) / owner / "data.npz"
@@ -457,9 +440,9 @@ class ClientArrays(ImageDataModule):
         are_images = len(self.stored_shape) == 3
         scale = scale_of(x, what, are_images, self._max_value_given, self._mean_given)
         self._scales.setdefault(owner, {}).update(scale)
-        if self._classes is None:
+        if self.num_classes is None:
             return Part(x, checked_targets(y, self._target_shape, f"{path}: y_{part}"))
-        return Part(x, Part(x, y).checked(self._classes, "training labels", f"{path}: y_{part}").strata)
+        return Part(x, Part(x, y).checked(self.num_classes, "training labels", f"{path}: y_{part}").strata)
 
 
 def settings_of(data: FederatedDataModule) -> dict[str, Any]:

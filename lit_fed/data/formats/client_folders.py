@@ -61,10 +61,6 @@ class ClientFolders(DecodedImages):
         return len(self._scan[1])
 
     @override
-    def own_clients(self) -> int:
-        return len(self._scan[0])
-
-    @override
     def own_client_names(self) -> list[str]:
         return self._scan[0]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,11 +20,12 @@ from lit_fed.data.loaders.transforms import Step
 from lit_fed.data.partitions.csr import CSR, ClientIndices, IntArray, offsets_of
 from lit_fed.data.partitions.cut import Part, Parts, subset
 from lit_fed.data.partitions.partition import Partition, Samples
-from lit_fed.data.population.base import Batches, FederatedDataModule, Subset
+from lit_fed.data.population.base import SUBSETS, Batches, FederatedDataModule, Subset
 from lit_fed.data.population.files import NewInputs
 from lit_fed.data.population.views import View, viewed
 from lit_fed.errors import ConfigError
 
+T = TypeVar("T")
 _OWN = ("make_cut", "train_loader", "val_loader", "test_loader", "calibration_loader", "public_loader", "views")
 """Methods of a population that cuts or shows its clients in its own way."""
 _SHARED = (
@@ -103,9 +104,9 @@ class Domains(FederatedDataModule):
             names += [name] if count == 1 else [f"{name}/{client}" for client in inner]
         return names
 
-    def _common(self, key: str) -> Any:
+    def _common(self, key: str, read: Callable[[FederatedDataModule], T]) -> T:
         """A property that all domains share."""
-        values = {name: getattr(module, key, None) for name, module in self.domains.items()}
+        values = {name: read(module) for name, module in self.domains.items()}
         (first, wanted), *rest = values.items()
         if other := next((name for name, value in rest if value != wanted), None):
             raise ConfigError(
@@ -117,32 +118,27 @@ class Domains(FederatedDataModule):
     @property
     @override
     def input_shape(self) -> tuple[int, ...]:
-        shape: tuple[int, ...] = self._common("input_shape")
-        return shape
+        return self._common("input_shape", lambda data: data.input_shape)
 
     @property
     @override
     def num_classes(self) -> int | None:
-        count: int | None = self._common("num_classes")
-        return count
+        return self._common("num_classes", lambda data: data.num_classes)
 
     @property
     @override
     def output_shape(self) -> tuple[int, ...]:
-        shape: tuple[int, ...] = self._common("output_shape")
-        return shape
+        return self._common("output_shape", lambda data: data.output_shape)
 
     @property
     @override
     def class_names(self) -> list[str] | None:
-        names: list[str] | None = self._common("class_names")
-        return names
+        return self._common("class_names", lambda data: data.class_names)
 
     @property
     def vocab_size(self) -> int | None:
         """Number of different tokens of texts; None for other inputs."""
-        size: int | None = self._common("vocab_size")
-        return size
+        return self._common("vocab_size", lambda data: getattr(data, "vocab_size", None))
 
     @override
     def pooled(self) -> str | None:
@@ -171,9 +167,7 @@ class Domains(FederatedDataModule):
 
     @override
     def read_parts(self) -> Parts:
-        for key in ("input_shape", "output_shape", "class_names"):
-            self._common(key)
-        _ = self.starts
+        _ = self.input_shape, self.output_shape, self.class_names, self.starts
         for name, module in self.domains.items():
             parts = module.read_parts().checked(module.num_classes)
             module._check_own_clients(parts.train.clients)
@@ -242,8 +236,7 @@ class Domains(FederatedDataModule):
     @override
     def keep(self, train: IntArray, test: IntArray) -> None:
         rows = {part: dict.fromkeys(self.domains, train[:0]) for part in ("train", "test")}
-        kept: tuple[tuple[Subset, IntArray], ...] = (("train", train), ("test", test))
-        for part, indices in kept:
+        for part, indices in zip(SUBSETS, (train, test), strict=True):
             rows[part] |= {name: own for name, _, own in self._by_domain(part, indices)}
         for name, module in self.domains.items():
             module.keep(rows["train"][name], rows["test"][name])
@@ -349,11 +342,12 @@ class _OfDomains(Partition):
     @override
     def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
         rows, sizes = list[IntArray](), list[IntArray]()
-        for (module, part, start, count), own in zip(self._each("train", samples), self._counts(), strict=True):
+        for (module, part, numbers, source, start), own in zip(
+            self._each("train", samples), self._counts(), strict=True
+        ):
             most, own_seed = module.max_train_samples, seed + module.seed
-            chosen = subset(count, most, own_seed, "train")
-            numbers = self._numbers("train", samples)[start : start + count][chosen]
-            cut = module.partition(part.samples(numbers, self._source(module)), own, own_seed)
+            chosen = subset(len(numbers), most, own_seed, "train")
+            cut = module.partition(part.samples(numbers[chosen], source), own, own_seed)
             rows.append(start + chosen[cut.indices])
             sizes.append(cut.sizes)
         return CSR.from_sizes(np.concatenate(rows), np.concatenate(sizes))
@@ -362,13 +356,10 @@ class _OfDomains(Partition):
     def split_test(self, train: CSR, train_samples: Samples, test_samples: Samples, seed: int) -> ClientIndices:
         splits, first = list[tuple[ClientIndices, int]](), 0
         each = zip(self._each("train", train_samples), self._each("test", test_samples), self._counts(), strict=True)
-        for (module, part, start, count), (_, test_part, test_start, test_count), own in each:
+        for (module, part, numbers, source, start), (_, test_part, tested, _, test_start), own in each:
             lists = [train[client] - start for client in range(first, first + own)]
             local = CSR.from_sizes(np.concatenate(lists), np.array([len(row) for row in lists]))
-            numbers = self._numbers("train", train_samples)[start : start + count]
-            tested = self._numbers("test", test_samples)[test_start : test_start + test_count]
-            name = self._source(module)
-            samples, test = part.samples(numbers, name), test_part.samples(tested, name)
+            samples, test = part.samples(numbers, source), test_part.samples(tested, source)
             splits.append((module.partition.split_test(local, samples, test, seed + module.seed), test_start))
             first += own
         return _TestSplits(splits, self._data.starts)
@@ -377,22 +368,15 @@ class _OfDomains(Partition):
         counts: list[int] = np.diff(self._data.starts).tolist()
         return counts
 
-    def _source(self, module: FederatedDataModule) -> str:
-        return next(f"data.domains.{name}" for name, own in self._data.domains.items() if own is module)
-
-    def _numbers(self, subset: Subset, samples: Samples) -> IntArray:
-        """Each sample's number within its domain."""
+    def _each(self, part: Subset, samples: Samples) -> Iterator[tuple[FederatedDataModule, Part, IntArray, str, int]]:
+        """Of each domain its module, its part, its samples' numbers in it, its name, and its first sample's place."""
         assert samples.numbers is not None
-        offsets = self._data._offsets(subset)
-        return samples.numbers - offsets[np.searchsorted(offsets, samples.numbers, side="right") - 1]
-
-    def _each(self, subset: Subset, samples: Samples) -> Iterator[tuple[FederatedDataModule, Part, int, int]]:
-        """Of each domain its module, its part, and the first and the number of the samples that are left of it."""
-        assert samples.numbers is not None
-        bounds = np.searchsorted(samples.numbers, self._data._offsets(subset)).tolist()
-        modules = self._data.domains.values()
-        for module, parts, start, stop in zip(modules, self._data._parts, bounds[:-1], bounds[1:], strict=True):
-            yield module, getattr(parts, subset), start, stop - start
+        offsets, data = self._data._offsets(part), self._data
+        bounds = np.searchsorted(samples.numbers, offsets).tolist()
+        for place, (name, module) in enumerate(data.domains.items()):
+            start, stop = bounds[place : place + 2]
+            numbers = samples.numbers[start:stop] - offsets[place]
+            yield module, getattr(data._parts[place], part), numbers, f"data.domains.{name}", start
 
     def __repr__(self) -> str:
         return f"Domains({', '.join(f'{name}: {module.partition}' for name, module in self._data.domains.items())})"

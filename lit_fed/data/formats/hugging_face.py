@@ -159,19 +159,13 @@ class HuggingFace(DecodedImages):
     @property
     @override
     def num_classes(self) -> int | None:
-        names = self._classes
-        return None if names is None else len(names)
-
-    @property
-    @override
-    def class_names(self) -> list[str] | None:
-        return self._classes
+        return None if self.class_names is None else len(self.class_names)
 
     @property
     @override
     def output_shape(self) -> tuple[int, ...]:
         """(num_classes,), or the shape of a numerical target."""
-        return self._target_shape if self._classes is None else (len(self._classes),)
+        return self._target_shape if self.class_names is None else (len(self.class_names),)
 
     @property
     @override
@@ -194,10 +188,6 @@ class HuggingFace(DecodedImages):
         return self._vocabulary if self._content == "text" else None
 
     @override
-    def own_clients(self) -> int | None:
-        return None if self._client is None else len(self._owners[0])
-
-    @override
     def own_client_names(self) -> list[str] | None:
         return None if self._client is None else self._owners[0]
 
@@ -209,7 +199,7 @@ class HuggingFace(DecodedImages):
     def pooled(self) -> str | None:
         if self._least is not None or self._most is not None:
             return "data.least_samples and data.clients join clients by the sizes of all; leave them out"
-        if self._names is None and self._classes is not None and self._feature_names(self._target[0]) is None:
+        if self._names is None and self.class_names is not None and self._feature_names(self._target[0]) is None:
             return "data.class_names are read off all clients' samples; give them"
         return None
 
@@ -244,7 +234,8 @@ class HuggingFace(DecodedImages):
         (_, owners), test, _ = self._owners, self._held, self._reader
         parts = dict[str, Part]()
         for part in self._tables:
-            y: NDArray[Any] = self._numbers(part) if self._classes is None else self._labels(part)
+            names, target = self.class_names, self._target[0]
+            y: NDArray[Any] = self._numbers(part) if names is None else self._column(part, target).among(names)
             parts[part] = Part(np.arange(len(y)), y, owners.get(part))
         if test is not None:
             parts["test"], parts["train"] = parts["train"].take(test), parts["train"].take(~test)
@@ -254,9 +245,8 @@ class HuggingFace(DecodedImages):
                 raise ConfigError(f"{where} leaves no {part} samples; {lower} data.test_fraction")
         made = dict[str, Part]()
         for part, rows in parts.items():
-            x = self._rows(part, rows, part == "train")
-            is_class = self._classes is not None
-            made[part] = Part(x, None if is_class else rows.y, rows.clients, rows.y if is_class else None)
+            numbers, strata = (rows.y, None) if self.class_names is None else (None, rows.y)
+            made[part] = Part(self._rows(part, rows, part == "train"), numbers, rows.clients, strata)
         made["train"] = replace(made["train"], plain=self._rows("train", parts["train"], training=False))
         self._targets = made["train"].y
         self._read_columns.clear()
@@ -385,7 +375,8 @@ class HuggingFace(DecodedImages):
         return None if names is None else list(names)
 
     @cached_property
-    def _classes(self) -> list[str] | None:
+    @override
+    def class_names(self) -> list[str] | None:
         """Names of the classes; None for numbers."""
         where, column = self._where("train"), self._target[0]
         if len(self._target) > 1 or self._kind == "numbers":
@@ -409,9 +400,6 @@ class HuggingFace(DecodedImages):
             there = np.array(self._column(part, column).names, dtype=object)
             check_classes(there, names, f"{self._where(part)}, {column!r}")
         return names
-
-    def _labels(self, part: str) -> IntArray:
-        return self._column(part, self._target[0]).among(self._classes or [])
 
     def _numbers(self, part: str) -> NDArray[np.float32]:
         """Numerical targets, (n,) or (n, k)."""
@@ -560,17 +548,16 @@ def _coded(table: Any, column: str, where: str, setting: str) -> _Coded:
     names, kind = getattr(feature, "names", None), str(values.type)
     if not kind.startswith(("int", "uint", "bool", "string", "large_string")):
         raise ConfigError(f"{where}: {column!r} is {kind}; data.{setting} must name texts or whole numbers")
-    if names is not None:
-        codes = values.to_numpy().astype(np.int64)
-        if len(wrong := np.flatnonzero((codes < 0) | (codes >= len(names)))):
-            raise ConfigError(
-                f"{where}, row {wrong[0]}: {column!r} is {codes[wrong[0]]}, which is not a class; choose a split with "
-                "labels, or remove the row"
-            )
-        there, codes = np.unique(codes, return_inverse=True)
-        return _Coded([names[place] for place in there], codes.astype(np.int64))
     encoded = values.dictionary_encode().combine_chunks()
-    return _Coded([str(name) for name in encoded.dictionary.to_pylist()], encoded.indices.to_numpy().astype(np.int64))
+    held, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64)
+    if names is not None:
+        if (wrong := next((place for place, code in enumerate(held) if not 0 <= code < len(names)), None)) is not None:
+            raise ConfigError(
+                f"{where}, row {(codes == wrong).argmax()}: {column!r} is {held[wrong]}, which is not a class; choose "
+                "a split with labels, or remove the row"
+            )
+        held = [names[code] for code in held]
+    return _Coded([str(name) for name in held], codes)
 
 
 def _library() -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import string
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -69,7 +70,6 @@ class LEAF(TensorDataModule):
         check_range("data.length", length, least=1)
         check_range("data.tokens", tokens, least=2, most=2**31 - 1)
         self._set, self.test_fraction, self.length, self.tokens = name, test_fraction, length, tokens
-        self._found: tuple[list[str], Part, Part] | None = None
 
     @property
     @override
@@ -97,12 +97,8 @@ class LEAF(TensorDataModule):
         return {"femnist": None, "shakespeare": len(LETTERS) + 1, "sent140": self.tokens}[self._set]
 
     @override
-    def own_clients(self) -> int:
-        return len(self._read()[0])
-
-    @override
     def own_client_names(self) -> list[str]:
-        return self._read()[0]
+        return self._users_and_parts[0]
 
     @override
     def own_clients_are(self) -> tuple[str, str]:
@@ -115,26 +111,23 @@ class LEAF(TensorDataModule):
 
     @override
     def load_arrays(self) -> Parts:
-        _, train, test = self._read()
+        _, train, test = self._users_and_parts
         return Parts(train, test, source=self.root)
 
-    def _read(self) -> tuple[list[str], Part, Part]:
+    @cached_property
+    def _users_and_parts(self) -> tuple[list[str], Part, Part]:
         """The training users' names, and both parts; −1 is the client of test samples of other users."""
-        if self._found is None:
-            root = Path(self.root)
-            folders = [root / part for part in ("train", "test")]
-            if all(folder.is_dir() for folder in folders):
-                (names, train), (others, test) = (self._part(folder) for folder in folders)
-                own = numbered(others, names)[test.clients]
-                self._found = names, train, Part(test.x, test.y, own)
-            else:
-                names, whole = self._part(root / "all_data" if (root / "all_data").is_dir() else root)
-                seed = derive_seed(self.seed, "leaf", "test")
-                mask = held_out(np.asarray(whole.clients), len(names), self.test_fraction, seed)
-                if not mask.any():
-                    raise ConfigError(f"{root} has too few samples to test on; raise data.test_fraction")
-                self._found = names, whole.take(~mask), whole.take(mask)
-        return self._found
+        root = Path(self.root)
+        folders = [root / part for part in ("train", "test")]
+        if all(folder.is_dir() for folder in folders):
+            (names, train), (others, test) = (self._part(folder) for folder in folders)
+            return names, train, Part(test.x, test.y, numbered(others, names)[test.clients])
+        names, whole = self._part(root / "all_data" if (root / "all_data").is_dir() else root)
+        seed = derive_seed(self.seed, "leaf", "test")
+        mask = held_out(np.asarray(whole.clients), len(names), self.test_fraction, seed)
+        if not mask.any():
+            raise ConfigError(f"{root} has too few samples to test on; raise data.test_fraction")
+        return names, whole.take(~mask), whole.take(mask)
 
     def _part(self, folder: Path) -> tuple[list[str], Part]:
         """The users of a folder's files, and their samples."""

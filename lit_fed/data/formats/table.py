@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,17 +93,13 @@ class Columns:
         try:
             numbers = column.astype(np.float64)
         except (ValueError, TypeError):
-            for row, cell in enumerate(column.tolist()):
-                try:
-                    float(cell)
-                except (ValueError, TypeError):
-                    if not any(map(_is_number, column.tolist())):
-                        raise ConfigError(
-                            f"{self.path}: {name} holds texts, such as {str(cell)[:40]!r}, and {setting} needs "
-                            f"numbers; name other columns in {setting}, or write numbers into it"
-                        ) from None
-                    raise self._wrong(name, column, row, "a number") from None
-            raise
+            are_numbers = [_is_number(cell) for cell in column.tolist()]
+            if not any(are_numbers):
+                raise ConfigError(
+                    f"{self.path}: {name} holds texts, such as {str(column[0])[:40]!r}, and {setting} needs numbers; "
+                    f"name other columns in {setting}, or write numbers into it"
+                ) from None
+            raise self._wrong(name, column, are_numbers.index(False), "a number") from None
         told = np.abs(numbers) <= _LARGEST  # which NaN is not either
         if len(wrong := np.flatnonzero(~(told | (keeps_missing & np.isnan(numbers))))):
             raise self._wrong(name, column, int(wrong[0]), "a finite number of 32 bits")
@@ -134,12 +131,12 @@ def _is_number(cell: Any) -> bool:
     return True
 
 
-def read_columns(path: Path, wanted: Sequence[str] | None = None) -> Columns:
-    """The columns of a CSV file, whose first row names them, or the wanted ones of a Parquet file (None for all)."""
+def read_columns(path: Path) -> Columns:
+    """The columns of a Parquet file, or of a CSV file, whose first row names them."""
     if not path.is_file():
         raise ConfigError(f"{path} does not exist; name a file that ends in {', '.join(ENDINGS)}")
     if is_table(path):
-        return _parquet(path, wanted) if path.suffix.lower() == ".parquet" else _csv(path)
+        return _parquet(path) if path.suffix.lower() == ".parquet" else _csv(path)
     raise ConfigError(f"{path} is not a table; name a file that ends in {', '.join(ENDINGS)}")
 
 
@@ -181,15 +178,14 @@ def _csv(path: Path) -> Columns:
     )
 
 
-def _parquet(path: Path, wanted: Sequence[str] | None) -> Columns:
+def _parquet(path: Path) -> Columns:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise ConfigError(f"{path} needs pyarrow; install it with pip install 'lit-fed[parquet]'") from error
     try:
-        names = parquet.read_schema(path).names
-        _check_names(path, names)
-        table = parquet.read_table(path, columns=None if wanted is None else [n for n in names if n in wanted])
+        _check_names(path, parquet.read_schema(path).names)
+        table = parquet.read_table(path)
         cells = {name: table.column(name).to_numpy() for name in table.column_names}
     except (OSError, ArrowException) as error:
         raise ConfigError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}); write it anew") from error
@@ -278,10 +274,10 @@ class Table(TensorDataModule):
         super().__init__(partition=partition, **kwargs)
         check_range("data.test_fraction", test_fraction, above=0, below=1)
         check_range("data.strata", strata, least=1, null="for none")
-        self._target = [target] if isinstance(target, str) else list(target)
-        if not self._target or features == []:
-            raise ConfigError(f"data.{'features' if self._target else 'target'} is empty; name one column or more")
-        taken = [*self._target, *([client] if client is not None else [])]
+        self.target_names = [target] if isinstance(target, str) else list(target)
+        if not self.target_names or features == []:
+            raise ConfigError(f"data.{'features' if self.target_names else 'target'} is empty; name one column or more")
+        taken = [*self.target_names, *([client] if client is not None else [])]
         if both := [name for name in features or [] if name in taken]:
             raise ConfigError(f"data.features names {both[0]!r}, which is the target or the client; leave it out")
         self._single, self._features_given, self._client = isinstance(target, str), features, client
@@ -294,7 +290,6 @@ class Table(TensorDataModule):
             raise ConfigError("data.class_names are for classes, and data.kind is numbers; leave one out")
         self._names_given, self._scale_given = class_names, None if mean is None or std is None else (mean, std)
         self._kind_given = "classes" if class_names is not None else kind
-        self._found: tuple[Part, Part] | None = None
         self._feature_names: list[str] = []
         self._classes: list[str] | None = None
         self._clients: list[str] | None = None
@@ -305,25 +300,20 @@ class Table(TensorDataModule):
     @property
     @override
     def num_classes(self) -> int | None:
-        self._rows()
+        _ = self._rows
         return None if self._classes is None else len(self._classes)
 
     @property
     @override
     def class_names(self) -> list[str] | None:
-        self._rows()
+        _ = self._rows
         return self._classes
 
     @property
     def feature_names(self) -> list[str]:
         """The features' columns, in the order of the network's inputs."""
-        self._rows()
+        _ = self._rows
         return self._feature_names
-
-    @property
-    def target_names(self) -> list[str]:
-        """The targets' columns, in the order of the network's outputs."""
-        return self._target
 
     @property
     @override
@@ -337,16 +327,11 @@ class Table(TensorDataModule):
         """(num_classes,), or () for one numerical target and (k,) for k columns."""
         if self.num_classes is not None:
             return (self.num_classes,)
-        return () if self._single else (len(self._target),)
-
-    @override
-    def own_clients(self) -> int | None:
-        self._rows()
-        return None if self._clients is None else len(self._clients)
+        return () if self._single else (len(self.target_names),)
 
     @override
     def own_client_names(self) -> list[str] | None:
-        self._rows()
+        _ = self._rows
         return self._clients
 
     @override
@@ -374,13 +359,13 @@ class Table(TensorDataModule):
 
     @override
     def normalization(self) -> Normalize:
-        self._rows()
+        _ = self._rows
         assert self._scale is not None
         return Normalize(*self._scale, max_value=1.0)
 
     @override
     def load_arrays(self) -> Parts:
-        read, parts = self._rows(), list[Part]()
+        read, parts = self._rows, list[Part]()
         names = self._classes
         for rows in read:
             owners = None if rows.clients is None else numbered(rows.clients, self._clients or [])
@@ -400,7 +385,7 @@ class Table(TensorDataModule):
             return super().new_inputs(path)
         columns = read_columns(path)
         x = torch.from_numpy(self.read_features(columns, "data.features"))
-        if not set(self._target) <= columns.cells.keys():
+        if not set(self.target_names) <= columns.cells.keys():
             return NewInputs(viewed(self._loader_of(x, torch.zeros(len(x))), lambda batch: batch[0]))
         y = self._part(columns, _NOBODY, self._classes is not None).y
         if self._classes is not None:
@@ -410,13 +395,9 @@ class Table(TensorDataModule):
 
     # The files.
 
+    @cached_property
     def _rows(self) -> tuple[Part, Part]:
         """Training and test rows."""
-        if self._found is None:
-            self._found = self._read()
-        return self._found
-
-    def _read(self) -> tuple[Part, Part]:
         files = self._files(self._path, "data.path")
         first = files[0][0]
         self._feature_names = self._features_of(first)
@@ -425,7 +406,7 @@ class Table(TensorDataModule):
         is_class = self._kind_given == "classes" or (self._kind_given is None and self._is_class([f for f, _ in files]))
         if is_class and not self._single:
             raise ConfigError(
-                f"data.target names {len(self._target)} columns, as for a regression, and {first.path} has whole "
+                f"data.target names {len(self.target_names)} columns, as for a regression, and {first.path} has whole "
                 "numbers or texts there; name one column, or set data.kind to numbers"
             )
         whole = self._joined(files, is_class)
@@ -467,11 +448,11 @@ class Table(TensorDataModule):
         return [(read_columns(file), _owner(file)) for file in files]
 
     def _features_of(self, columns: Columns) -> list[str]:
-        for name in self._target:
+        for name in self.target_names:
             columns.raw(name, "data.target")
         if self._client is not None:
             columns.raw(self._client, "data.client")
-        taken = {*self._target, self._client}
+        taken = {*self.target_names, self._client}
         features = self._features_given or [name for name in columns.cells if name not in taken]
         if not features:
             raise ConfigError(
@@ -499,7 +480,7 @@ class Table(TensorDataModule):
         """Whether the target is a class, by its notation in the files."""
         if not self._single:
             return False
-        name, cells = self._target[0], dict[Notation, str]()
+        name, cells = self.target_names[0], dict[Notation, str]()
         for columns in files:
             for notation, row in columns.notations(name, "data.target").items():
                 cell = columns.raw(name, "data.target").tolist()[row]
@@ -516,8 +497,8 @@ class Table(TensorDataModule):
         classes = in_order(targets.tolist())
         if self._kind_given is None and len(classes) > max(_MANY_CLASSES, len(targets) // 2):
             raise ConfigError(
-                f"{self._path}: {self._target[0]} has {len(classes)} different values in {len(targets)} rows, too many "
-                "for classes; set data.kind to numbers for a regression, or to classes to confirm them"
+                f"{self._path}: {self.target_names[0]} has {len(classes)} different values in {len(targets)} rows, too "
+                "many for classes; set data.kind to numbers for a regression, or to classes to confirm them"
             )
         return classes
 
@@ -527,9 +508,9 @@ class Table(TensorDataModule):
     def _part(self, columns: Columns, owner: str | None, is_class: bool) -> Part:
         x = self.read_features(columns, "data.features")
         if is_class:
-            y: NDArray[Any] = np.array(columns.texts(self._target[0], "data.target"), dtype=object)
+            y: NDArray[Any] = np.array(columns.texts(self.target_names[0], "data.target"), dtype=object)
         else:
-            y = np.stack([columns.numbers(name, "data.target") for name in self._target], axis=1)
+            y = np.stack([columns.numbers(name, "data.target") for name in self.target_names], axis=1)
             y = y[:, 0] if self._single else y
         if self._client is not None and owner != _NOBODY:
             return Part(x, y, np.array(columns.texts(self._client, "data.client"), dtype=object))

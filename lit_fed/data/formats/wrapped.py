@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,15 +43,21 @@ _USUAL_KEYS = ("label", "labels", "target", "targets", "y")
 _LOOKED_AT = 8  # samples to compare with a list beside the data set
 
 
-def sample_of(dataset: Dataset[Any], index: int, what: str) -> Any:
-    """One sample."""
+@contextmanager
+def refusing(line: str) -> Iterator[None]:
+    """Turn any error of a user's code into a `ConfigError` with its traceback; ``{}`` in `line` is its reason."""
     try:
-        with isolated_randomness(index):
-            return dataset[index]
-    except Exception as error:  # any error of a user's data set
-        refusal = ConfigError(f"{what}: sample {index} cannot be read ({reason(error)}); correct its data set")
+        yield
+    except Exception as error:
+        refusal = ConfigError(line.replace("{}", reason(error)))
         refusal.details = own_traceback(error)
         raise refusal from error
+
+
+def sample_of(dataset: Dataset[Any], index: int, what: str) -> Any:
+    """One sample."""
+    with refusing(f"{what}: sample {index} cannot be read ({{}}); correct its data set"), isolated_randomness(index):
+        return dataset[index]
 
 
 def usual_target(sample: Any) -> Key | None:
@@ -181,6 +189,8 @@ class Wrapped(DatasetModule):
         ConfigError: The module has hooks or loaders that clients cannot use.
     """
 
+    class_names: list[str] | None = None
+
     def __init__(
         self,
         module: LightningDataModule,
@@ -211,10 +221,8 @@ class Wrapped(DatasetModule):
         check_range("data.strata", strata, least=1, null="for none")
         self.module, self._own_batches = module, batch_size is None
         self._target, self._client, self._strata_wanted = target, client, strata
-        self._num_classes_given, self._names = num_classes, class_names
-        self._loaders: dict[str, DataLoader[Any]] = {}
+        self._num_classes_given, self.class_names = num_classes, class_names
         self._targets: dict[str, NDArray[Any] | None] = {}
-        self._clients: tuple[list[str], dict[str, IntArray]] | None = None
         self._prepared = self._counts = False
 
     @override
@@ -240,15 +248,10 @@ class Wrapped(DatasetModule):
             labels = self._target_column("train")
             assert labels is not None
             self._num_classes_given, self._counts = count_classes(labels, f"{self._called}.train_dataloader"), True
-        if self._names is not None and self._num_classes_given != len(self._names):
+        if self.class_names is not None and self._num_classes_given != len(self.class_names):
             count = self._num_classes_given or "no"
-            raise ConfigError(f"data.class_names has {len(self._names)} names for {count} classes; give one each")
+            raise ConfigError(f"data.class_names has {len(self.class_names)} names for {count} classes; give one each")
         return self._num_classes_given
-
-    @property
-    @override
-    def class_names(self) -> list[str] | None:
-        return self._names
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -256,11 +259,13 @@ class Wrapped(DatasetModule):
 
         If a sample does not hold a tensor, such as a table's row, the shape comes from ``collate_fn``'s batch.
         """
-        part, where, sample = self._part("train"), self._where("train"), self._sample()
+        part, where, sample = self._loaders["train"], self._where("train"), self._sample()
         besides = {self._target_key(), self._client}
         shape = _first_shape(sample, besides)
         if shape is None and part.collate_fn is not default_collate:
-            batched = _first_shape(self._collated(sample), besides)
+            with refusing(f"{where}: collate_fn fails on one sample ({{}}); correct it"):
+                batch = part.collate_fn([sample])
+            batched = _first_shape(batch, besides)
             shape = None if not batched else batched[1:]
         if shape is None:
             raise ConfigError(
@@ -279,13 +284,9 @@ class Wrapped(DatasetModule):
             return ()
         return np.shape(plain(value_of(self._sample(), key, self._where("train"))))
 
-    def own_clients(self) -> int | None:
-        """Number of clients that the training samples name; None without `client`."""
-        return None if self._client is None else len(self._client_columns()[0])
-
     @override
     def own_client_names(self) -> list[str] | None:
-        return None if self._client is None else self._client_columns()[0]
+        return None if self._client is None else self._clients[0]
 
     @override
     def own_clients_are(self) -> tuple[str, str]:
@@ -293,7 +294,7 @@ class Wrapped(DatasetModule):
 
     @override
     def build_datasets(self) -> Parts:
-        train = self._part("train")
+        train = self._loaders["train"]
         if self._own_batches:
             assert train.batch_size is not None
             self.batch_size = train.batch_size
@@ -303,7 +304,7 @@ class Wrapped(DatasetModule):
             self._targets["train"] = kept(
                 train.dataset, key, self._where("train")
             )  # for pictures, if no sample need be read
-        owners = {} if self._client is None else self._client_columns()[1]
+        owners = {} if self._client is None else self._clients[1]
         parts = {
             name: Part(loader.dataset, clients=owners.get(name), strata=labels.get(name))
             for name, loader in self._loaders.items()
@@ -312,7 +313,7 @@ class Wrapped(DatasetModule):
 
     def collate(self, training: bool) -> Callable[[list[Any]], Any]:
         """The ``collate_fn`` of the module's training loader, or of its test loader."""
-        return self._part("train" if training else "test").collate_fn
+        return self._loaders["train" if training else "test"].collate_fn
 
     def target_values(self, indices: IntArray) -> NDArray[np.float32] | None:
         """Numerical targets, if partitions have read them or the data set holds them as an attribute."""
@@ -326,13 +327,9 @@ class Wrapped(DatasetModule):
 
     # The module.
 
-    def _part(self, name: str) -> DataLoader[Any]:
-        if not self._loaders:
-            self.prepare_data()
-            self._loaders = self._open()
-        return self._loaders[name]
-
-    def _open(self) -> dict[str, DataLoader[Any]]:
+    @cached_property
+    def _loaders(self) -> dict[str, DataLoader[Any]]:
+        self.prepare_data()
         there = [name for name in ("train", "val", "test") if _has(self.module, f"{name}_dataloader")]
         if "train" not in there:
             raise ConfigError(f"data.module {self._called} has no train_dataloader; give it one to train on")
@@ -373,12 +370,8 @@ class Wrapped(DatasetModule):
         return loader
 
     def _ask(self, method: str, *args: Any) -> Any:
-        try:
+        with refusing(f"data.module {self._called} failed in {method}: {{}}"):
             return getattr(self.module, method)(*args)
-        except Exception as error:  # any error of a user's module
-            refusal = ConfigError(f"data.module {self._called} failed in {method}: {reason(error)}")
-            refusal.details = own_traceback(error)
-            raise refusal from error
 
     def _where(self, name: str) -> str:
         """A part's method of the module, for errors."""
@@ -387,17 +380,7 @@ class Wrapped(DatasetModule):
 
     def _sample(self) -> Any:
         """The first training sample."""
-        return sample_of(self._part("train").dataset, 0, self._where("train"))
-
-    def _collated(self, sample: Any) -> Any:
-        try:
-            return self._part("train").collate_fn([sample])
-        except Exception as error:  # any error of a user's code
-            refusal = ConfigError(
-                f"{self._where('train')}: collate_fn fails on one sample ({reason(error)}); correct it"
-            )
-            refusal.details = own_traceback(error)
-            raise refusal from error
+        return sample_of(self._loaders["train"].dataset, 0, self._where("train"))
 
     def _target_key(self) -> Key | None:
         return usual_target(self._sample()) if self._target is None else self._target
@@ -409,7 +392,7 @@ class Wrapped(DatasetModule):
     def _target_column(self, name: str) -> NDArray[Any] | None:
         key = self._target_key()
         if name not in self._targets:
-            self._targets[name] = None if key is None else column(self._part(name).dataset, key, self._where(name))
+            self._targets[name] = None if key is None else column(self._loaders[name].dataset, key, self._where(name))
         return self._targets[name]
 
     def _cut_by(self) -> dict[str, IntArray | None]:
@@ -433,22 +416,19 @@ class Wrapped(DatasetModule):
         strata = {name: quantile_strata(first["train"], first[name], self._strata_wanted) for name in parts}
         return {name: pair[0] if name == "train" else pair[1] for name, pair in strata.items()}
 
-    def _client_columns(self) -> tuple[list[str], dict[str, IntArray]]:
+    @cached_property
+    def _clients(self) -> tuple[list[str], dict[str, IntArray]]:
         """The clients' names in order, and the number of each sample's client."""
-        if self._clients is None:
-            assert self._client is not None
-            self._part("train")
-            values = {
-                name: column(part.dataset, self._client, self._where(name)).tolist()
-                for name, part in self._loaders.items()
-            }
-            if odd := next((value for value in values["train"] if isinstance(value, float | list)), None):
-                raise ConfigError(
-                    f"{self._where('train')}: {odd!r} at {self._client!r} is not a client; give names or integers"
-                )
-            names = in_order(values["train"])
-            self._clients = (names, {name: numbered(column_values, names) for name, column_values in values.items()})
-        return self._clients
+        assert self._client is not None
+        values = {
+            name: column(part.dataset, self._client, self._where(name)).tolist() for name, part in self._loaders.items()
+        }
+        if odd := next((value for value in values["train"] if isinstance(value, float | list)), None):
+            raise ConfigError(
+                f"{self._where('train')}: {odd!r} at {self._client!r} is not a client; give names or integers"
+            )
+        names = in_order(values["train"])
+        return names, {name: numbered(column_values, names) for name, column_values in values.items()}
 
 
 def _has(module: LightningDataModule, method: str) -> bool:

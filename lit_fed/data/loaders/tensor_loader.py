@@ -66,7 +66,7 @@ class TensorLoader:
         values_per_sample: int = 0,
         fresh: bool = False,
     ) -> None:
-        self._inputs, self._targets, self._indices = inputs, targets, indices
+        self._inputs, self._targets, self.indices = inputs, targets, indices
         self._generator, self._augmentation, self._normalize = generator, augmentation, normalize
         self._values_per_sample = values_per_sample
         self.drop_last, self._fresh = drop_last, fresh
@@ -104,18 +104,18 @@ class TensorLoader:
 
     def shortened(self, num_batches: int) -> TensorLoader:
         """A loader of fewer rows, spread over the indices: at most some batches, the last as small as before."""
-        rest = self._indices.shape[0] % self.batch_size or self.batch_size
-        count = min((num_batches - 1) * self.batch_size + rest, self._indices.shape[0])
-        places = torch.linspace(0, self._indices.shape[0] - 1, count).long()
+        rest = self.indices.shape[0] % self.batch_size or self.batch_size
+        count = min((num_batches - 1) * self.batch_size + rest, self.indices.shape[0])
+        places = torch.linspace(0, self.indices.shape[0] - 1, count).long()
         return TensorLoader(
-            self._inputs, self._targets, self._indices[places], self.batch_size, self._generator, self._augmentation,
+            self._inputs, self._targets, self.indices[places], self.batch_size, self._generator, self._augmentation,
             self._normalize, self.drop_last, self._values_per_sample, self._fresh,
         )  # fmt: skip
 
     def batches_of(self, chosen: Iterable[Tensor]) -> Iterator[Batch]:
         """Batches of some positions in `indices`, of any number, also none; augmented as in an iteration."""
         for positions in chosen:
-            x, y = self._raw(_move(self._indices[positions], self.device))
+            x, y = self._raw(_move(self.indices[positions], self.device))
             if self._augmentation is not None and self._generator is not None and len(positions):
                 x = self._augmentation.apply(
                     x, _move(self._augmentation.draw(len(positions), self._generator), x.device)
@@ -137,16 +137,11 @@ class TensorLoader:
     @property
     def is_fixed(self) -> bool:
         """Whether every iteration takes all of `indices` in order."""
-        return self._generator is None and self.num_samples == self._indices.shape[0]
-
-    @property
-    def indices(self) -> Tensor:
-        """The rows to iterate over, on the CPU."""
-        return self._indices
+        return self._generator is None and self.num_samples == self.indices.shape[0]
 
     def order(self) -> Tensor:
         """Positions in `indices` of the next iteration's samples, on the CPU; advances the generator likewise."""
-        count, generator = self._indices.shape[0], self._generator
+        count, generator = self.indices.shape[0], self._generator
         if generator is None:
             return torch.arange(self.num_samples)
         return draw_order(count, self.num_samples, self.batch_size, self._fresh, generator)
@@ -161,9 +156,9 @@ class TensorLoader:
 
     def _plan(self) -> tuple[Tensor, Tensor | None]:
         """An epoch's rows in order and its augmentation's random numbers, on the data's device."""
-        order = self._indices[: self.num_samples]
+        order = self.indices[: self.num_samples]
         if self._generator is not None:
-            order = self._indices.index_select(0, self.order())
+            order = self.indices.index_select(0, self.order())
         if self._augmentation is None or self._generator is None:
             return _move(order, self._inputs.device), None
         draws = self._augmentation.draw(self.num_samples, self._generator)

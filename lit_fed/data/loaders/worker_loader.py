@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from lit_fed.data.loaders.tensor_loader import draw_order, sizes
 from lit_fed.data.partitions.csr import IntArray
@@ -80,7 +80,7 @@ class WorkerPool:
         pin_memory: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        self._plan = _Plan()
+        self._plan = list[list[Key]]()  # a batch sampler whose batches change in place
         self._iterations = 0
         self._loader: DataLoader[Any] = DataLoader(
             KeyedDataset(parts),
@@ -101,7 +101,7 @@ class WorkerPool:
         """
         self._iterations += 1
         mine = self._iterations
-        self._plan.keys = keys
+        self._plan[:] = keys
         for batch in self._prepared():
             yield batch
             if mine != self._iterations:
@@ -127,19 +127,6 @@ def _tell_unless_nobody_reads(kind: type[BaseException], error: BaseException, t
     """Silence the errors of multiprocessing's threads after the main process has died."""
     if not isinstance(error, ConnectionError | EOFError):
         sys.__excepthook__(kind, error, trace)
-
-
-class _Plan(Sampler[list[Key]]):
-    """A batch sampler with assignable batches."""
-
-    def __init__(self) -> None:
-        self.keys: Sequence[list[Key]] = ()
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        return iter(self.keys)
-
-    def __len__(self) -> int:
-        return len(self.keys)
 
 
 class WorkerLoader:

@@ -79,9 +79,8 @@ class CSR:
 
     def size(self, client_id: int) -> int:
         """Number of samples of one client."""
-        if client_id < 0 or client_id >= len(self.offsets) - 1:
-            self.bounds(client_id)  # raises
-        return self.offsets.item(client_id + 1) - self.offsets.item(client_id)
+        start, stop = self.bounds(client_id)
+        return stop - start
 
     @property
     def sizes(self) -> IntArray:

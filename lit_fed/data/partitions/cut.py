@@ -299,6 +299,14 @@ def check_held_out(
         remark(f"{fractions} client {clients[poor[0]]}{others} one sample to train on, of {whole[poor[0]]}")
 
 
+def clients_here(wanted: Iterable[int] | None, count: int) -> list[int]:
+    """The wanted clients of a population, ascending; None for all. Refuse clients that do not exist."""
+    here = list(range(count)) if wanted is None else sorted(set(wanted))
+    if beyond := [client_id for client_id in here if not 0 <= client_id < count]:
+        raise ConfigError(f"client {beyond[0]} does not exist; clients are 0 to {count - 1}")
+    return here
+
+
 def named(clients: Iterable[int]) -> str:
     """The first few clients, for messages."""
     ids = sorted(clients)

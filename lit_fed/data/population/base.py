@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from operator import index
 from pathlib import Path
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Subset = Literal["train", "test"]
+SUBSETS: tuple[Subset, Subset] = ("train", "test")
 
 
 @dataclass(frozen=True)
@@ -168,8 +169,9 @@ class FederatedDataModule(LightningDataModule, ABC):
         return () if self.num_classes is None else (self.num_classes,)
 
     def own_clients(self) -> int | None:
-        """Number of clients that the data set itself names; None if it names none."""
-        return None
+        """Number of clients that the data set itself names, by default of `own_client_names`; None if it names none."""
+        names = self.own_client_names()
+        return None if names is None else len(names)
 
     def own_client_names(self) -> list[str] | None:
         """Names of the data set's own clients, in their order; None if they have no names."""
@@ -401,16 +403,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         """Read the data and cut them; `wanted` are the clients whose data are wanted here, None for all."""
         parts = self.read_parts().checked(self.num_classes)
         self._check_own_clients(parts.train.clients)
-        settings = CutSettings(
-            num_clients=self.num_clients,
-            seed=self.seed,
-            val_fraction=self.val_fraction,
-            calibration_fraction=self.calibration_fraction,
-            public_size=self.public_size,
-            stratified_public=self.stratified_public,
-            max_train_samples=self.max_train_samples,
-            max_test_samples=self.max_test_samples,
-        )
+        settings = CutSettings(**{setting.name: getattr(self, setting.name) for setting in fields(CutSettings)})
         cut = cut_population(parts, self.partition, settings)
         del parts  # arrays of which `keep` may free some
         if wanted is not None:

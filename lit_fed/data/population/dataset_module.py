@@ -162,40 +162,24 @@ class DatasetModule(FederatedDataModule):
     @override
     def make_loader(self, batches: Batches) -> WorkerLoader:
         training = batches.training
-        return WorkerLoader(
-            self._pool(training),
-            "plain" if batches.subset == "train" and not training else batches.subset,
-            batches.indices,
-            batches.batch_size,
-            batches.generator,
-            self.finish_batch,
-            self._device,
-            drop_last=training and self.drop_last,
-            fresh=training and self.fresh_batches,
+        part = "plain" if batches.subset == "train" and not training else batches.subset
+        return self._worker_loader(
+            batches, part, drop_last=training and self.drop_last, fresh=training and self.fresh_batches
         )
 
     @override
     def make_stored_loader(self, batches: Batches) -> WorkerLoader:
-        part, indices, size = (
-            "plain" if batches.subset == "train" else batches.subset,
-            batches.indices,
-            batches.batch_size,
-        )
+        part, indices, size = ("plain" if batches.subset == "train" else "test"), batches.indices, batches.batch_size
         return WorkerLoader(self._pool(training=False), part, indices, size, None, lambda inputs: inputs, self._device)
 
     @override
     def make_public_loader(self, batches: Batches) -> WorkerLoader:
         """Labels do not leave the workers."""
-        return WorkerLoader(
-            self._pool(training=False),
-            "plain",
-            batches.indices,
-            batches.batch_size,
-            batches.generator,
-            self.finish_batch,
-            self._device,
-            unlabeled=True,
-        )
+        return self._worker_loader(batches, "plain", unlabeled=True)
+
+    def _worker_loader(self, batches: Batches, part: str, **kwargs: bool) -> WorkerLoader:
+        pool, indices, size = self._pool(batches.training), batches.indices, batches.batch_size
+        return WorkerLoader(pool, part, indices, size, batches.generator, self.finish_batch, self._device, **kwargs)
 
     def decode(self, paths: Sequence[Path]) -> Dataset[Any] | None:
         """Images in files as the data set's inputs, before `finish_batch`; None if its inputs are not images."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -48,24 +49,21 @@ class Archive:
 
     def __init__(self, path: Path, needed: Sequence[str], advice: str) -> None:
         self.path, self._needed, self._advice = path, needed, advice
-        self._keys: list[str] | None = None
         self._headers: dict[str, Header] = {}
 
-    @property
+    @cached_property
     def keys(self) -> list[str]:
         """The keys of the file."""
-        if self._keys is None:
-            if not self.path.is_file():
-                raise ConfigError(f"{self.path} does not exist; {self._advice}")
-            try:
-                with zipfile.ZipFile(self.path) as archive:
-                    keys = [name.removesuffix(".npy") for name in archive.namelist()]
-            except _DAMAGED as error:
-                raise self._unreadable(error) from error
-            if missing := [key for key in self._needed if key not in keys]:
-                raise ConfigError(f"{self.path} lacks {', '.join(missing)}; it has {', '.join(keys) or 'nothing'}")
-            self._keys = keys
-        return self._keys
+        if not self.path.is_file():
+            raise ConfigError(f"{self.path} does not exist; {self._advice}")
+        try:
+            with zipfile.ZipFile(self.path) as archive:
+                keys = [name.removesuffix(".npy") for name in archive.namelist()]
+        except _DAMAGED as error:
+            raise unreadable(self.path, error) from error
+        if missing := [key for key in self._needed if key not in keys]:
+            raise ConfigError(f"{self.path} lacks {', '.join(missing)}; it has {', '.join(keys) or 'nothing'}")
+        return keys
 
     def header(self, key: str) -> Header:
         """Shape and dtype of an array, without reading its values."""
@@ -75,7 +73,7 @@ class Archive:
                 with zipfile.ZipFile(self.path) as archive, archive.open(f"{key}.npy") as member:
                     self._headers[key] = _npy_header(member)
             except _DAMAGED as error:
-                raise self._unreadable(error) from error
+                raise unreadable(self.path, error) from error
         return self._headers[key]
 
     def read(self, *keys: str) -> dict[str, NDArray[Any]]:
@@ -85,10 +83,7 @@ class Archive:
             with np.load(self.path, allow_pickle=False) as archive:
                 return {key: archive[key] for key in keys}
         except _DAMAGED as error:
-            raise self._unreadable(error) from error
-
-    def _unreadable(self, error: Exception) -> ConfigError:
-        return unreadable(self.path, error)
+            raise unreadable(self.path, error) from error
 
 
 def read_npy(path: Path) -> NDArray[Any]:
@@ -161,7 +156,8 @@ def read_x(path: Path, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[An
         shape: Shape of one stored input; images may also be (H, W, C), or (H, W) of one channel.
         dtype: The stored dtype.
     """
-    x = _load(path)
+    is_npy = path.suffix.lower() == ".npy" and path.is_file()
+    x = read_npy(path) if is_npy else Archive(path, ["x"], "name a file with --inputs").read("x")["x"]
     if len(shape) == 3 and x.shape[1:] != tuple(shape) and x.ndim in (3, 4):
         x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
     if x.ndim < 1 or x.shape[1:] != tuple(shape):
@@ -195,12 +191,6 @@ def _refuse(odd: NDArray[np.bool_], x: NDArray[Any], path: Path, why: str) -> No
         value = x[row][odd[row]].flat[0] if x.ndim > 1 else x[row]
         says = why if not np.isfinite(value) else f"{value:.6g}, {why}" if x.dtype.kind == "f" else f"{value}, {why}"
         raise ConfigError(f"{path}: sample {row} of x holds {says}")
-
-
-def _load(path: Path) -> NDArray[Any]:
-    if path.suffix.lower() == ".npy" and path.is_file():
-        return read_npy(path)
-    return Archive(path, ["x"], "name a file with --inputs").read("x")["x"]
 
 
 def image_files(path: Path) -> list[Path]:

@@ -29,7 +29,7 @@ from lit_fed.data.loaders.transforms import (
 )
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Part, Parts
-from lit_fed.data.population.base import Batches, FederatedDataModule, Subset
+from lit_fed.data.population.base import SUBSETS, Batches, FederatedDataModule, Subset
 from lit_fed.data.population.figures import figures_instead_of
 from lit_fed.data.population.files import NewInputs, image_files, is_arrays, read_x
 from lit_fed.data.population.targets import check_finite, checked_targets, native
@@ -146,8 +146,7 @@ class TensorDataModule(FederatedDataModule):
         Raises:
             ConfigError: An input is not a finite number.
         """
-        sets: tuple[tuple[Subset, str, Part], ...] = (("train", "training", parts.train), ("test", "test", parts.test))
-        for subset, name, part in sets:
+        for subset, name, part in zip(SUBSETS, ("training", "test"), (parts.train, parts.test), strict=True):
             y = part.y if self.num_classes is None else part.strata
             self._x[subset] = _inputs(part.x, f"{name} inputs of {parts.source}", self._device, self.keeps_missing)
             self._y[subset] = _tensor(np.asarray(y), self._device)
@@ -167,8 +166,7 @@ class TensorDataModule(FederatedDataModule):
 
     @override
     def keep(self, train: IntArray, test: IntArray) -> None:
-        kept: tuple[tuple[Subset, IntArray], ...] = (("train", train), ("test", test))
-        for subset, rows in kept:
+        for subset, rows in zip(SUBSETS, (train, test), strict=True):
             if len(rows) < len(self._x[subset]):
                 chosen = torch.from_numpy(rows).to(self._device)
                 self._x[subset] = self._x[subset].index_select(0, chosen)

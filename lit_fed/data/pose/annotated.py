@@ -81,10 +81,6 @@ class CocoKeypoints(PhotoPose):
         return self._train.skeleton
 
     @override
-    def own_clients(self) -> int | None:
-        return None if self.client_key is None else len(self._clients)
-
-    @override
     def own_client_names(self) -> list[str] | None:
         return None if self.client_key is None else self._clients
 
@@ -358,7 +354,7 @@ class Mpii(PhotoPose):
     def _album(self, path: Path, testing: bool) -> Album:
         persons = list(_mat_rows(path, testing) if path.suffix == ".mat" else _json_rows(path))
         if not persons:
-            raise ConfigError(f"{path} has no person with a visible joint; give at least one")
+            raise nobody(path)
         ids = {name: number for number, name in enumerate(dict.fromkeys(name for name, _ in persons))}
         rows = [row | {"image_id": ids[name]} for name, row in persons]
         paths = [Path(self.root) / self.images / name for name, _ in persons]

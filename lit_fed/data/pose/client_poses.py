@@ -19,8 +19,8 @@ from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.data.loaders.tensor_loader import Loader
-from lit_fed.data.partitions.csr import CSR, IntArray
-from lit_fed.data.partitions.cut import Cut, Part, Parts, check_held_out, cut_of_parts
+from lit_fed.data.partitions.csr import IntArray, held_out
+from lit_fed.data.partitions.cut import Cut, Part, Parts, check_held_out, clients_here, cut_of_parts
 from lit_fed.data.partitions.partition import Natural
 from lit_fed.data.population.base import Batches, Subset
 from lit_fed.data.population.naming import in_order
@@ -99,10 +99,6 @@ class ClientPoses(PhotoPose):
         self._people: dict[str, People] = {}
 
     @override
-    def own_clients(self) -> int:
-        return len(self.own_client_names())
-
-    @override
     def own_client_names(self) -> list[str]:
         return self._names
 
@@ -147,9 +143,7 @@ class ClientPoses(PhotoPose):
             raise ConfigError(f"data.num_clients is {count}, and {self.root} has {len(names)} client folders; lower it")
         if count < len(names):
             remark(f"data.num_clients is {count}; {names[count]} and later folders in {self.root} take no part")
-        self._here = list(range(count)) if wanted is None else sorted(wanted)
-        if beyond := [client_id for client_id in self._here if not 0 <= client_id < count]:
-            raise ConfigError(f"client {beyond[0]} does not exist; clients are 0 to {count - 1}")
+        self._here = clients_here(wanted, count)
         parts = self.read_parts()
         self._remark_held_out(wanted is None)
         return cut_of_parts(self._sizes, self._here, count, parts, wanted)
@@ -204,7 +198,7 @@ class ClientPoses(PhotoPose):
         if self._box_heights is None and every:
             self._learn_boxes(np.concatenate(every))
         elif self._box_heights is not None:
-            self._extents = self._box_heights
+            self.box_heights = self._box_heights
         return Parts(Part(train), Part(test), source=self.root)
 
     def _parts_of(self, client: int) -> dict[str, Rows]:
@@ -258,9 +252,8 @@ class ClientPoses(PhotoPose):
 def _held_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
     """Persons on a share of the images, rounded, and the other persons."""
     images = list(dict.fromkeys(row["path"] for row in rows))
-    whole = CSR.from_sizes(np.arange(len(images), dtype=np.int64), np.array([len(images)]))
-    chosen, _ = whole.hold_out([fraction], seed)
-    held = {images[place] for place in chosen.indices.tolist()}
+    mask = held_out(np.zeros(len(images), dtype=np.int64), 1, fraction, seed)
+    held = {image for image, is_held in zip(images, mask, strict=True) if is_held}
     return [row for row in rows if row["path"] in held], [row for row in rows if row["path"] not in held]
 
 

@@ -99,7 +99,7 @@ class PoseDataModule(FederatedDataModule):
                     f"{list(map(list, self.resolutions))}"
                 )
         if isinstance(kwargs.get("partition"), Natural):
-            if type(self).own_clients is FederatedDataModule.own_clients:
+            if type(self).own_client_names is FederatedDataModule.own_client_names:
                 name = type(self).__name__
                 raise ConfigError(f"data.partition is Natural, and {name} does not name clients; choose IID")
             _refuse_simulated(clients_per_level, samples_per_client)
@@ -128,7 +128,8 @@ class PoseDataModule(FederatedDataModule):
         self.mean, self.std, self._normalize = tuple(mean), tuple(std), Normalize(mean, std)
         if self._normalize.num_channels not in (1, 3):
             raise ConfigError(f"data.mean has {len(mean)} values; give one, or one per colour")
-        self._extents = (0.0, 0.0)  # least and median height of a box in pixels, known after `setup`
+        self.box_heights = (0.0, 0.0)
+        """Least and median height of a box, in pixels of its image; known after `setup`."""
         self._made: dict[Any, PoseView] = {}
 
     padding: float = 1.25
@@ -233,12 +234,12 @@ class PoseDataModule(FederatedDataModule):
     @override
     def view(self, client_id: int) -> View:
         """The client's own level, in training with all below."""
-        return self._levels_view(self.level(client_id))
+        return self._made_view(self.resolutions[self.level(client_id) :])
 
     @override
     def shared_view(self) -> View:
         """The highest level, in training with all below."""
-        return self._levels_view(0)
+        return self._made_view(self.resolutions)
 
     @override
     def views(self) -> Mapping[str, View]:
@@ -272,10 +273,9 @@ class PoseDataModule(FederatedDataModule):
             )
         return self._made_view((size,), shown_as, interpolation)
 
-    def _levels_view(self, level: int) -> PoseView:
-        return self._made_view(self.resolutions[level:], None, "bilinear")
-
-    def _made_view(self, sizes: tuple[Size, ...], shown_as: Size | None, way: Interpolation) -> PoseView:
+    def _made_view(
+        self, sizes: tuple[Size, ...], shown_as: Size | None = None, way: Interpolation = "bilinear"
+    ) -> PoseView:
         key = (sizes, shown_as, way)
         if key not in self._made:
             means, order = [self._means(size) for size in sizes], self.skeleton.flip_order
@@ -286,7 +286,7 @@ class PoseDataModule(FederatedDataModule):
         """The downsampling: means of squares small enough for the smallest box, and points for the median box."""
         if not self.antialias:
             return Means()
-        least, usual = self._extents
+        least, usual = self.box_heights
         whole = max(1, int(least * (1 - self.augmentation.scale) / size[0]))
         return Means(whole, max(1, math.ceil(usual / (whole * size[0]) - 1e-6)))
 
@@ -327,14 +327,9 @@ class PoseDataModule(FederatedDataModule):
             return "data.antialias shrinks pictures by the heights of all clients' boxes; set it to false"
         return None
 
-    @property
-    def box_heights(self) -> tuple[float, float]:
-        """Least and median height of a box, in pixels of its image; known after `setup`."""
-        return self._extents
-
     def _learn_boxes(self, heights: NDArray[np.float32]) -> None:
         """Take the least and the median height of a box from all boxes (n,)."""
-        self._extents = (float(heights.min()), float(np.median(heights)))
+        self.box_heights = (float(heights.min()), float(np.median(heights)))
         self._made.clear()
 
     # Predictions.

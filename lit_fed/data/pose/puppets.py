@@ -22,7 +22,7 @@ from typing_extensions import override
 from lit_fed.checks import check_range
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Parts
-from lit_fed.data.population.base import Batches, Subset
+from lit_fed.data.population.base import SUBSETS, Batches, Subset
 from lit_fed.data.population.files import NewInputs
 from lit_fed.data.pose.files import photograph_loader
 from lit_fed.data.pose.module import PoseDataModule
@@ -342,7 +342,7 @@ class Puppets(PoseDataModule):
     @override
     def read_parts(self) -> Parts:
         people = {}
-        for subset, count in _parts(self.max_train_samples or 0, self.test_samples):
+        for subset, count in zip(SUBSETS, (self.max_train_samples or 0, self.test_samples), strict=True):
             canvases, joints = drawn(self.figure_seed, subset, count)
             people[subset] = _people(joints, subset)
             self._canvases[subset] = torch.from_numpy(canvases).to(self._device)
@@ -356,8 +356,7 @@ class Puppets(PoseDataModule):
 
     @override
     def keep(self, train: IntArray, test: IntArray) -> None:
-        kept: tuple[tuple[Subset, IntArray], ...] = (("train", train), ("test", test))
-        for subset, rows in kept:
+        for subset, rows in zip(SUBSETS, (train, test), strict=True):
             if len(rows) < len(self._canvases[subset]):
                 chosen = torch.from_numpy(rows)
                 self._canvases[subset] = self._canvases[subset].index_select(0, chosen.to(self._device))
@@ -398,29 +397,23 @@ class Puppets(PoseDataModule):
     @override
     def make_loader(self, batches: Batches) -> PeopleLoader:
         height, width = self.resolutions[0]
-        return PeopleLoader(
-            self._canvases[batches.subset],
-            self._people[batches.subset],
-            self._stored(batches.subset, batches.indices),
-            batches.batch_size,
-            batches.generator,
-            self.augmentation if batches.training else None,
-            self.skeleton.upper,
-            width / height,
+        return self._loader(
+            batches,
+            augmentation=self.augmentation if batches.training else None,
+            upper=self.skeleton.upper,
+            aspect=width / height,
             drop_last=batches.training and self.drop_last,
             fresh=batches.training and self.fresh_batches,
         )
 
     @override
     def make_public_loader(self, batches: Batches) -> PeopleLoader:
-        return PeopleLoader(
-            self._canvases["train"],
-            self._people["train"],
-            self._stored("train", batches.indices),
-            batches.batch_size,
-            batches.generator,
-            public=True,
-        )
+        return self._loader(batches, public=True)
+
+    def _loader(self, batches: Batches, **kwargs: Any) -> PeopleLoader:
+        subset, size, generator = batches.subset, batches.batch_size, batches.generator
+        rows = self._stored(subset, batches.indices)
+        return PeopleLoader(self._canvases[subset], self._people[subset], rows, size, generator, **kwargs)
 
     def _stored(self, subset: Subset, indices: IntArray) -> torch.Tensor:
         """Rows of figures in the tensors."""
@@ -455,7 +448,3 @@ def _people(joints: NDArray[np.float32], part: str) -> People:
         image_id=np.arange(count, dtype=np.int64),
         source=f"the drawn figures to {part}",
     )
-
-
-def _parts(train: int, test: int) -> tuple[tuple[Subset, int], ...]:
-    return ("train", train), ("test", test)

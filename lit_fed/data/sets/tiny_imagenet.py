@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,6 @@ class TinyImageNet(DecodedImages):
             normalize=normalize,
             **kwargs,
         )
-        self._classes: list[str] | None = None
 
     @property
     def folder(self) -> Path:
@@ -108,11 +108,9 @@ class TinyImageNet(DecodedImages):
         )
         return Datasets(augmented, labels[0], tested, labels[1], plain, source=str(self.folder))
 
-    @property
+    @cached_property
     def _wnids(self) -> list[str]:
-        if self._classes is None:
-            self._classes = self._lines("wnids.txt")
-        return self._classes
+        return self._lines("wnids.txt")
 
     def _lines(self, name: str) -> list[str]:
         path = self.folder / name

@@ -28,7 +28,7 @@ class _TorchvisionModule(ImageDataModule):
     files: ClassVar[tuple[str, ...]]
     usual_mean: ClassVar[list[float]]
     usual_std: ClassVar[list[float]]
-    _class_names: list[str] | None = None
+    class_names: list[str] | None = None
 
     def __init__(
         self,
@@ -60,15 +60,10 @@ class _TorchvisionModule(ImageDataModule):
                 split = self.reader(self.root, train=train, download=False)
             except (OSError, RuntimeError, ValueError, AssertionError) as error:
                 raise ConfigError(f"files are missing or damaged ({_first_line(error)}); {self._advice()}") from error
-            self._class_names = [str(name) for name in split.classes]
+            self.class_names = [str(name) for name in split.classes]
             arrays += [channels_first(np.asarray(split.data)), np.asarray(split.targets, dtype=np.int64)]
         x_train, y_train, x_test, y_test = arrays
         return Arrays(x_train, y_train, x_test, y_test, source=str(Path(self.root) / self.folder))
-
-    @property
-    @override
-    def class_names(self) -> list[str] | None:
-        return self._class_names
 
     def _advice(self) -> str:
         return (
