@@ -192,7 +192,9 @@ class Summing:
         )
         server = Coordinator(call, {offer.name: offer.key for offer in offers.values()})
         public = {offer.name: offer.public for offer in offers.values()}
-        common = {**asked, "names": list(names), "grid": grid, "nodes": public}
+        noise = self.summed.noise
+        deviation = 0 if noise is None else noise.deviation
+        common = {**asked, "names": list(names), "grid": grid, "deviation": deviation, "nodes": public}
         first = {name: (call, {**common, "clients": mine[node]}) for name, node in at.items()}
         answers = self._sent("keys", at, first, length)
         for stage, following in pairwise(STAGES):

@@ -26,6 +26,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.privacy.bounded_sum import BoundedSum, Frame, Released, grid_of, is_at_bound, moved_on_grid
 
 if TYPE_CHECKING:
+    from lit_fed.privacy import ClientLevel
     from lit_fed.secure.masks import Words
     from lit_fed.secure.party import Party
 
@@ -224,6 +225,8 @@ class SummedSecurely(Wrapper):
 
     Args:
         settings: Of the sum.
+        noise: Privacy for which nodes add noise to their vectors of updates. These then have neither metrics nor the
+            number of clipped updates, which no noise would hide.
 
     Note:
         In a simulation one process holds all clients: the protocol runs, and protects nobody.
@@ -235,9 +238,9 @@ class SummedSecurely(Wrapper):
     over: Over | None = None
     """Runs the protocol where clients are on nodes; None in a simulation."""
 
-    def __init__(self, settings: SecureSum) -> None:
+    def __init__(self, settings: SecureSum, noise: ClientLevel | None = None) -> None:
         settings.validate()
-        self.settings = settings
+        self.settings, self.noise = settings, noise
         self.logged: Logged = {}
         self._parties: dict[str, Party] = {}
         self._layout: Callable[[Broadcast], Layout]
@@ -275,6 +278,11 @@ class SummedSecurely(Wrapper):
 
     def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
         """Refuse weights that are too large, and make the nodes, with keys of their own."""
+        if self.noise is not None and self.over is None and self.settings.nodes is None:
+            raise ConfigError(
+                f"trainer.privacy.honest_nodes is {self.noise.honest_nodes}, and each node adds noise of its own; set "
+                "trainer.secure_sum.nodes"
+            )
         sent, one = next(iter(around.broadcast.payloads.values())), ClientUpdate(0, {})
         if self.over is not None and around.algorithm.arrive(one, sent, around.server) is not one:
             raise ConfigError(
@@ -301,7 +309,7 @@ class SummedSecurely(Wrapper):
         """Keep the task's metrics on the node."""
         told = {name: value for name, value in update.metrics.items() if "/" not in name}
         own = {name: value for name, value in update.metrics.items() if "/" in name}
-        self.logged[update.client_id] = (own, self._samples(update.client_id))
+        self.logged[update.client_id] = ({} if self.noise else own, self._samples(update.client_id))
         update.metrics = told
         return update
 
@@ -318,7 +326,22 @@ class SummedSecurely(Wrapper):
         self._sums = self.sums(broadcast, self.logged, below.grid if isinstance(below, BoundedSum) else None)
         return self._sums if self.over is None else Elsewhere(self._sums, broadcast, self.over)
 
+    def noised(self, words: Tensor, round_idx: int, run: str = "") -> Tensor:
+        """Vectors of updates by node, (nodes, words), with the noise of each node, where nodes add noise."""
+        if self.noise is None:
+            return words
+        from lit_fed.secure.noise import discrete_gaussian
+
+        size, made = words.shape[1] - _COUNTS, words.clone()
+        made[:, size + 1] = 0  # the number of clipped updates
+        content = run.encode() + made.cpu().numpy().tobytes()
+        for place, row in enumerate(made):
+            secret = self.noise.secret(self.noise.node + place, round_idx, content)
+            row[:size] += torch.from_numpy(discrete_gaussian(secret, self.noise.deviation, size)).to(row.device)
+        return made
+
     def _masked(self, words: Tensor) -> Tensor:
+        words = self.noised(words, self._round)
         if not self._parties:
             return words.sum(0)
         from lit_fed.secure.coordinator import secure_sum
