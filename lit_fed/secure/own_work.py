@@ -140,6 +140,8 @@ class OwnWork:
             raise Refusal("the call of the secure sum is for another work")
         if call.threshold != (due := self.summed.settings.threshold):
             raise Refusal(f"the threshold is {call.threshold}, and trainer.secure_sum.threshold is {due} on this node")
+        if call.dishonest != self.summed.settings.dishonest:
+            raise Refusal("the call bears another number of nodes than trainer.secure_sum.dishonest on this node")
         if 8 * call.length > self.limit:
             raise Refusal(f"the call has vectors of {call.length} words, beyond --most_bytes of this node")
         if type(names) is not list or len(names) > _MOST_NAMES or any(type(name) is not str for name in names):

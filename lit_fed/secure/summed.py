@@ -55,22 +55,33 @@ class SecureSum:
         nodes: Number of nodes in memory, over which a simulation runs the protocol; client k is on node k modulo their
             number. With null it sums the same integers without masks: the result is the same to the bit. Null in a
             federation, whose nodes are there.
+        dishonest: B, the number of nodes on the server's side that the sum bears: the fewer, the fewer masks of pairs
+            there are. With null it is 2t - n - 1 of n nodes, the most that t bears, and all pairs have masks.
     """
 
     threshold: int
     clip: float
     nodes: int | None = None
+    dishonest: int | None = None
 
     def validate(self) -> None:
         """Refuse settings out of range."""
         check_range("trainer.secure_sum.clip", self.clip, above=0)
         check_range("trainer.secure_sum.threshold", self.threshold, least=3)
         check_range("trainer.secure_sum.nodes", self.nodes, least=3, most=1000, null="to sum without masks")
-        if self.nodes is not None and not 2 * self.nodes < 3 * self.threshold <= 3 * self.nodes:
+        check_range("trainer.secure_sum.dishonest", self.dishonest, least=0, null="for the most that threshold bears")
+        if self.nodes is not None:
+            self.check_nodes(self.nodes, f" of {self.nodes} nodes")
+
+    def check_nodes(self, nodes: int, said: str) -> None:
+        """Refuse a number of nodes; the words on it follow the threshold."""
+        if not 2 * nodes < 3 * self.threshold <= 3 * nodes:
             raise ConfigError(
-                f"trainer.secure_sum.threshold is {self.threshold} of {self.nodes} nodes; it must be above two thirds "
-                "of them, and at most their number"
+                f"trainer.secure_sum.threshold is {self.threshold}{said}; it must be above two thirds of them, and at "
+                "most their number"
             )
+        most = 2 * self.threshold - nodes - 1
+        check_range("trainer.secure_sum.dishonest", self.dishonest, most=most, null=f"for {most}")
 
 
 def digits(total: Fraction) -> list[int]:
@@ -348,7 +359,10 @@ class SummedSecurely(Wrapper):
 
         rows = words.cpu().numpy().view(np.uint64)
         vectors: dict[str, Words] = dict(zip(self._parties, rows, strict=True))
-        total, _ = secure_sum(self._parties, vectors, self._identities, self.settings.threshold, self._round, self._run)
+        total, _ = secure_sum(
+            self._parties, vectors, self._identities, self.settings.threshold, self._round, self._run,
+            dishonest=self.settings.dishonest,
+        )  # fmt: skip
         return torch.from_numpy(total.view(np.int64)).to(words.device)
 
     def release(self, aggregate: Summed, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
