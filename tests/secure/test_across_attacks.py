@@ -112,6 +112,10 @@ def test_a_shrunken_roster_and_a_lowered_threshold_are_refused(tmp_path: Path) -
     def lowered(node: int, message: Message) -> Message:
         return altered(shrunken(node, message), "call", threshold=2)
 
+    def bare(_: int, message: Message) -> Message:
+        return altered(message, "call", dishonest=0)
+
+    assert of(refused(tmp_path / "none", in_every_attempt("keys", bare)), "than trainer.secure_sum.dishonest on this")
     assert of(refused(tmp_path / "one", in_every_attempt("keys", shrunken)), "the threshold is 3 of 2 nodes")
     assert of(
         refused(tmp_path / "two", in_every_attempt("keys", lowered)),
