@@ -335,7 +335,7 @@ class SummedSecurely(Wrapper):
         self.logged, self._round = {}, broadcast.round_idx
         self._private = isinstance(below, BoundedSum)
         self._sums = self.sums(broadcast, self.logged, below.grid if isinstance(below, BoundedSum) else None)
-        return self._sums if self.over is None else Elsewhere(self._sums, broadcast, self.over)
+        return self._sums if self.over is None else Elsewhere(self._sums, broadcast, self.over, self.noise is not None)
 
     def noised(self, words: Tensor, round_idx: int, run: str = "") -> Tensor:
         """Vectors of updates by node, (nodes, words), with the noise of each node, where nodes add noise."""
@@ -394,10 +394,11 @@ class Elsewhere(Reducer[Summed]):
         sums: Reads the sum.
         broadcast: What the clients trained on.
         over: Runs the protocol.
+        always: Also for no updates, to which nodes add noise.
     """
 
-    def __init__(self, sums: NodeSums, broadcast: Broadcast, over: Over) -> None:
-        self._sums, self._broadcast, self._over = sums, broadcast, over
+    def __init__(self, sums: NodeSums, broadcast: Broadcast, over: Over, always: bool) -> None:
+        self._sums, self._broadcast, self._over, self._always = sums, broadcast, over, always
         self._clients: list[int] = []
 
     def add(self, update: ClientUpdate) -> None:
@@ -406,6 +407,6 @@ class Elsewhere(Reducer[Summed]):
 
     def result(self, workers: Workers) -> Summed:
         """The sum over the nodes."""
-        if not self._clients:
+        if not self._clients and not self._always:
             return self._sums.read(self._sums.words([])[0], [])
         return self._over.train(self._broadcast, sorted(self._clients), self._sums)
