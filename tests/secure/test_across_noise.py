@@ -227,6 +227,28 @@ def test_neither_metrics_nor_clipped_updates_are_counted(tmp_path: Path) -> None
     assert seen == 8
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "line"),
+    [
+        ("names", ["train/loss"], "metrics of training are not summed where trainer.privacy.honest_nodes is set"),
+        ("deviation", 1, "the server accounts for other noise than this node adds"),
+        ("grid", 2.0**-40, "the server accounts for other noise than this node adds"),
+    ],
+)
+def test_a_server_that_would_have_less_noise_is_refused(tmp_path: Path, field: str, value: Any, line: str) -> None:
+    """More names would leave fewer coordinates for the noise of a node without clients, which knows no model."""
+
+    def change(_: int, message: Message) -> Message:
+        if message.fields.get("stage") != "keys":
+            return message
+        return Message("secure", {**message.fields, field: value}, message.tensors)
+
+    grids = list[Watched]()
+    with pytest.raises(TooFew):
+        run(noisy(), tmp_path, change, nodes_of(noisy(), tmp_path, HOMES), grids=grids)
+    assert [cause.startswith(line) for cause in set(grids[0].causes)] == [True]
+
+
 # ---------------------------------------------------------------------- refusals
 
 
