@@ -16,6 +16,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 
 from lit_fed.secure.coordinator import secure_sum
+from lit_fed.secure.messages import Invitation
 from lit_fed.secure.party import Party
 from lit_fed.secure.shamir import SHARE_BYTES
 
@@ -31,7 +32,7 @@ def size(value: Any) -> int:
     return SHARE_BYTES if isinstance(value, int) else len(value)
 
 
-def measured(nodes: int, length: int) -> tuple[float, float, int]:
+def measured(nodes: int, length: int, threshold: int, dishonest: int | None) -> tuple[float, float, int]:
     """Seconds of the plain and of the secure sum, and bytes that one node sends."""
     keys = {f"node {node:03}": generate_private_key(SECP384R1()) for node in range(nodes)}
     known = {name: key.public_key() for name, key in keys.items()}
@@ -48,27 +49,30 @@ def measured(nodes: int, length: int) -> tuple[float, float, int]:
     expected = drawn.sum(0, dtype=np.uint64)
     plain = time.perf_counter() - started
     started = time.perf_counter()
-    total, _ = secure_sum(parties, dict(zip(parties, drawn, strict=True)), known, 2 * nodes // 3 + 1, deliver=deliver)
+    vectors = dict(zip(parties, drawn, strict=True))
+    total, _ = secure_sum(parties, vectors, known, threshold, deliver=deliver, dishonest=dishonest)
     seconds = time.perf_counter() - started
     assert total.tobytes() == expected.tobytes()
     return plain, seconds, sent[0] // nodes
 
 
-def due(nodes: int, name_bytes: int = len("node 000"), signature_bytes: int = 104) -> int:
+def due(near: int, name_bytes: int = len("node 000"), signature_bytes: int = 104) -> int:
     """Bytes that a node sends beside its vector, by the protocol: keys, shares, consent, unmasking, and names.
 
-    Two keys of 32 bytes, a name, and a signature; for each other node 148 bytes of sealed shares, and a commitment; a
-    signature; of each node a share of 66 bytes. A signature on P-384 has about 103 bytes.
+    Two keys of 32 bytes, a name, and a signature; for each of near - 1 neighbours 148 bytes of sealed shares, and a
+    commitment; a signature; of each of near nodes a share of 66 bytes. A signature on P-384 has about 103 bytes.
     """
-    others = nodes - 1
+    others = near - 1
     keys, shares = name_bytes + 64 + signature_bytes, others * (name_bytes + 148) + 32
-    return keys + shares + signature_bytes + nodes * (name_bytes + SHARE_BYTES)
+    return keys + shares + signature_bytes + near * (name_bytes + SHARE_BYTES)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=[3, 10, 30, 100])
     parser.add_argument("--values", type=int, nargs="+", default=[10_000, 1_000_000, 10_000_000])
+    parser.add_argument("--lost", type=int, help="n - t; by default t is just above two thirds")
+    parser.add_argument("--dishonest", type=int, help="B; by default all pairs of nodes have masks")
     given = parser.parse_args()
     print(
         "| nodes | values | plain, s | secure, s | key stream, GB | sent by a node, bytes | beside the vector | due |"
@@ -76,9 +80,12 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     for length in given.values:
         for nodes in given.nodes:
-            plain, seconds, sent = measured(nodes, length)
-            drawn = 8 * length * nodes * (nodes + 1) / 1e9  # masks of n (n - 1) pairs' ends, and 2 n of nodes' own
-            costs = f"{plain:.4f} | {seconds:.3f} | {drawn:.3f} | {sent:,} | {sent - 8 * length:,} | {due(nodes):,}"
+            threshold = 2 * nodes // 3 + 1 if given.lost is None else nodes - given.lost
+            names = tuple(map(str, range(nodes)))
+            near = len(Invitation("", 0, 0, names, threshold, length, dishonest=given.dishonest).near("0"))
+            plain, seconds, sent = measured(nodes, length, threshold, given.dishonest)
+            drawn = 8 * length * nodes * (near + 1) / 1e9  # masks of both ends of a pair, and 2 n of nodes' own
+            costs = f"{plain:.4f} | {seconds:.3f} | {drawn:.3f} | {sent:,} | {sent - 8 * length:,} | {due(near):,}"
             print(f"| {nodes} | {length:,} | {costs} |", flush=True)
     print(machine.line())
 

@@ -58,7 +58,7 @@ class UnreadableFile(CheckpointError):
 
 
 class BudgetSpent(ConfigError):
-    """A client whose samples have spent their privacy budget."""
+    """Samples of a client, or sums of a node, that have spent their privacy budget."""
 
     @override
     def told(self) -> str:

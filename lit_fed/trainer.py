@@ -185,7 +185,13 @@ class FederatedTrainer:
                 raise ConfigError(
                     f"trainer.{odd} needs single updates, which trainer.secure_sum hides in a sum; leave one out"
                 )
-        around = [privacy, aggregation, attack, None if secure_sum is None else SummedSecurely(secure_sum)]
+        noisy = privacy if isinstance(privacy, ClientLevel) and privacy.honest_nodes else None
+        if noisy is not None and (noisy.honest_nodes or 0) > (0 if secure_sum is None else secure_sum.threshold):
+            raise ConfigError(
+                f"trainer.privacy.honest_nodes is {noisy.honest_nodes}, and a sum is sure to have only "
+                "trainer.secure_sum.threshold nodes; set that to at least as many"
+            )
+        around = [privacy, aggregation, attack, None if secure_sum is None else SummedSecurely(secure_sum, noisy)]
         given, watchers = lightning_watchers(callbacks or [])
         self.devices = Devices(accelerator, devices, num_nodes, strategy, precision, num_threads, deterministic)
         check_choice("trainer.compile", compile, [False, True, "reduce-overhead", "graph"])

@@ -117,12 +117,7 @@ class Summing:
 
     def __init__(self, roster: Roster, summed: SummedSecurely, seconds: float) -> None:
         self.roster, self.summed, self.seconds = roster, summed, seconds
-        nodes, threshold = len(roster.homes), summed.settings.threshold
-        if not 2 * nodes < 3 * threshold <= 3 * nodes:
-            raise ConfigError(
-                f"trainer.secure_sum.threshold is {threshold}, and {nodes} nodes are connected; it must be above two "
-                "thirds of them, and at most their number"
-            )
+        summed.settings.check_nodes(len(roster.homes), f", and {len(roster.homes)} nodes are connected")
         self.late: Callable[[], set[str]] = set
         """Processes of nodes that missed this round's deadline; they are asked nothing more in it."""
         summed.over = self
@@ -188,11 +183,14 @@ class Summing:
         names = tuple(sorted({name for offer in offers.values() for name in offer.metrics}))
         length = length_of(size, names)
         call = Invitation(
-            work.name, work.round_idx, time.time_ns(), tuple(sorted(at)), least, length, about(model, size, grid, names)
-        )
+            work.name, work.round_idx, time.time_ns(), tuple(sorted(at)), least, length,
+            about(model, size, grid, names), self.summed.settings.dishonest,
+        )  # fmt: skip
         server = Coordinator(call, {offer.name: offer.key for offer in offers.values()})
         public = {offer.name: offer.public for offer in offers.values()}
-        common = {**asked, "names": list(names), "grid": grid, "nodes": public}
+        noise = self.summed.noise
+        deviation = 0 if noise is None else noise.deviation
+        common = {**asked, "names": list(names), "grid": grid, "deviation": deviation, "nodes": public}
         first = {name: (call, {**common, "clients": mine[node]}) for name, node in at.items()}
         answers = self._sent("keys", at, first, length)
         for stage, following in pairwise(STAGES):

@@ -25,8 +25,9 @@ from lit_fed.errors import ConfigError
 
 IntArray = NDArray[np.int64]
 
-Sampling = Literal["poisson", "fixed_size", "none"]
-"""How a cohort is drawn: each client by itself, a fixed number without replacement, or in no way that is accounted."""
+Sampling = Literal["poisson", "fixed_size", "none", "known"]
+"""How a cohort is drawn: each client by itself, a fixed number without replacement, in no way that is accounted, or
+known to those against whom the promise is made."""
 
 Releases = Mapping[int, int]
 """Number of rounds by number of releases: ``{1: 10}`` for ten rounds, ``{1: 9, 2: 1}`` if one of them was repeated."""
@@ -45,6 +46,14 @@ class Mechanism:
     - ``fixed_size``: a cohort without replacement, by RDP, or as ``none`` where that is smaller; in a neighbour one
       client has other data.
     - ``none``: no amplification, as if every client were in every round; in a neighbour one client has other data.
+    - ``known``: noise of h nodes, and no amplification; in a neighbour one client has no data. By RDP alone: with
+      discrete Gaussians of deviation s, on the grid, a sum of d values is ½ε²-concentrated private for
+
+      .. math:: ε = 1 / z + τ \sqrt d, \qquad τ = 10 \sum_{k=1}^{h-1} e^{-2 π^2 s^2 k / (k + 1)}
+
+      (Kairouz, Liu, Steinke: "The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure
+      Aggregation", ICML 2021, Theorem 1). `ClientLevel` has s > 2^19, for which τ is 0 in float64: the divergences are
+      those of the Gaussian mechanism.
 
     Other data of a client move a sum of clipped updates by up to two clipping norms, none by one: the noise counts half
     for the former.
@@ -65,7 +74,7 @@ class Mechanism:
     @property
     def relation(self) -> str:
         """How neighbouring populations differ."""
-        return f"the data of one client replaced by {'none' if self.sampling == 'poisson' else 'other data'}"
+        return f"the data of one client replaced by {'none' if self.sampling in ('poisson', 'known') else 'other data'}"
 
     def rdp_epsilon(self, releases: Releases, delta: float) -> float:
         """ε of some releases by RDP: an upper bound that costs microseconds."""
@@ -83,7 +92,7 @@ class Mechanism:
         if releases and self.sampling == "fixed_size":  # amplification is proven by bounds that may be looser than none
             plain = self._known.setdefault("none", replace(self, sampling="none", _known={}))
             bounds.append(plain.epsilon(releases, delta))
-        elif releases and bounds[0][0] <= _LARGE:
+        elif releases and self.sampling != "known" and bounds[0][0] <= _LARGE:
             bounds.append((self.pld_epsilon(releases, delta), "PLD"))
         return min(bounds)
 
@@ -125,9 +134,11 @@ class Mechanism:
         each tells as much as noise of deviation 1 / √repeats.
         """
         multiplier = self.noise_multiplier / math.sqrt(repeats)
+        noise = accounting.GaussianDpEvent(multiplier)
+        if self.sampling == "known" or (self.sampling == "poisson" and self.cohort == self.num_clients):
+            return noise
         if self.sampling == "poisson":
-            noise = accounting.GaussianDpEvent(multiplier)
-            return noise if self.cohort == self.num_clients else accounting.PoissonSampledDpEvent(self.rate, noise)
+            return accounting.PoissonSampledDpEvent(self.rate, noise)
         noise = accounting.GaussianDpEvent(multiplier / 2)
         if self.sampling == "none":
             return noise

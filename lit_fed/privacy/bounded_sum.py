@@ -20,7 +20,7 @@ from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.wire.payload import ClientUpdate, Flat, FlatPayload, Layout, Payload, stacked
 from lit_fed.engine.wire.workers import Workers
 
-_BITS = 40
+GRID_BITS = 40
 _BLOCK_VALUES = 2**17  # vectors that wait to be summed hold about this many values, which stay in a processor's cache
 _ROUNDING = 1e-3  # an update that its client has clipped is at the bound but for the rounding of its type
 
@@ -117,7 +117,7 @@ def _away(vectors: Sequence[Tensor], origin: Tensor) -> Tensor:
 def grid_of(bound: float) -> float:
     """The grid of vectors within a bound: their coordinates are at most 2^40 times it."""
     mantissa, exponent = math.frexp(bound)
-    return math.ldexp(1.0, exponent - (mantissa == 0.5) - _BITS)
+    return math.ldexp(1.0, exponent - (mantissa == 0.5) - GRID_BITS)
 
 
 def moved_on_grid(vectors: Sequence[Tensor], origin: Tensor, norm: float, grid: float) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,11 @@ Metrics of clients and means over them, counts, and who took part were not writt
 _SERVER = """\
 What the server's process saw of updates before the sum was not private against the server itself.
 """
+_NODES = """\
+Each node made its part of the noise with its own key, so that the promise holds against the server too, while every sum
+has vectors of at least {} honest nodes, and the server has no more nodes on its side than `trainer.secure_sum` bears.
+The server knows who takes part, and clients' numbers of samples.
+"""
 _STATES = """\
 The states that clients keep between rounds, the table of them and the data's fingerprints (`checkpoints/clients/`) are
 not private. The metrics `global/…` are computed on the shared test set, which is protected only if it comes from none
@@ -61,11 +66,15 @@ def card(kept: Mapping[str, Any], withheld: bool) -> str:
     }  # fmt: skip
     lines += [f"| {label} | {_text(kept[key])} |" for key, label in labels.items() if key in kept]
     lines += ["", "## What is not private", "", _WITHHELD if withheld else _WRITTEN]
-    lines += [_SERVER] if "expected_cohort" in kept and withheld else []
+    if nodes := kept.get("honest_nodes"):
+        lines += [_NODES.format(nodes)]
+    elif "expected_cohort" in kept and withheld:
+        lines += [_SERVER]
     lines += [_STATES]
     if kept["on_client_failure"] == "raise":
         lines += [_RAISE]
-    lines += ["Noise is drawn in floating point, and rounded to the grid of the sum; see `lit_fed.privacy.keys`."]
+    if not nodes:
+        lines += ["Noise is drawn in floating point, and rounded to the grid of the sum; see `lit_fed.privacy.keys`."]
     return "\n".join(lines) + "\n"
 
 

@@ -5,24 +5,36 @@ McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Langu
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from typing_extensions import override
 
+from lit_fed.checks import check_range
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.method.wrapper import Surroundings
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout, Payload, layout_of
-from lit_fed.errors import ConfigError
+from lit_fed.errors import BudgetSpent, ConfigError
 from lit_fed.participation import FullParticipation, Participation, PoissonParticipation, UniformParticipation
 from lit_fed.privacy.accounting import Mechanism, Releases, Sampling, calibrate, check_budget, check_installed
-from lit_fed.privacy.bounded_sum import BoundedSum, Frame, Released, clip
+from lit_fed.privacy.bounded_sum import GRID_BITS, BoundedSum, Frame, Released, clip, grid_of
 from lit_fed.privacy.card import card
 from lit_fed.privacy.keyed import Keyed
+from lit_fed.privacy.keys import RunKey
+
+if TYPE_CHECKING:
+    from lit_fed.data.population.census import ClientReport
+
+_DEVIATION_BITS = 20
+"""Bits of a node's deviation on the grid of its noise."""
 
 
 class ClientLevel(Keyed):
@@ -45,6 +57,8 @@ class ClientLevel(Keyed):
             noise and cohorts follow from the seed, which protects nobody: a simulation.
         withhold: Whether data that are not private are kept out of files and loggers: metrics of clients and means over
             them, counts, and who took part. By default where there is a key file.
+        honest_nodes: h, the number of honest nodes whose vectors are in every sum of ``trainer.secure_sum``. Each node
+            adds noise of standard deviation z C / √h, and the server adds none. With null the server adds the noise.
 
     Raises:
         ConfigError: For values out of range, or both or neither of ``noise_multiplier`` and ``epsilon``.
@@ -52,11 +66,38 @@ class ClientLevel(Keyed):
     Note:
         Clients are weighed alike and the sum is divided by q · N, not by the number that came, because both would
         depend on who took part. Sums are taken in float64 on a grid, see `lit_fed.privacy.bounded_sum`.
+
+        With ``honest_nodes`` the noise is on a grid of its own, on which a node's deviation s is a whole number above
+        2^19. Updates are cut towards zero, so that one moves a sum by at most C; s is rounded up by 1 to 2, which is
+        more than what norms in float64 are off.
     """
 
+    grid: float = 0.0
+    """The grid of the nodes' noise."""
+    deviation: int = 0
+    """s: a node's noise in multiples of the grid; 0 where the server adds the noise."""
+    node: int = 0
+    """The first client of this node; 0 in a simulation."""
+
     keeps_finite = True
+    _on_node = False
     _frame: Frame | None = None
     _layout: Callable[[Broadcast], Layout]
+
+    @override
+    def __init__(
+        self,
+        clip_norm: float,
+        noise_multiplier: float | None = None,
+        epsilon: float | None = None,
+        delta: float = 1e-5,
+        key_file: str | None = None,
+        withhold: bool | None = None,
+        honest_nodes: int | None = None,
+    ) -> None:
+        super().__init__(clip_norm, noise_multiplier, epsilon, delta, key_file, withhold)
+        check_range("trainer.privacy.honest_nodes", honest_nodes, least=1, null="for noise from the server")
+        self.honest_nodes = honest_nodes
 
     # ------------------------------------------------------------------ before the first round
 
@@ -71,6 +112,7 @@ class ClientLevel(Keyed):
             "expected_cohort": expected_cohort(participation), "clip_norm": self.clip_norm,
             "noise_multiplier": float(self.noise_multiplier or 0.0), "releases": 0, "epsilon": "0",
             "delta": self.delta, "on_client_failure": "", "noise_from": self._noise_from,
+            "honest_nodes": self.honest_nodes or 0,
             "_key": "", "_budget": self.epsilon or 0.0, "_allowed": 0,
         }  # fmt: skip
 
@@ -117,7 +159,7 @@ class ClientLevel(Keyed):
         check_installed()
         self._first, self._device = around.first, around.device
         if self.epsilon is not None and not resumed:  # a run that goes on has its noise
-            population = (sampling_of(around.participation), around.participation.num_seen)
+            population = (self._sampling(around.participation), around.participation.num_seen)
             cohort = expected_cohort(around.participation)
             check_budget(*population, cohort, around.max_rounds, self.epsilon, self.delta)
         if self.key_file is not None and around.on_client_failure == "raise":
@@ -132,7 +174,7 @@ class ClientLevel(Keyed):
         assert self._key is not None
         self._check_kept(around, kept)
         self._check_key(self._key, kept)
-        participation, sampling = around.participation, sampling_of(around.participation)
+        participation, sampling = around.participation, self._sampling(around.participation)
         num_clients, self._cohort = participation.num_seen, expected_cohort(participation)
         if self._key.path is not None:
             participation.reseed(self._key.seed("cohort"))
@@ -142,12 +184,81 @@ class ClientLevel(Keyed):
                 sampling, num_clients, self._cohort, around.max_rounds, self.epsilon, self.delta
             )
         self._mechanism = Mechanism(sampling, num_clients, self._cohort, kept["noise_multiplier"])
+        self._share(kept["noise_multiplier"])
         kept["relation"], kept["on_client_failure"] = self._mechanism.relation, around.on_client_failure
         self._warn(num_clients, sampling, type(participation).__name__, around.say)
+
+    def _sampling(self, participation: Participation) -> Sampling:
+        """How cohorts are accounted: a server that adds no noise is among those against whom the promise is made."""
+        return "known" if self.honest_nodes else sampling_of(participation)
+
+    def _share(self, noise_multiplier: float) -> None:
+        """Choose a node's part of the noise, and its grid."""
+        if self.honest_nodes is None:
+            return
+        std = noise_multiplier * self.clip_norm / math.sqrt(self.honest_nodes)
+        if std < self.clip_norm * 2.0**-_DEVIATION_BITS:
+            raise ConfigError(
+                f"trainer.privacy.noise_multiplier is {noise_multiplier}, too little to be shared by nodes; set "
+                "honest_nodes to null, or give more"
+            )
+        self.grid = grid_of(std * 2.0**_DEVIATION_BITS)
+        self.deviation = math.ceil(std / self.grid) + 1
+
+    @override
+    def settle(self, around: Surroundings) -> None:
+        if self.honest_nodes is None:
+            return
+        self._check_node(around)
+        assert self.key_file is not None
+        file, noise = Path(self.key_file), self.noise_multiplier
+        if noise is None and file.exists():  # the noise that this node began with, whatever trainer.max_rounds is now
+            noise = RunKey.of_file(file).promise.get("noise_multiplier")
+        if noise is None:
+            noise = calibrate("known", 1, 1, around.max_rounds, float(self.epsilon or 0.0), self.delta)
+        promise = {
+            "clip_norm": self.clip_norm, "noise_multiplier": noise, "epsilon": self.epsilon, "delta": self.delta,
+            "honest_nodes": self.honest_nodes,
+        }  # fmt: skip
+        self._key, self._on_node = self._promised(file, promise), True
+        self.node, self._mechanism = min(around.data.census.clients), Mechanism("known", 1, 1, noise)
+        self._share(noise)
+
+    @override
+    def report(self, report: ClientReport, client_id: int) -> ClientReport:
+        return report if self._key is None else self._hidden(report, self._key)
+
+    def secret(self, node: int, round_idx: int, content: bytes) -> bytes:
+        """The key of a node's noise in a round: the same for the same content, to be used on it alone.
+
+        Args:
+            node: The node.
+            round_idx: The round.
+            content: The run and the sum; without influence in a simulation.
+        """
+        assert self._key is not None
+        key, epsilon = self._key, self.epsilon
+        name = key.release(round_idx, (node,), np.frombuffer(content, np.uint8))
+        if self._on_node and name not in key.releases:
+            if round_idx in key.releases.values():
+                raise BudgetSpent(
+                    f"round {round_idx} got this node's noise before, for another sum or run; a second sum would tell "
+                    "of single nodes"
+                )
+            rounds = len(key.releases) + 1
+            if epsilon is not None and self._mechanism.epsilon({1: rounds}, self.delta)[0] > epsilon:
+                raise BudgetSpent(f"{rounds - 1} sums have spent epsilon {epsilon} at delta {self.delta} of this node")
+            key.record(name, round_idx)
+        return key.secret(name)
 
     def _check_kept(self, around: Surroundings, kept: Mapping[str, Any]) -> None:
         """Refuse to go on with other settings: the accountant takes all rounds for alike."""
         self._check_settings(kept)
+        if kept["honest_nodes"] != (self.honest_nodes or 0):
+            raise ConfigError(
+                f"trainer.privacy.honest_nodes is {self.honest_nodes}, and the run began with "
+                f"{kept['honest_nodes'] or None}; keep it"
+            )
         participation = around.participation
         cohort = (type(participation).__name__, expected_cohort(participation), participation.num_seen)
         if cohort != (begun := (kept["participation"], kept["expected_cohort"], kept["clients"])):
@@ -162,7 +273,7 @@ class ClientLevel(Keyed):
                 f"warning: trainer.privacy.delta is {self.delta}, above 1/{num_clients}: that allows one client's data "
                 "to be published outright; give less"
             )
-        if sampling != "poisson":
+        if sampling in ("fixed_size", "none"):
             counted = "a larger epsilon" if sampling == "fixed_size" else "no amplification by sampling"
             say(
                 f"warning: trainer.privacy counts {counted} for {participation}; PoissonParticipation gives the "
@@ -184,7 +295,9 @@ class ClientLevel(Keyed):
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
         """A sum of bounded updates in place of the method's mean."""
         self._frame = Frame(self._layout(broadcast), next(iter(broadcast.payloads.values())))
-        return BoundedSum(self._frame, self.clip_norm, self._device, self._mechanism.noise_multiplier * self.clip_norm)
+        std = self._mechanism.noise_multiplier * self.clip_norm
+        coarse = self.grid * 2.0**GRID_BITS if self.deviation else std
+        return BoundedSum(self._frame, self.clip_norm, self._device, coarse)
 
     def release(
         self, aggregate: Released, cohort: Cohort, kept: dict[str, Any]
@@ -199,11 +312,11 @@ class ClientLevel(Keyed):
         if key.path is not None:  # a run that resumes an older checkpoint has made more
             kept["releases"] = len(key.releases)
         std = kept["noise_multiplier"] * self.clip_norm
-        if std:
+        if std and not self.deviation:
             total = aggregate.noised(torch.from_numpy(key.noise(name, len(total))).to(total.device) * std)
         metrics = self._spent(kept)
         metrics |= {"privacy/clip_norm": self.clip_norm, "privacy/noise_std": std / self._cohort}
-        if not self.withhold and aggregate.count:
+        if not self.withhold and not self.deviation and aggregate.count:
             metrics["privacy/clipped"] = aggregate.clipped / aggregate.count
         mean, _ = self._frame.payload(aggregate.origin + total / self._cohort)
         return dict(mean), replace(cohort, expected=self._cohort), metrics

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lit_fed.checks import check_range
 from lit_fed.engine.evaluation.protocols import Protocol
 from lit_fed.engine.method.wrapper import Privacy, Surroundings
 from lit_fed.errors import ConfigError
+from lit_fed.privacy.accounting import check_installed
 from lit_fed.privacy.keys import RunKey
+
+if TYPE_CHECKING:
+    from lit_fed.data.population.census import ClientReport
 
 _KEY, _SEED = "a key file", "the seed: a simulation"
 
@@ -85,6 +91,37 @@ class Keyed(Privacy):
                 f"trainer.privacy.key_file {file} was used by a run before; name another, or go on with that run by "
                 "--ckpt_path"
             )
+
+    def _check_node(self, around: Surroundings) -> None:
+        """Refuse a node without a key, and protocols by which it tells of its clients' data."""
+        if self.key_file is None:
+            raise ConfigError(
+                "trainer.privacy.key_file is null, and whoever has trainer.seed could remove this node's noise; name a "
+                "file of this node"
+            )
+        check_installed()
+        asking = [type(one).__name__ for one in around.protocols if type(one).answer is not Protocol.answer]
+        if self.withhold and asking:
+            raise ConfigError(
+                f"trainer.protocols has {asking[0]}, by which this node tells of its clients' data past "
+                "trainer.privacy; leave it out on both ends, or set trainer.privacy.withhold to false"
+            )
+
+    def _promised(self, file: Path, promise: Mapping[str, Any]) -> RunKey:
+        """The key of a node's file, which also holds an account; refuse a file of other settings."""
+        key = RunKey.of_file(file, promise)
+        if odd := [name for name, value in promise.items() if key.promise.get(name) != value]:
+            raise ConfigError(
+                f"trainer.privacy.key_file {file} holds an account with {odd[0]} {key.promise.get(odd[0])}, and "
+                f"this node has {promise[odd[0]]}; restore that, or name a new file, whose budget adds to the old"
+            )
+        return key
+
+    def _hidden(self, report: ClientReport, key: RunKey) -> ClientReport:
+        """Without counts of classes, and with a keyed fingerprint: by another, anybody could test a guess at data."""
+        sealed = key.seal([report.fingerprint.encode()])
+        histogram = None if self.withhold else report.histogram
+        return replace(report, histogram=histogram, fingerprint=hashlib.sha256(sealed.encode()).hexdigest())
 
     def _check_settings(self, kept: Mapping[str, Any]) -> None:
         """Refuse to go on with other settings."""

@@ -73,7 +73,7 @@ class RunKey:
         """A seed below 2**63 for a purpose, such as a round's cohort."""
         return int.from_bytes(self._digest("seed", *purpose)[:8], "little") >> 1
 
-    def release(self, round_idx: int, delivered: Iterable[int], total: NDArray[np.float64]) -> str:
+    def release(self, round_idx: int, delivered: Iterable[int], total: NDArray[Any]) -> str:
         """The name of a release, which tells nothing of the key: the same for the same round, clients and sum.
 
         Args:
@@ -100,6 +100,10 @@ class RunKey:
         """
         key = int.from_bytes(self._digest("noise", release)[:16], "little")
         return np.random.Generator(np.random.Philox(key=key)).standard_normal(count)
+
+    def secret(self, release: str) -> bytes:
+        """A key of 32 bytes for the noise of a release."""
+        return self._digest("nodes", release)
 
     def record(self, release: str, round_idx: int) -> None:
         """Write down a new release before it is made."""

@@ -6,11 +6,9 @@ Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang: "Deep Learning with Dif
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -25,7 +23,6 @@ from lit_fed.checks import check_range
 from lit_fed.data.population.census import ClientReport
 from lit_fed.engine.clients.executor import untrained_answer
 from lit_fed.engine.clients.local import num_batches
-from lit_fed.engine.evaluation.protocols import Protocol
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client, Pass, Phase
 from lit_fed.engine.method.reducers import Reducer, WeightedMean
@@ -245,18 +242,7 @@ class SampleLevel(Keyed):
             ConfigError: Without a key file, as the server knows the seed; for a file of other settings; for protocols
                 that tell of clients' data.
         """
-        if self.key_file is None:
-            raise ConfigError(
-                "trainer.privacy.key_file is null, and whoever has trainer.seed could remove this node's noise; name a "
-                "file of this node"
-            )
-        check_installed()
-        asking = [type(one).__name__ for one in around.protocols if type(one).answer is not Protocol.answer]
-        if self.withhold and asking:
-            raise ConfigError(
-                f"trainer.protocols has {asking[0]}, by which this node tells of its clients' data past "
-                "trainer.privacy; leave it out on both ends, or set trainer.privacy.withhold to false"
-            )
+        self._check_node(around)
         self._around = around
         clients, batch_size = list(around.data.census.clients), around.data.batch_size
         files = {one: Path(f"{self.key_file}.{one}") for one in clients}
@@ -271,12 +257,7 @@ class SampleLevel(Keyed):
                 "clip_norm": self.clip_norm, "noise_multiplier": noise, "epsilon": self.epsilon, "delta": self.delta,
                 "batch_size": batch_size, "samples": int(self._sizes[one]), "steps": int(self._steps[one]),
             }  # fmt: skip
-            self._keys[one] = key = RunKey.of_file(file, promise)
-            if odd := [name for name, value in promise.items() if key.promise.get(name) != value]:
-                raise ConfigError(
-                    f"trainer.privacy.key_file {file} holds an account with {odd[0]} {key.promise.get(odd[0])}, and "
-                    f"this node has {promise[odd[0]]}; restore that, or name a new file, whose budget adds to the old"
-                )
+            self._keys[one] = self._promised(file, promise)
         self._account, self._noise = self._account_of(noise), noise
         self._warn(around)
 
@@ -357,10 +338,8 @@ class SampleLevel(Keyed):
         return {"epsilon": spent, "delta": self.delta, "noise_multiplier": self._noise}
 
     def report(self, report: ClientReport, client_id: int) -> ClientReport:
-        """Without counts of classes, and with a keyed fingerprint: by another, anybody could test a guess at data."""
-        sealed = self._keys[client_id].seal([report.fingerprint.encode()])
-        histogram = None if self.withhold else report.histogram
-        return replace(report, histogram=histogram, fingerprint=hashlib.sha256(sealed.encode()).hexdigest())
+        """See `Keyed`."""
+        return self._hidden(report, self._keys[client_id])
 
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
         """The method's; at a server, what nodes claim is noted as their updates arrive."""

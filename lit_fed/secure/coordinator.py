@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from itertools import combinations, islice, pairwise
 from typing import Any
@@ -67,10 +67,15 @@ class Coordinator:
         """Take `Sealed`, and return for each node what the others sealed for it."""
         self._sealed = {name: one for name, one in answers.items() if self._is_sealed(name, one)}
         need(self._sealed, self.call, 0, "masking")
+        every = tuple(sorted(self._sealed))
         return {
-            name: Relayed({other: one.shares[name] for other, one in self._sealed.items() if other != name})
-            for name in self._sealed
+            name: Relayed({other: self._sealed[other].shares[name] for other in sorted(self._near(name, every))}, every)
+            for name in every
         }
+
+    def _near(self, name: str, among: Collection[str]) -> frozenset[str]:
+        """Neighbours of a node."""
+        return self.call.near(name).intersection(among) - {name}
 
     def _is_sealed(self, name: str, answer: Any) -> bool:
         return (
@@ -78,7 +83,7 @@ class Coordinator:
             and name in self._keys
             and is_bytes(answer.commitment, KEY_BYTES)
             and isinstance(answer.shares, Mapping)
-            and answer.shares.keys() == self._keys.keys() - {name}
+            and answer.shares.keys() == self._near(name, self._keys)
             and all(is_bytes(one) for one in answer.shares.values())
         )
 
@@ -114,14 +119,15 @@ class Coordinator:
             Refusal: If a secret does not match its commitment or its public key: a node gave a wrong share.
         """
         lost = self._sealed.keys() - self.survivors
-        given = {name: one for name, one in answers.items() if name in self.survivors and self._unmasks(one, lost)}
+        given = {name: one for name, one in answers.items() if name in self.survivors and self._unmasks(name, one)}
         need(given, self.call, 0, "unmasking")
         call, total = self.call, np.zeros(self.call.length, np.uint64)
         points = {name: call.roster.index(name) + 1 for name in given}
+        held = {name: [one for one in given if one in call.near(name)] for name in self._sealed}
         for name in sorted(self.survivors):
             commitment = self._sealed[name].commitment
             seed = self._recover(
-                {points[one]: answer.seeds[name] for one, answer in given.items()},
+                {points[one]: given[one].seeds[name] for one in held[name]},
                 partial(_commits, call, name, commitment),
                 f"the seed of node {name}",
             )
@@ -129,30 +135,32 @@ class Coordinator:
         for name in sorted(lost):
             private = X25519PrivateKey.from_private_bytes(
                 self._recover(
-                    {points[one]: answer.keys[name] for one, answer in given.items()},
+                    {points[one]: given[one].keys[name] for one in held[name]},
                     partial(_is_private, self._keys[name].masking),
                     f"the key of node {name}",
                 )
             )
-            for other in self.survivors:
+            for other in self._near(name, self.survivors):
                 mask = pair_mask(call, private, name, self._keys[other])
                 total = total - mask if name > other else total + mask
         return total
 
-    def _unmasks(self, answer: Any, lost: frozenset[str] | set[str]) -> bool:
+    def _unmasks(self, name: str, answer: Any) -> bool:
         if type(answer) is not Unmasking:
             return False
+        near = self.call.near(name) & self._sealed.keys()
+        alive, lost = near & self.survivors, near - self.survivors
         try:
-            seeds = entries(answer.seeds, "seeds", int, self.survivors)
+            seeds = entries(answer.seeds, "seeds", int, alive)
             keys = entries(answer.keys, "keys", int, lost)
         except Refusal:
             return False
         inside = all(0 <= value < PRIME for value in (*seeds.values(), *keys.values()))
-        return inside and seeds.keys() == self.survivors and keys.keys() == set(lost)
+        return inside and seeds.keys() == alive and keys.keys() == lost
 
     def _recover(self, shares: dict[int, int], fits: Callable[[bytes], bool], what: str) -> bytes:
-        """A secret from the first t shares that give one which fits."""
-        for some in islice(combinations(sorted(shares.items()), self.call.threshold), _MOST_SUBSETS):
+        """A secret from the first shares that give one which fits."""
+        for some in islice(combinations(sorted(shares.items()), self.call.least_shares), _MOST_SUBSETS):
             secret = combine(dict(some))
             if secret < 2 ** (8 * KEY_BYTES) and fits(found := secret.to_bytes(KEY_BYTES)):
                 return found
@@ -213,6 +221,7 @@ def secure_sum(
     run: str = "",
     most_attempts: int = 3,
     deliver: Deliver = deliver_all,
+    dishonest: int | None = None,
 ) -> tuple[Words, frozenset[str]]:
     """Sum the vectors of nodes in memory; a failed attempt is repeated with fresh keys.
 
@@ -225,6 +234,7 @@ def secure_sum(
         run: The run's id; empty for a new one.
         most_attempts: Number of attempts before the sum is given up.
         deliver: Calls a node's step, and may lose its answer.
+        dishonest: B, see `lit_fed.secure.messages.Invitation`.
 
     Returns:
         The sum modulo 2^64, and the nodes whose vectors are in it.
@@ -236,7 +246,7 @@ def secure_sum(
     run, roster = run or secrets.token_hex(8), tuple(sorted(parties))
     length = len(next(iter(vectors.values())))
     for attempt in range(most_attempts):
-        call = Invitation(run, round_idx, attempt, roster, threshold, length)
+        call = Invitation(run, round_idx, attempt, roster, threshold, length, dishonest=dishonest)
         try:
             return run_attempt(call, parties, vectors, identities, deliver)
         except TooFew as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -34,10 +36,15 @@ def agree(own: X25519PrivateKey, other: bytes) -> bytes:
     return own.exchange(X25519PublicKey.from_public_bytes(other))
 
 
-def stream(key: bytes, length: int) -> Words:
-    """Return a mask: the key stream of ChaCha20 (RFC 8439) from block 0, as little-endian words of 64 bits.
+def words_of(key: bytes) -> Callable[[int], Words]:
+    """Return the key stream of ChaCha20 (RFC 8439) from block 0, as a function that gives the next words of 64 bits.
 
     The nonce is 0: no key is used twice.
     """
     encryptor = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
-    return np.frombuffer(encryptor.update(bytes(8 * length)), dtype="<u8").astype(np.uint64, copy=False)
+    return lambda count: np.frombuffer(encryptor.update(bytes(8 * count)), dtype="<u8").astype(np.uint64, copy=False)
+
+
+def stream(key: bytes, length: int) -> Words:
+    """Return a mask: the first words of a key's stream."""
+    return words_of(key)(length)

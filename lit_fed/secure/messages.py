@@ -48,6 +48,7 @@ class Invitation:
         threshold: t, the number of nodes without which nothing is unmasked.
         length: Words of a vector.
         about: What is summed: a hash of the model that clients worked with, and of the coordinates' names.
+        dishonest: B, the number of nodes on the server's side that the sum bears; None for 2t - n - 1.
     """
 
     run: str
@@ -57,11 +58,29 @@ class Invitation:
     threshold: int
     length: int
     about: str = ""
+    dishonest: int | None = None
 
     @property
     def context(self) -> bytes:
         """Hash over all fields, in every signature and every derived key."""
         return digest("call", *astuple(self))
+
+    def near(self, name: str) -> frozenset[str]:
+        """A node and its neighbours, among whom it shares its secrets, and with each of whom it has a mask.
+
+        On the ring of the roster they are the max(2 (n - t), n - t + 1) + B next ones, as many on either side, so that
+        a neighbourhood has more than B nodes beside two sets of n - t lost ones, and a ring without n - t + B nodes is
+        connected (Harary 1962): both hold wherever these nodes are. With B = 2t - n - 1 they are all nodes.
+        """
+        nodes, lost = len(self.roster), len(self.roster) - self.threshold
+        degree = nodes if self.dishonest is None else max(2 * lost, lost + 1) + self.dishonest
+        side, place = min(-(-degree // 2), nodes // 2), self.roster.index(name)
+        return frozenset(self.roster[(place + step) % nodes] for step in range(-side, side + 1))
+
+    @property
+    def least_shares(self) -> int:
+        """Shares that give a secret back: all of a neighbourhood but n - t."""
+        return len(self.near(self.roster[0])) - len(self.roster) + self.threshold
 
     def check(self) -> None:
         """Refuse fields of another type, and a roster or a threshold that protects nobody."""
@@ -70,6 +89,7 @@ class Invitation:
             type(self.run) is not str
             or type(self.about) is not str
             or any(type(one) is not int or one < 0 for one in numbers)
+            or type(self.dishonest) not in (int, type(None))
         ):
             raise Refusal("the call of the secure sum is malformed")
         names_of(self.roster, "roster")
@@ -82,6 +102,8 @@ class Invitation:
                 f"the threshold is {self.threshold} of {len(self.roster)} nodes; against an active server it must be "
                 "above two thirds of them"
             )
+        if self.dishonest is not None and not 0 <= self.dishonest < 2 * self.threshold - len(self.roster):
+            raise Refusal(f"{self.dishonest} dishonest nodes are more than {self.threshold} of {len(self.roster)} bear")
 
 
 @dataclass(frozen=True)
@@ -114,7 +136,7 @@ class AllKeys:
 
 @dataclass(frozen=True)
 class Sealed:
-    """A node's shares, sealed for each other node by name, and the commitment to its own mask's seed."""
+    """A node's shares, sealed for each neighbour by name, and the commitment to its own mask's seed."""
 
     shares: Mapping[str, bytes]
     commitment: bytes
@@ -122,9 +144,10 @@ class Sealed:
 
 @dataclass(frozen=True)
 class Relayed:
-    """Shares sealed for one node, by the node that they are of."""
+    """Shares sealed for one node, by the neighbour that they are of, and all nodes that shared."""
 
     shares: Mapping[str, bytes]
+    sharing: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Payload
+from lit_fed.errors import BudgetSpent
 from lit_fed.privacy.bounded_sum import grid_of
 from lit_fed.secure.masks import Words
 from lit_fed.secure.messages import AllKeys, Consents, Invitation, Refusal, Relayed, Survivors, ToServer
@@ -137,17 +140,35 @@ class OwnWork:
             raise Refusal("the call of the secure sum is for another work")
         if call.threshold != (due := self.summed.settings.threshold):
             raise Refusal(f"the threshold is {call.threshold}, and trainer.secure_sum.threshold is {due} on this node")
+        if call.dishonest != self.summed.settings.dishonest:
+            raise Refusal("the call bears another number of nodes than trainer.secure_sum.dishonest on this node")
         if 8 * call.length > self.limit:
             raise Refusal(f"the call has vectors of {call.length} words, beyond --most_bytes of this node")
         if type(names) is not list or len(names) > _MOST_NAMES or any(type(name) is not str for name in names):
             raise Refusal("the names of metrics of a secure sum are malformed")
         self.party.identities = self.signer.known(fields.get("nodes"))
-        return self.party.begin(call, self._vector(call, clients, tuple(names), fields.get("grid")))
+        noise, trained = self.summed.noise, work.work == "train"
+        if noise is not None and trained:
+            if names:
+                raise Refusal("metrics of training are not summed where trainer.privacy.honest_nodes is set")
+            if (fields.get("grid"), fields.get("deviation")) != (noise.grid, noise.deviation):
+                raise Refusal(
+                    "the server accounts for other noise than this node adds; set trainer.max_rounds alike on both, or "
+                    "noise_multiplier"
+                )
+        words = self._vector(call, clients, tuple(names), fields.get("grid"))
+        if trained:
+            try:
+                words = self.summed.noised(words, call.round_idx, call.run)
+            except BudgetSpent as error:
+                raise Refusal(str(error)) from None
+        own: Words = words[0].cpu().numpy().view(np.uint64)
+        return self.party.begin(call, own)
 
-    def _vector(self, call: Invitation, clients: list[int], names: tuple[str, ...], grid: Any) -> Words:
-        """The sum of this node's clients; zeros without any."""
+    def _vector(self, call: Invitation, clients: list[int], names: tuple[str, ...], grid: Any) -> Tensor:
+        """The sum of this node's clients, (1, words); zeros without any."""
         if not clients:
-            return np.zeros(call.length, np.uint64)
+            return torch.zeros(1, call.length, dtype=torch.int64)
         if type(grid) is not float or math.frexp(grid)[0] != 0.5 or grid < grid_of(self.summed.settings.clip):
             raise Refusal("the grid of the secure sum is malformed")
         logged = {client_id: self._logged[client_id] for client_id in clients}
@@ -159,5 +180,4 @@ class OwnWork:
             raise Refusal("the secure sum is about another model than this node's clients worked with")
         for client_id in clients if trained else ():
             sums.add(self._updates[client_id])
-        words: Words = sums.words(names)[0].cpu().numpy().view(np.uint64)
-        return words
+        return sums.words(names)

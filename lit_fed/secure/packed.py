@@ -97,7 +97,7 @@ def _masked(tensors: Payload) -> Masked:
 _READERS: dict[type, Callable[[Mapping[str, Any], Payload], Any]] = {
     Invitation: lambda content, _: _call(content),
     AllKeys: lambda content, _: AllKeys(tuple(_keys(one) for one in content["keys"])),
-    Relayed: lambda content, _: Relayed(_map(content["shares"], _bytes)),
+    Relayed: lambda content, _: Relayed(_map(content["shares"], _bytes), tuple(content["sharing"])),
     Survivors: lambda content, _: Survivors(tuple(content["names"])),
     Consents: lambda content, _: Consents(_map(content["signatures"], _bytes)),
     SignedKeys: lambda content, _: _keys(content),

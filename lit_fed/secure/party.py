@@ -109,7 +109,8 @@ class _Attempt:
     sealing: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
     seed: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES))
     keys: dict[str, SignedKeys] = field(default_factory=dict)
-    shares: dict[str, tuple[int, int]] = field(default_factory=dict)  # of its masking key and its seed, by node
+    shares: dict[str, tuple[int, int]] = field(default_factory=dict)  # of masking key and seed, by neighbour
+    sharing: frozenset[str] = frozenset()
     survivors: frozenset[str] = frozenset()
 
 
@@ -204,7 +205,7 @@ class Party:
         return answer
 
     def _share(self, own: _Attempt, message: AllKeys) -> Sealed:
-        """Seal shares of this node's secrets for every node whose keys are signed."""
+        """Seal shares of this node's secrets for every neighbour whose keys are signed."""
         call = own.call
         if type(message.keys) is not tuple or any(type(keys) is not SignedKeys for keys in message.keys):
             raise Refusal("the keys of the secure sum are malformed")
@@ -219,9 +220,9 @@ class Party:
             raise Refusal("two nodes have one key in this attempt")
         need(given, call, self.smallest, "sharing")
         own.keys = given
-        points = {name: call.roster.index(name) + 1 for name in given}
-        of_key = split(int.from_bytes(own.masking.private_bytes_raw()), call.threshold, points.values())
-        of_seed = split(int.from_bytes(own.seed), call.threshold, points.values())
+        points = {name: call.roster.index(name) + 1 for name in call.near(self.name).intersection(given)}
+        of_key = split(int.from_bytes(own.masking.private_bytes_raw()), call.least_shares, points.values())
+        of_seed = split(int.from_bytes(own.seed), call.least_shares, points.values())
         own.shares[self.name] = (of_key[points[self.name]], of_seed[points[self.name]])
         sealed = {
             name: self._cipher(own, name, self.name, name).encrypt(
@@ -241,7 +242,10 @@ class Party:
         """Open the shares of others, and send the vector under all masks."""
         call = own.call
         relayed = entries(message.shares, "shares", bytes, own.keys.keys() - {self.name})
-        need(relayed.keys() | {self.name}, call, self.smallest, "masking")
+        own.sharing = names_of(message.sharing, "list of nodes that shared", own.keys)
+        if relayed.keys() | {self.name} != own.sharing & call.near(self.name):
+            raise Refusal("the shares of the secure sum are not those of the neighbours that shared")
+        need(own.sharing, call, self.smallest, "masking")
         for name, content in relayed.items():
             try:
                 plain = self._cipher(own, name, name, self.name).decrypt(bytes(12), content, None)
@@ -259,7 +263,7 @@ class Party:
 
     def _consent(self, own: _Attempt, message: Survivors) -> Consent:
         """Sign the list of survivors."""
-        survivors = names_of(message.names, "list of survivors", own.shares)
+        survivors = names_of(message.names, "list of survivors", own.sharing)
         if self.name not in survivors:
             raise Refusal(f"the list of survivors lacks node {self.name}, which sent its vector")
         need(survivors, own.call, self.smallest, "the sum")
@@ -269,12 +273,12 @@ class Party:
                 "nodes"
             )
         own.survivors = survivors
-        return Consent(self._sign(consented(own.call, own.keys, frozenset(own.shares), survivors)))
+        return Consent(self._sign(consented(own.call, own.keys, own.sharing, survivors)))
 
     def _unmask(self, own: _Attempt, message: Consents) -> Unmasking:
-        """Give a share of each node: of its seed if it survived, else of its masking key."""
+        """Give a share of each neighbour: of its seed if it survived, else of its masking key."""
         signatures = entries(message.signatures, "consents", bytes, own.survivors)
-        content = consented(own.call, own.keys, frozenset(own.shares), own.survivors)
+        content = consented(own.call, own.keys, own.sharing, own.survivors)
         for name, signature in signatures.items():
             if not is_signed(self.identities[name], signature, content):
                 raise Refusal(f"node {name} did not sign this list of survivors")

@@ -26,6 +26,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.privacy.bounded_sum import BoundedSum, Frame, Released, grid_of, is_at_bound, moved_on_grid
 
 if TYPE_CHECKING:
+    from lit_fed.privacy import ClientLevel
     from lit_fed.secure.masks import Words
     from lit_fed.secure.party import Party
 
@@ -54,22 +55,33 @@ class SecureSum:
         nodes: Number of nodes in memory, over which a simulation runs the protocol; client k is on node k modulo their
             number. With null it sums the same integers without masks: the result is the same to the bit. Null in a
             federation, whose nodes are there.
+        dishonest: B, the number of nodes on the server's side that the sum bears: the fewer, the fewer masks of pairs
+            there are. With null it is 2t - n - 1 of n nodes, the most that t bears, and all pairs have masks.
     """
 
     threshold: int
     clip: float
     nodes: int | None = None
+    dishonest: int | None = None
 
     def validate(self) -> None:
         """Refuse settings out of range."""
         check_range("trainer.secure_sum.clip", self.clip, above=0)
         check_range("trainer.secure_sum.threshold", self.threshold, least=3)
         check_range("trainer.secure_sum.nodes", self.nodes, least=3, most=1000, null="to sum without masks")
-        if self.nodes is not None and not 2 * self.nodes < 3 * self.threshold <= 3 * self.nodes:
+        check_range("trainer.secure_sum.dishonest", self.dishonest, least=0, null="for the most that threshold bears")
+        if self.nodes is not None:
+            self.check_nodes(self.nodes, f" of {self.nodes} nodes")
+
+    def check_nodes(self, nodes: int, said: str) -> None:
+        """Refuse a number of nodes; the words on it follow the threshold."""
+        if not 2 * nodes < 3 * self.threshold <= 3 * nodes:
             raise ConfigError(
-                f"trainer.secure_sum.threshold is {self.threshold} of {self.nodes} nodes; it must be above two thirds "
-                "of them, and at most their number"
+                f"trainer.secure_sum.threshold is {self.threshold}{said}; it must be above two thirds of them, and at "
+                "most their number"
             )
+        most = 2 * self.threshold - nodes - 1
+        check_range("trainer.secure_sum.dishonest", self.dishonest, most=most, null=f"for {most}")
 
 
 def digits(total: Fraction) -> list[int]:
@@ -224,6 +236,8 @@ class SummedSecurely(Wrapper):
 
     Args:
         settings: Of the sum.
+        noise: Privacy for which nodes add noise to their vectors of updates. These then have neither metrics nor the
+            number of clipped updates, which no noise would hide.
 
     Note:
         In a simulation one process holds all clients: the protocol runs, and protects nobody.
@@ -235,9 +249,9 @@ class SummedSecurely(Wrapper):
     over: Over | None = None
     """Runs the protocol where clients are on nodes; None in a simulation."""
 
-    def __init__(self, settings: SecureSum) -> None:
+    def __init__(self, settings: SecureSum, noise: ClientLevel | None = None) -> None:
         settings.validate()
-        self.settings = settings
+        self.settings, self.noise = settings, noise
         self.logged: Logged = {}
         self._parties: dict[str, Party] = {}
         self._layout: Callable[[Broadcast], Layout]
@@ -275,6 +289,11 @@ class SummedSecurely(Wrapper):
 
     def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
         """Refuse weights that are too large, and make the nodes, with keys of their own."""
+        if self.noise is not None and self.over is None and self.settings.nodes is None:
+            raise ConfigError(
+                f"trainer.privacy.honest_nodes is {self.noise.honest_nodes}, and each node adds noise of its own; set "
+                "trainer.secure_sum.nodes"
+            )
         sent, one = next(iter(around.broadcast.payloads.values())), ClientUpdate(0, {})
         if self.over is not None and around.algorithm.arrive(one, sent, around.server) is not one:
             raise ConfigError(
@@ -301,7 +320,7 @@ class SummedSecurely(Wrapper):
         """Keep the task's metrics on the node."""
         told = {name: value for name, value in update.metrics.items() if "/" not in name}
         own = {name: value for name, value in update.metrics.items() if "/" in name}
-        self.logged[update.client_id] = (own, self._samples(update.client_id))
+        self.logged[update.client_id] = ({} if self.noise else own, self._samples(update.client_id))
         update.metrics = told
         return update
 
@@ -316,16 +335,34 @@ class SummedSecurely(Wrapper):
         self.logged, self._round = {}, broadcast.round_idx
         self._private = isinstance(below, BoundedSum)
         self._sums = self.sums(broadcast, self.logged, below.grid if isinstance(below, BoundedSum) else None)
-        return self._sums if self.over is None else Elsewhere(self._sums, broadcast, self.over)
+        return self._sums if self.over is None else Elsewhere(self._sums, broadcast, self.over, self.noise is not None)
+
+    def noised(self, words: Tensor, round_idx: int, run: str = "") -> Tensor:
+        """Vectors of updates by node, (nodes, words), with the noise of each node, where nodes add noise."""
+        if self.noise is None:
+            return words
+        from lit_fed.secure.noise import discrete_gaussian
+
+        size, made = words.shape[1] - _COUNTS, words.clone()
+        made[:, size + 1] = 0  # the number of clipped updates
+        content = run.encode() + made.cpu().numpy().tobytes()
+        for place, row in enumerate(made):
+            secret = self.noise.secret(self.noise.node + place, round_idx, content)
+            row[:size] += torch.from_numpy(discrete_gaussian(secret, self.noise.deviation, size)).to(row.device)
+        return made
 
     def _masked(self, words: Tensor) -> Tensor:
+        words = self.noised(words, self._round)
         if not self._parties:
             return words.sum(0)
         from lit_fed.secure.coordinator import secure_sum
 
         rows = words.cpu().numpy().view(np.uint64)
         vectors: dict[str, Words] = dict(zip(self._parties, rows, strict=True))
-        total, _ = secure_sum(self._parties, vectors, self._identities, self.settings.threshold, self._round, self._run)
+        total, _ = secure_sum(
+            self._parties, vectors, self._identities, self.settings.threshold, self._round, self._run,
+            dishonest=self.settings.dishonest,
+        )  # fmt: skip
         return torch.from_numpy(total.view(np.int64)).to(words.device)
 
     def release(self, aggregate: Summed, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
@@ -357,10 +394,11 @@ class Elsewhere(Reducer[Summed]):
         sums: Reads the sum.
         broadcast: What the clients trained on.
         over: Runs the protocol.
+        always: Also for no updates, to which nodes add noise.
     """
 
-    def __init__(self, sums: NodeSums, broadcast: Broadcast, over: Over) -> None:
-        self._sums, self._broadcast, self._over = sums, broadcast, over
+    def __init__(self, sums: NodeSums, broadcast: Broadcast, over: Over, always: bool) -> None:
+        self._sums, self._broadcast, self._over, self._always = sums, broadcast, over, always
         self._clients: list[int] = []
 
     def add(self, update: ClientUpdate) -> None:
@@ -369,6 +407,6 @@ class Elsewhere(Reducer[Summed]):
 
     def result(self, workers: Workers) -> Summed:
         """The sum over the nodes."""
-        if not self._clients:
+        if not self._clients and not self._always:
             return self._sums.read(self._sums.words([])[0], [])
         return self._over.train(self._broadcast, sorted(self._clients), self._sums)

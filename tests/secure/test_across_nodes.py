@@ -49,8 +49,9 @@ PRIVATE = {"privacy": ClientLevel(0.5, 30.0, delta=0.01), "participation": FullP
         (Scaffold, {}),
         (FedAvg, {"participation": UniformParticipation(count=2)}),
         (uniform, PRIVATE),
+        (FedAvg, {"secure_sum": SecureSum(3, 0.5, dishonest=0)}),
     ],
-    ids=["fedavg", "uniform", "scaffold", "two clients a round", "private"],
+    ids=["fedavg", "uniform", "scaffold", "two clients a round", "private", "neighbours"],
 )
 def test_over_nodes_a_run_has_the_simulations_bits(tmp_path: Path, method: Any, more: dict[str, Any]) -> None:
     """Two clients a round leave nodes without work, which add zeros."""
@@ -282,6 +283,7 @@ def test_an_unmasked_round_is_not_summed_over_other_nodes_after_a_kill(tmp_path:
             HOMES,
             "trainer.secure_sum.nodes is 4, the number of nodes in memory; leave it out",
         ),
+        (SecureSum(3, 0.5, dishonest=2), HOMES, "trainer.secure_sum.dishonest is 2"),
         (SecureSum(3, 0.5), [[0, 1, 2, 3, 4]], "trainer.secure_sum.threshold is 3, and 1 nodes are connected"),
         (
             SecureSum(3, 0.5),

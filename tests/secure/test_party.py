@@ -198,7 +198,7 @@ def test_consents_of_nodes_that_saw_other_keys_do_not_count() -> None:
     sealed: dict[str, Any] = {name: attempt.nodes[name].answer(one) for name, one in sent.items()}
     for name in names(3):
         others = {other: sealed[other].shares[name] for other in names(3) if other != name}
-        attempt.nodes[name].answer(Relayed(others))
+        attempt.nodes[name].answer(Relayed(others, tuple(names(3))))
     consents: dict[str, Any] = {name: attempt.nodes[name].answer(Survivors(tuple(names(3)))) for name in names(3)}
     signatures = {name: one.signature for name, one in consents.items()}
     assert refused(attempt.nodes["n0"].answer, Consents(signatures)) == "node n1 did not sign this list of survivors"

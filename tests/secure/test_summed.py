@@ -175,8 +175,9 @@ def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_one_process_and_two_have_the_same_bits_from_the_shipped_file(tmp_path: Path) -> None:
-    files = ["-c", str(ROOT / "configs/quickstart.yaml"), "-c", str(ROOT / "configs/privacy/secure_sum.yaml")]
+@pytest.mark.parametrize("name", ["secure_sum", "noise_of_nodes", "secure_sum_on_a_ring"])
+def test_one_process_and_two_have_the_same_bits_from_the_shipped_file(tmp_path: Path, name: str) -> None:
+    files = ["-c", str(ROOT / "configs/quickstart.yaml"), "-c", str(ROOT / f"configs/privacy/{name}.yaml")]
     found = []
     for devices in ("1", "2"):
         folder = tmp_path / devices
