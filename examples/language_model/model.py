@@ -1,6 +1,6 @@
 """A causal language model that answers instructions: Llama's decoder, of any size, with adapters.
 
-Run it with ``lit-fed fit -c configs/quickstart.yaml -c examples/language_model/tiny.yaml``; docs/adapters.md says more.
+Run it with ``lit-fed fit -c configs/quickstart.yaml -c examples/gallery/language.yaml``; docs/adapters.md says more.
 """
 
 from typing import Any, ClassVar, Literal

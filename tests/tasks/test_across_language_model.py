@@ -18,7 +18,7 @@ from lit_fed.networks import Adapter
 from tests.support import ROOT
 
 BILLION = {"vocab_size": 32000, "dim": 2048, "hidden": 5632, "depth": 22, "heads": 32, "kv_heads": 4}
-TINY = ["-c", str(ROOT / "configs/quickstart.yaml"), "-c", str(ROOT / "examples/language_model/tiny.yaml")]
+TINY = ["-c", str(ROOT / "configs/quickstart.yaml"), "-c", str(ROOT / "examples/gallery/language.yaml")]
 
 
 def test_only_the_answer_and_its_end_count():
