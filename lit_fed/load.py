@@ -18,6 +18,7 @@ from lit_fed.data.loaders.transforms import rebuild
 from lit_fed.engine.loop.checkpoint import read_checkpoint
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.errors import CheckpointError, ConfigError
+from lit_fed.networks.weights import absent_of
 from lit_fed.yaml_text import read_yaml
 
 _LIKE_A_FILE = re.compile(
@@ -269,10 +270,7 @@ def _load(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None
         missing, unexpected = module.load_state_dict(state, strict=False)
     except RuntimeError as error:
         raise CheckpointError(f"{path} does not fit this network: {' '.join(str(error).split())[:160]}") from error
-    # A checkpoint names a tensor once; a network with tied weights has several names for it.
-    tensors = module.state_dict(keep_vars=True)
-    loaded = {id(tensors[name]) for name in state if name in tensors}
-    absent = [name for name in missing if id(tensors[name]) not in loaded]
+    absent = absent_of(module.state_dict(keep_vars=True), state) if missing else []
     if absent or unexpected or not state:
         wrong = (
             f"it lacks {', '.join(absent[:3])}" if absent else f"it also has {', '.join(unexpected[:3]) or 'nothing'}"

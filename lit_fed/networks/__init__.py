@@ -38,6 +38,7 @@ from lit_fed.networks.registry import (
     features,
 )
 from lit_fed.networks.text import BertTiny, EmbeddingBag
+from lit_fed.networks.weights import BaseFile, load_weights
 
 __all__ = [
     "MLP",
@@ -48,6 +49,7 @@ __all__ = [
     "WINDOW_NETWORKS",
     "Adapter",
     "AdapterNames",
+    "BaseFile",
     "BertTiny",
     "ClassificationNetwork",
     "CosineHead",
@@ -70,6 +72,7 @@ __all__ = [
     "class_cosines",
     "classifier",
     "features",
+    "load_weights",
     "merge_adapters",
     "orthonormal_classes",
     "simplex_etf",

@@ -68,6 +68,8 @@ class KeypointEstimator(OnNetwork):
         layer_decay: Each layer's learning rate as a share of the next layer's, without weight decay of vectors and
             position embeddings (ViTPose: 0.75); null for one rate.
         adapter: Low-rank adapters, and the parts of the network that train beside them; null to train all of it.
+        weights: A file or folder of pretrained weights, see `lit_fed.networks.load_weights`; null for random weights.
+        weights_of: The part that the file must hold: ``all``, or the ``backbone``; the head is then random.
 
     Raises:
         ConfigError: The settings do not fit each other.
@@ -103,11 +105,14 @@ class KeypointEstimator(OnNetwork):
         oks_sigmas: Sequence[float] | None = None,
         layer_decay: float | None = None,
         adapter: Adapter | None = None,
+        weights: str | None = None,
+        weights_of: Literal["all", "backbone"] = "all",
     ) -> None:
         num_joints = num_joints or 16
         super().__init__(
-            network, optimizer, lr_scheduler, num_joints, in_channels or 3, input_shape, network_args, adapter
-        )
+            network, optimizer, lr_scheduler, num_joints, in_channels or 3, input_shape, network_args, adapter, weights,
+            weights_of,
+        )  # fmt: skip
         self.num_joints = num_joints
         stride = getattr(self.network, "stride", None)
         self.codec = codec or UDP(stride=stride or 4)

@@ -15,7 +15,7 @@ from torchmetrics import MeanAbsoluteError, R2Score
 from typing_extensions import override
 
 from lit_fed.errors import ConfigError
-from lit_fed.networks import Adapter, adapt_network, build_network, classifier
+from lit_fed.networks import Adapter, BaseFile, adapt_network, build_network, classifier, load_weights
 
 
 class OnNetwork(LightningModule):
@@ -30,6 +30,8 @@ class OnNetwork(LightningModule):
         input_shape: Shape of one sample, channels first.
         network_args: Further arguments for a network given by name.
         adapter: Low-rank adapters, and the parts of the network that train beside them; null to train all of it.
+        weights: A file or folder of pretrained weights, see `lit_fed.networks.load_weights`; null for random weights.
+        weights_of: The part that the file must hold: ``all``, or the ``backbone``; the head is then random.
     """
 
     def __init__(
@@ -42,11 +44,18 @@ class OnNetwork(LightningModule):
         input_shape: tuple[int, ...] | None,
         network_args: dict[str, Any] | None,
         adapter: Adapter | None = None,
+        weights: str | None = None,
+        weights_of: Literal["all", "backbone"] = "all",
     ) -> None:
         super().__init__()
+        if weights is not None and network_args and network_args.get("pretrained"):
+            raise ConfigError("model.weights and model.network_args.pretrained both name weights; remove one")
         if isinstance(network, str):
             channels = 1 if in_channels is None else in_channels
             network = build_network(network, num_outputs, channels, input_shape, **(network_args or {}))
+        self.base_file: BaseFile | None = None
+        if weights is not None:
+            self.base_file = load_weights(network, weights, _head_of(network), weights_of)
         if adapter is not None:
             adapt_network(network, classifier(network), adapter)
         self.network = network
@@ -80,6 +89,13 @@ class OnNetwork(LightningModule):
         return output
 
 
+def _head_of(network: nn.Module) -> nn.Module | None:
+    try:
+        return classifier(network)
+    except ConfigError:
+        return None
+
+
 class Classifier(OnNetwork):
     r"""Cross-entropy on any network: :math:`\ell = \mathrm{CE}(f(x), y)`.
 
@@ -95,6 +111,8 @@ class Classifier(OnNetwork):
         input_shape: Shape of one sample, channels first; null to take it from the data.
         network_args: Further arguments for a network given by name.
         adapter: Low-rank adapters, and the parts of the network that train beside them; null to train all of it.
+        weights: A file or folder of pretrained weights, see `lit_fed.networks.load_weights`; null for random weights.
+        weights_of: The part that the file must hold: ``all``, or the ``backbone``; the head is then random.
     """
 
     metrics: ClassVar[dict[str, Literal["max", "min"]]] = {"acc": "max", "loss": "min"}
@@ -112,9 +130,14 @@ class Classifier(OnNetwork):
         input_shape: tuple[int, ...] | None = None,
         network_args: dict[str, Any] | None = None,
         adapter: Adapter | None = None,
+        weights: str | None = None,
+        weights_of: Literal["all", "backbone"] = "all",
     ) -> None:
         num_classes = 10 if num_classes is None else num_classes
-        super().__init__(network, optimizer, lr_scheduler, num_classes, in_channels, input_shape, network_args, adapter)
+        super().__init__(
+            network, optimizer, lr_scheduler, num_classes, in_channels, input_shape, network_args, adapter, weights,
+            weights_of,
+        )  # fmt: skip
         self.num_classes = num_classes
 
     def targets(self, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -172,6 +195,8 @@ class Regressor(OnNetwork):
         input_shape: Shape of one sample, channels first; null to take it from the data.
         network_args: Further arguments for a network given by name.
         adapter: Low-rank adapters, and the parts of the network that train beside them; null to train all of it.
+        weights: A file or folder of pretrained weights, see `lit_fed.networks.load_weights`; null for random weights.
+        weights_of: The part that the file must hold: ``all``, or the ``backbone``; the head is then random.
 
     Note:
         R² needs two samples; clients with fewer are left out of its mean.
@@ -194,9 +219,14 @@ class Regressor(OnNetwork):
         input_shape: tuple[int, ...] | None = None,
         network_args: dict[str, Any] | None = None,
         adapter: Adapter | None = None,
+        weights: str | None = None,
+        weights_of: Literal["all", "backbone"] = "all",
     ) -> None:
         num_outputs = 1 if num_outputs is None else num_outputs
-        super().__init__(network, optimizer, lr_scheduler, num_outputs, in_channels, input_shape, network_args, adapter)
+        super().__init__(
+            network, optimizer, lr_scheduler, num_outputs, in_channels, input_shape, network_args, adapter, weights,
+            weights_of,
+        )  # fmt: skip
         self.num_outputs = num_outputs
         self.mae = MeanAbsoluteError()
         self.r2 = R2Score()

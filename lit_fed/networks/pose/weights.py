@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
-import pickle
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
 from lit_fed.checks import check_choice
 from lit_fed.errors import ConfigError
-from lit_fed.tensors import check_bytes
+from lit_fed.networks.weights import read_tensors
 
 _NAMES = (
     (r"^(module|network|backbone|encoder)\.", ""),
@@ -71,7 +66,7 @@ def read_weights(path: Path, wanted: Mapping[str, Tensor], grid: tuple[int, int]
         part: ``all``, or ``backbone`` for everything except the head.
     """
     check_choice("PoseViT.weights_of", part, ("all", "backbone"))
-    held = _renamed(_read(path), _last(wanted))
+    held = _renamed(read_tensors(path, "PoseViT.weights"), _last(wanted))
     if part == "backbone":
         wanted = {name: tensor for name, tensor in wanted.items() if not name.startswith("head.")}
         held = {name: tensor for name, tensor in held.items() if not name.startswith("head.")}
@@ -95,26 +90,6 @@ def read_weights(path: Path, wanted: Mapping[str, Tensor], grid: tuple[int, int]
     if odd:
         raise ConfigError(f"{path} has the weight {odd[0]!r}, which network PoseViT lacks{_TRAINED_WITH}")
     return held
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name, in any of the known layouts."""
-    if not path.is_file():
-        raise ConfigError(f"PoseViT.weights is {str(path)!r}; the file does not exist")
-    try:
-        safe = path.suffix == ".safetensors"
-        content: Any = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
-        check_bytes(path)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, BadZipFile, SafetensorError) as error:
-        raise ConfigError(f"{path} holds more than weights, or is damaged: {str(error).splitlines()[0]}") from error
-    for key in ("state_dict", "model"):
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-    entries = content.items() if isinstance(content, Mapping) else ()
-    tensors = {str(name): value for name, value in entries if isinstance(value, Tensor)}
-    if not tensors:
-        raise ConfigError(f"{path} does not hold weights by name; give a state_dict")
-    return tensors
 
 
 def _renamed(tensors: Mapping[str, Tensor], last: str) -> dict[str, Tensor]:
