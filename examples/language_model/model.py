@@ -13,7 +13,7 @@ from torchmetrics.text import Perplexity
 
 from examples.language_model.instructions import ANSWER, END, PAD
 from lit_fed.errors import ConfigError
-from lit_fed.networks import Adapter, adapt_network
+from lit_fed.networks import Adapter, adapt_network, load_weights
 
 Batch = tuple[Tensor, Tensor]
 SKIPPED = -100  # a token that the loss leaves out
@@ -139,6 +139,7 @@ class LanguageModel(LightningModule):
     Args:
         network: Settings of `Decoder`.
         adapter: Low-rank adapters, and the parts that train beside them; null to train everything.
+        weights: A file or folder of a Llama's pretrained weights, see `load_weights`; null for random ones.
         lr: Learning rate of AdamW.
         new_tokens: The longest answer that `predict_step` writes.
     """
@@ -149,11 +150,13 @@ class LanguageModel(LightningModule):
         self,
         network: dict[str, Any] | None = None,
         adapter: Adapter | None = None,
+        weights: str | None = None,
         lr: float = 3e-3,
         new_tokens: int = 16,
     ) -> None:
         super().__init__()
         self.network = Decoder(**(network or {}))
+        self.base_file = None if weights is None else load_weights(self.network, weights)
         if adapter is not None:
             adapt_network(self.network, self.network.lm_head, adapter)
         self.lr, self.new_tokens = lr, new_tokens

@@ -65,14 +65,15 @@ def test_the_billion_has_tinyllamas_weights_and_allocates_none():
     assert sum(weight.numel() for weight in network.parameters()) == 1_100_048_384
 
 
-def test_it_computes_what_transformers_llama_does():
+def test_it_computes_what_transformers_llama_does(tmp_path):
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5)
     torch.manual_seed(0)
     llama = transformers.LlamaForCausalLM(config).eval()
-    ours = Decoder(vocab_size=50, dim=32, hidden=48, depth=2, heads=4, kv_heads=2)
-    ours.load_state_dict(llama.state_dict())
+    llama.save_pretrained(tmp_path)
+    sizes = {"vocab_size": 50, "dim": 32, "hidden": 48, "depth": 2, "heads": 4, "kv_heads": 2}
+    ours = LanguageModel(sizes, weights=str(tmp_path))
     tokens = torch.randint(0, 50, (3, 11))
     assert torch.allclose(ours(tokens), llama(tokens).logits, atol=1e-5)
 
