@@ -413,7 +413,7 @@ def test_every_kind_of_data_in_the_gallery_has_a_command_and_a_picture() -> None
     _, *sections = re.split(r"^## ", TEXT[ROOT / "docs/gallery.md"], flags=re.MULTILINE)
     assert [section.splitlines()[0] for section in sections] == [
         *("Poses", "Text", "Sensors", "Tables"),
-        *("Statistics", "Data sets by name", "Domains"),
+        *("Statistics", "Data sets by name", "Domains", "Language"),
     ]
     for section in sections:
         assert re.search(r"^lit-fed fit -c", section, re.MULTILINE)

@@ -80,12 +80,14 @@ class RunCost:
         fedavg: Bytes of FedAvg with the same networks, cohorts and codecs.
         frozen: Bytes of parameters that freeze after training, which a client needs once; not counted in ``rounds``.
         parameters: Number of a model's parameters, by kind.
+        memory: Bytes of all parameters, and of those that train, by kind; only where the task froze some.
     """
 
     rounds: list[dict[str, Traffic]]
     fedavg: int
     frozen: int
     parameters: dict[str, int]
+    memory: dict[str, tuple[int, int]]
 
     @property
     def total(self) -> int:
@@ -179,7 +181,12 @@ def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algor
             fedavg += len(mine) * its_down + (arrived + late.count(kind)) * its_up
         rounds.append(found)
     sizes = {kind: sum(tensor.numel() for tensor in model.parameters.values()) for kind, model in models.items()}
-    return RunCost(rounds, fedavg, max(frozen.values()), sizes)
+    memory = {
+        kind: (num_bytes(model.parameters), num_bytes(model.parameters) - num_bytes(dict(enumerate(held[kind]))))
+        for kind, model in models.items()
+        if held[kind]
+    }
+    return RunCost(rounds, fedavg, max(frozen.values()), sizes, memory)
 
 
 def _model(task: LightningModule, algorithm: Algorithm[Any], data: Any, trainer: FederatedTrainer) -> Model:
@@ -247,6 +254,9 @@ def report(cost: RunCost) -> str:
     """Format a run's cost: consecutive rounds of the same cost are one line, or one per kind of network."""
     several = len(cost.parameters) > 1
     lines = [f"parameters {count:,}" + (f" of {kind}" if several else "") for kind, count in cost.parameters.items()]
+    for kind, (whole, trained) in cost.memory.items():
+        held = f"memory of a client{f' of {kind}' if several else ''}: {whole:,} bytes of parameters"
+        lines.append(f"{held}, {trained:,} of gradients, {2 * trained:,} of Adam's moments")
     titles = ("down a client", "up a client", "down a round", "up a round")
     width = max(map(len, cost.parameters)) + 1 if several else 0
     heads = " ".join(f"{title:>15}" for title in titles)
