@@ -182,7 +182,7 @@ def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algor
         rounds.append(found)
     sizes = {kind: sum(tensor.numel() for tensor in model.parameters.values()) for kind, model in models.items()}
     memory = {
-        kind: (num_bytes(model.parameters), num_bytes(model.parameters) - num_bytes(dict(enumerate(held[kind]))))
+        kind: (num_bytes(model.parameters), num_bytes(model.parameters) - sum(tensor.nbytes for tensor in held[kind]))
         for kind, model in models.items()
         if held[kind]
     }
