@@ -156,7 +156,8 @@ class LanguageModel(LightningModule):
     ) -> None:
         super().__init__()
         self.network = Decoder(**(network or {}))
-        self.base_file = None if weights is None else load_weights(self.network, weights)
+        if weights is not None:
+            load_weights(self.network, weights)
         if adapter is not None:
             adapt_network(self.network, self.network.lm_head, adapter)
         self.lr, self.new_tokens = lr, new_tokens

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from typing_extensions import override
@@ -22,6 +23,7 @@ from lit_fed.deployment.heard import LONGEST_GREETING, greeting, hear
 from lit_fed.deployment.serving import Grid, Reply
 from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, encode, shown
 from lit_fed.errors import ConfigError, WireError
+from lit_fed.networks import hash_of_weights
 from lit_fed.yaml_text import read_yaml
 
 if TYPE_CHECKING:
@@ -61,7 +63,11 @@ def agreed(config: str) -> dict[str, str]:
         "model": content.get("model"),
         "algorithm": content.get("algorithm"),
     }
-    return {".".join(path): json.dumps(value) for path, value in _leaves(parts, ())}
+    found = {".".join(path): value for path, value in _leaves(parts, ())}
+    for key, file in found.items():
+        if key.endswith(".weights") and isinstance(file, str):  # as of `normalize`
+            found[key] = hash_of_weights(Path(file), key)
+    return {key: json.dumps(value) for key, value in found.items()}
 
 
 def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:

@@ -38,7 +38,7 @@ from lit_fed.networks.registry import (
     features,
 )
 from lit_fed.networks.text import BertTiny, EmbeddingBag
-from lit_fed.networks.weights import BaseFile, load_weights
+from lit_fed.networks.weights import hash_of_weights, load_weights
 
 __all__ = [
     "MLP",
@@ -49,7 +49,6 @@ __all__ = [
     "WINDOW_NETWORKS",
     "Adapter",
     "AdapterNames",
-    "BaseFile",
     "BertTiny",
     "ClassificationNetwork",
     "CosineHead",
@@ -72,6 +71,7 @@ __all__ = [
     "class_cosines",
     "classifier",
     "features",
+    "hash_of_weights",
     "load_weights",
     "merge_adapters",
     "orthonormal_classes",

@@ -7,7 +7,6 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -31,25 +30,7 @@ _FEW_BITS = re.compile(r"\.(absmax|quant_map|quant_state\.\w+|SCB|qweight|qzeros
 _SHOWN = 3
 
 
-@dataclass(frozen=True, eq=False)
-class BaseFile:
-    """A file of weights, and the parameters that hold its values.
-
-    A task keeps it as its attribute ``base_file``: parameters of the file that never train neither travel nor lie in
-    checkpoints.
-
-    Args:
-        file: The file or folder, as the user wrote it.
-        sha256: SHA-256 of the file; of several, of the lines that ``sha256sum`` prints of their names.
-        parameters: The parameters.
-    """
-
-    file: str
-    sha256: str
-    parameters: tuple[nn.Parameter, ...]
-
-
-def load_weights(network: nn.Module, file: str | Path, head: nn.Module | None = None, part: str = "all") -> BaseFile:
+def load_weights(network: nn.Module, file: str | Path, head: nn.Module | None = None, part: str = "all") -> None:
     """Load a file of weights into a network in place.
 
     The file's names may have a prefix that the network's lack, or lack one. timm's own conversion runs for networks of
@@ -69,8 +50,7 @@ def load_weights(network: nn.Module, file: str | Path, head: nn.Module | None = 
     heads = tuple(f"{name}." for name, module in network.named_modules() if module is head and name)
     if part == "backbone" and not heads:
         raise ConfigError(f"model.weights_of is 'backbone', and {type(network).__name__} has no head; set it to 'all'")
-    files = _files(Path(file), "model.weights")
-    raw = _merged(files)
+    raw = read_tensors(Path(file), "model.weights")
     if quantized := next((name for name in raw if _FEW_BITS.search(name)), None):
         raise ConfigError(
             f"model.weights is {str(file)!r}, whose {quantized!r} is of weights in 4 or 8 bits (bitsandbytes, GPTQ); "
@@ -79,13 +59,10 @@ def load_weights(network: nn.Module, file: str | Path, head: nn.Module | None = 
     own: dict[str, Any] = network.state_dict(keep_vars=True)
     held = _converted(_aligned(raw, network, own), network, str(file))
     _check_fit(held, network, own, heads, part, str(file))
-    read = {id(tensor) for tensor in raw.values()}  # a computed one may differ between machines
-    taken = {name: tensor for name, tensor in held.items() if name in own}
     with torch.no_grad():
-        for name, tensor in taken.items():
-            own[name].copy_(tensor)
-    parameters = [own[name] for name in taken if isinstance(own[name], nn.Parameter) and id(taken[name]) in read]
-    return BaseFile(str(file), hash_of_files(files), tuple(parameters))
+        for name, tensor in held.items():
+            if name in own:
+                own[name].copy_(tensor)
 
 
 def read_tensors(path: Path, key: str) -> dict[str, Tensor]:
@@ -93,12 +70,12 @@ def read_tensors(path: Path, key: str) -> dict[str, Tensor]:
     return _merged(_files(path, key))
 
 
-def hash_of_files(files: Iterable[Path]) -> str:
-    """SHA-256 of a file, or of ``sha256sum``'s lines of several."""
+def hash_of_weights(path: Path, key: str) -> str:
+    """SHA-256 of a file, or of ``sha256sum``'s lines of the files that a folder or an index names."""
     digests = []
-    for path in files:
-        with open(path, "rb") as file:
-            digests.append((hashlib.file_digest(file, "sha256").hexdigest(), path.name))
+    for one in _files(path, key):
+        with open(one, "rb") as file:
+            digests.append((hashlib.file_digest(file, "sha256").hexdigest(), one.name))
     if len(digests) == 1:
         return digests[0][0]
     return hashlib.sha256("".join(f"{digest}  {name}\n" for digest, name in digests).encode()).hexdigest()

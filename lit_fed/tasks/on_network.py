@@ -15,7 +15,7 @@ from torchmetrics import MeanAbsoluteError, R2Score
 from typing_extensions import override
 
 from lit_fed.errors import ConfigError
-from lit_fed.networks import Adapter, BaseFile, adapt_network, build_network, classifier, load_weights
+from lit_fed.networks import Adapter, adapt_network, build_network, classifier, load_weights
 
 
 class OnNetwork(LightningModule):
@@ -53,9 +53,8 @@ class OnNetwork(LightningModule):
         if isinstance(network, str):
             channels = 1 if in_channels is None else in_channels
             network = build_network(network, num_outputs, channels, input_shape, **(network_args or {}))
-        self.base_file: BaseFile | None = None
         if weights is not None:
-            self.base_file = load_weights(network, weights, _head_of(network), weights_of)
+            load_weights(network, weights, _head_of(network), weights_of)
         if adapter is not None:
             adapt_network(network, classifier(network), adapter)
         self.network = network

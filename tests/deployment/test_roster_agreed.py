@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from safetensors.torch import save_file
 
 from lit_fed.deployment.roster import agreed, difference
+from lit_fed.errors import ConfigError
 from tests.deployment.support import deploy, simulate, small
 from tests.support import LeastSquares, Points, assert_same, weights
 
@@ -32,6 +35,23 @@ def test_privacy_is_the_same_everywhere_but_for_the_key_and_what_the_server_with
         (key,) = {key for key in server if key.endswith(f".{name}")}
         assert difference(changed, server) == f"{key} is 0.25 on the node and {common[name]} on the server"
     assert difference({}, server) is not None, "a node without privacy is refused"
+
+
+def test_weights_are_compared_by_their_file_and_not_by_its_place(tmp_path: Path) -> None:
+    def told(file: Path) -> dict[str, str]:
+        return agreed(f"model: {{class_path: Classifier, init_args: {{weights: {file}}}}}")
+
+    for folder, value in (("server", 1.0), ("node", 1.0), ("other", 2.0)):
+        (tmp_path / folder).mkdir()
+        save_file({"weight": torch.full((2,), value)}, tmp_path / folder / "model.safetensors")
+    server = told(tmp_path / "server")
+    assert difference(told(tmp_path / "node" / "model.safetensors"), server) is None
+    refused = difference(told(tmp_path / "other"), server)
+    assert refused is not None
+    assert refused.startswith("model.init_args.weights is ")
+    assert str(tmp_path) not in refused
+    with pytest.raises(ConfigError, match=r"model.init_args.weights is .*; the file does not exist"):
+        told(tmp_path / "gone.bin")
 
 
 class WarmingUp(LeastSquares):
