@@ -29,7 +29,7 @@ from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.evaluation.protocols import ClientRow
 from lit_fed.engine.lightning.compatibility import overrides
 from lit_fed.engine.loop.run import Callback, RoundRecord, Run
-from lit_fed.errors import CheckpointError
+from lit_fed.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,6 +41,7 @@ _HISTOGRAMS = {  # stage of a row: protocol in tags
     "personal": "personal",
     "unseen": "unseen",
 }
+_MOST_CLIENTS = 20  # whose scalars TensorBoard still shows side by side
 _MOST_IMAGES = 16
 _LARGEST = 1e19  # TensorBoard's own bins end a little further out
 
@@ -53,18 +54,25 @@ class Dashboard(Callback):
 
     Args:
         picture_every: Rounds between two participation maps and pictures of the algorithm; 0 draws at the end only.
+        client_scalars: Whether the metrics of single clients are scalars, too, such as ``clients/acc/3``; at most 20.
 
     Raises:
-        ConfigError: If `picture_every` is negative.
+        ConfigError: If `picture_every` is negative; for scalars of more clients.
     """
 
-    def __init__(self, picture_every: int = 0) -> None:
+    def __init__(self, picture_every: int = 0, client_scalars: bool = False) -> None:
         self.picture_every = check_range("Dashboard.picture_every", picture_every, least=0, why=" rounds")
+        self.client_scalars = client_scalars
         self._mapped_round = -1
         self._of_views: dict[str, float] = {}
 
     def on_fit_start(self, run: Run) -> None:
         """Drop rounds after the checkpoint; in a new run folder write settings and the partition."""
+        if self.client_scalars and (count := run.federation.data.num_clients) > _MOST_CLIENTS:
+            raise ConfigError(
+                f"Dashboard.client_scalars is true, and there are {count} clients; leave it out above {_MOST_CLIENTS}: "
+                "clients.csv has every client's metrics"
+            )
         self._mapped_round, self._of_views = -1, {}
         with _naming_the_file(run):
             shown = boards(run)
@@ -97,8 +105,9 @@ class Dashboard(Callback):
         best = run.names.monitor
         by_view = {view: record.metrics.get(f"{best}_{view}") for view in run.federation.data.views()}
         self._of_views = {view: value for view, value in by_view.items() if value is not None} or self._of_views
+        metrics = record.metrics | (_scalars(record.rows, run) if self.client_scalars else {})
         for logger in run.loggers:
-            logger.log_metrics(record.metrics, step=record.round_idx)
+            logger.log_metrics(metrics, step=record.round_idx)
         for tag, values in _values_over_clients(record.rows).items() if run.loggers else ():
             share = run.names.direction(tag) == "max" and values.min() >= 0 and values.max() <= 1
             for board in boards(run):
@@ -179,6 +188,16 @@ def _compared(run: Run, settings: Settings) -> tuple[dict[str, Column], list[str
 def _close(run: Run, status: str) -> None:
     for board in boards(run):
         board.close(status)
+
+
+def _scalars(rows: Iterable[ClientRow], run: Run) -> dict[str, float]:
+    """Each client's metrics by tag and client: its name, where the data set has names, else its position."""
+    names = run.federation.data.client_names
+    return {
+        f"{_HISTOGRAMS[row.stage]}/{row.metric}/{row.client_id if names is None else names[row.client_id]}": row.value
+        for row in rows
+        if row.stage in _HISTOGRAMS
+    }
 
 
 def _values_over_clients(rows: Iterable[ClientRow]) -> dict[str, NDArray[np.float64]]:

@@ -237,6 +237,21 @@ def test_a_whole_fit_leaves_pictures_once(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("hparams.yaml"))
 
 
+def test_single_clients_are_scalars_where_asked_and_they_are_few(tmp_path: Path) -> None:
+    dashboard, run = Dashboard(client_scalars=True), a_run(tmp_path)
+    dashboard.on_fit_start(run)
+    run_rounds(dashboard, run, 0, 2)
+    events = read(tmp_path)
+    assert [event.value for event in events.Scalars("clients/acc/3")] == [0.75, 0.75]
+    assert steps(events.Scalars("personal/acc/0")) == [0, 1]
+    run.federation.data.client_names = ["a", "b", "c", "d"]
+    run_rounds(dashboard, run, 2, 3)
+    assert steps(read(tmp_path).Scalars("clients/acc/d")) == [2]
+    run.federation.data.num_clients = 21
+    with pytest.raises(ConfigError, match=r"Dashboard.client_scalars is true, and there are 21 clients"):
+        dashboard.on_fit_start(run)
+
+
 def test_predictions_are_those_of_the_global_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
 
