@@ -6,6 +6,7 @@ acknowledges an answer. No code is generated: gRPC carries bytes.
 
 from __future__ import annotations
 
+import gc
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -14,10 +15,13 @@ from lit_fed.errors import WireError
 
 # gRPC reads these once, before its first use. It has no setting for TLS's version; the only cipher of TLS 1.2 that we
 # leave needs a pre-shared key, which neither end has, so that TLS 1.3 remains, whose ciphers cannot be configured. Data
-# workers are forked and use no gRPC; its own support of forks would crash them.
+# workers are forked and use no gRPC; its own support of forks would crash them. They collect nothing that was there before
+# the fork: a server or channel that was garbage would wait for ever for a thread that they do not have.
 os.environ |= {
     "GRPC_SSL_CIPHER_SUITES": "ECDHE-PSK-CHACHA20-POLY1305", "GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0",
 }  # fmt: skip
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=gc.freeze)
 
 SERVICE, METHOD = "lit_fed.Federation", "Attend"
 CHUNK = 2**20

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 
 import pytest
 
 from lit_fed.deployment.frames import CHUNK, HEAD, Joiner, frames
 from lit_fed.errors import WireError
+from tests.support import ROOT
 
 
 def joined(parts: list[bytes], most: int | None = 2**30) -> list[tuple[int, bytes]]:
@@ -84,3 +87,30 @@ def test_ten_thousand_mutated_frames_are_a_message_or_one_error() -> None:
         except WireError:
             refused += 1
     assert refused > 5_000
+
+
+def test_a_forked_child_does_not_collect_a_server_whose_thread_it_lacks() -> None:
+    program = """
+import asyncio, gc, os, signal
+import lit_fed.deployment.frames
+import grpc
+
+gc.disable()
+
+async def serve():
+    server = grpc.aio.server()
+    server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    await server.stop(None)
+    cycle = [server]
+    cycle.append(cycle)
+
+asyncio.run(serve())
+if (child := os.fork()) == 0:
+    signal.alarm(20)
+    gc.collect()
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "0\n", done.stderr  # 14, the alarm, where the child waits
