@@ -15,8 +15,8 @@ from lit_fed.errors import WireError
 
 # gRPC reads these once, before its first use. It has no setting for TLS's version; the only cipher of TLS 1.2 that we
 # leave needs a pre-shared key, which neither end has, so that TLS 1.3 remains, whose ciphers cannot be configured. Data
-# workers are forked and use no gRPC; its own support of forks would crash them. They collect nothing that was there before
-# the fork: a server or channel that was garbage would wait for ever for a thread that they do not have.
+# workers are forked and use no gRPC; its own support of forks would crash them. They collect nothing from before the
+# fork: a server or channel that was garbage would wait for ever for a thread that they do not have.
 os.environ |= {
     "GRPC_SSL_CIPHER_SUITES": "ECDHE-PSK-CHACHA20-POLY1305", "GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0",
 }  # fmt: skip
