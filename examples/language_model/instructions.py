@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,25 +71,22 @@ class Instructions(TensorDataModule):
         """Number of categories."""
         return len(self.class_names)
 
-    @property
+    @cached_property
     def class_names(self) -> list[str]:
         """Categories of the training lines."""
         return sorted({str(line.get("category", "")) for line in read_lines(self._files[0])})
 
-    def own_clients(self) -> int | None:
-        """Number of clients in the training lines."""
-        return len(self._clients()) or None
-
     def own_client_names(self) -> list[str] | None:
-        """Their names."""
-        return self._clients() or None
+        """Clients of the training lines."""
+        return self._clients or None
 
+    @cached_property
     def _clients(self) -> list[str]:
         return sorted({str(line["client"]) for line in read_lines(self._files[0]) if "client" in line})
 
     def load_arrays(self) -> Arrays:
         """Read and encode both files."""
-        names, clients = self.class_names, self._clients()
+        names, clients = self.class_names, self._clients
         parts: list[Any] = []
         owners = []
         for path in self._files:

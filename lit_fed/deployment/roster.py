@@ -65,7 +65,7 @@ def agreed(config: str) -> dict[str, str]:
     }
     found = {".".join(path): value for path, value in _leaves(parts, ())}
     for key, file in found.items():
-        if key.endswith(".weights") and isinstance(file, str):  # as of `normalize`
+        if key.endswith(".weights") and isinstance(file, str) and Path(file).exists():  # as of `normalize`
             found[key] = hash_of_weights(Path(file), key)
     return {key: json.dumps(value) for key, value in found.items()}
 

@@ -50,8 +50,9 @@ def test_weights_are_compared_by_their_file_and_not_by_its_place(tmp_path: Path)
     assert refused is not None
     assert refused.startswith("model.init_args.weights is ")
     assert str(tmp_path) not in refused
-    with pytest.raises(ConfigError, match=r"model.init_args.weights is .*; the file does not exist"):
-        told(tmp_path / "gone.bin")
+    assert told(Path("DEFAULT"))["model.init_args.weights"] == '"DEFAULT"', "as torchvision names its weights"
+    with pytest.raises(ConfigError, match=r"model.init_args.weights is .*; the folder has neither of"):
+        told(tmp_path)
 
 
 class WarmingUp(LeastSquares):

@@ -48,7 +48,7 @@ def refusing(line: str) -> Iterator[None]:
     """Turn any error of a user's code into a `ConfigError` with its traceback; ``{}`` in `line` is its reason."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # whatever a user's code raises
         refusal = ConfigError(line.replace("{}", reason(error)))
         refusal.details = own_traceback(error)
         raise refusal from error

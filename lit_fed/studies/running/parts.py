@@ -107,7 +107,7 @@ def _contents(parser: ArgumentParser, settings: dict[str, Any]) -> Contents | st
         data = _built(parser, settings).data
         data.setup()
         found: Contents = data.record.contents
-    except Exception as error:
+    except Exception as error:  # whatever a user's data raise
         return _line(error)
     return found
 
