@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from lit_fed.data.loaders.transforms import rebuild
 from lit_fed.engine.loop.checkpoint import read_checkpoint
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.errors import CheckpointError, ConfigError
+from lit_fed.networks.base import fill_base
 from lit_fed.networks.weights import absent_of
 from lit_fed.yaml_text import read_yaml
 
@@ -104,11 +105,13 @@ def load_network(
     if network is None:
         if not content["config"]:
             raise NotRebuilt(f"{path} holds no configuration")
-        task, algorithm = _rebuilt(content["config"], path, modules)
+        task, algorithm = _rebuilt(content, path, modules)
         algorithm.adapt(task)
+        fill_base(content, task, path)
         _load(task, content["state_dict"], path)
         made: Any = getattr(task, "deployed_outputs", None)
         return _deployed(algorithm.release(task), content["inputs"], path, None if made is None else made())
+    fill_base(content, network, path)
     state = content["state_dict"]
     if not state.keys() <= network.state_dict().keys():
         state = {name.removeprefix("network."): tensor for name, tensor in state.items() if name.startswith("network.")}
@@ -143,7 +146,7 @@ def _deployed(
     return DeployedNetwork(preprocessing, network, None if names is None else tuple(map(str, names)), outputs).eval()
 
 
-def _rebuilt(config: str, path: Path, modules: Sequence[str]) -> tuple[LightningModule, Algorithm[Any]]:
+def _rebuilt(content: Mapping[str, Any], path: Path, modules: Sequence[str]) -> tuple[LightningModule, Algorithm[Any]]:
     """Build the task and the method of a checkpoint's configuration.
 
     Raises:
@@ -151,7 +154,9 @@ def _rebuilt(config: str, path: Path, modules: Sequence[str]) -> tuple[Lightning
     """
     with _importing_only(modules):
         try:
-            return _build(read_yaml(config), path, modules)
+            bases = content.get("base", {}).values()
+            files = frozenset(file for names in bases for file, _ in names.values())
+            return _build(read_yaml(content["config"]), path, modules, files)
         except CheckpointError:
             raise
         except Exception as error:  # of the parser, or of any constructor
@@ -181,8 +186,13 @@ def _importing_only(modules: Sequence[str]) -> Iterator[None]:
         parsing_settings.update(before)
 
 
-def _build(config: dict[str, Any], path: Path, modules: Sequence[str]) -> tuple[LightningModule, Algorithm[Any]]:
-    """Build the task and the method of a run's resolved configuration, with untrained weights."""
+def _build(
+    config: dict[str, Any], path: Path, modules: Sequence[str], files: frozenset[str]
+) -> tuple[LightningModule, Algorithm[Any]]:
+    """Build the task and the method of a run's resolved configuration, with untrained weights.
+
+    It reads the files of pretrained parameters that the checkpoint names; `fill_base` checks their values.
+    """
     from lit_fed.parsing import Parser  # not needed to import the package
 
     parser = Parser(exit_on_error=False)
@@ -193,7 +203,7 @@ def _build(config: dict[str, Any], path: Path, modules: Sequence[str]) -> tuple[
         model["init_args"] |= {key: value for key, value in options.items() if key != "clients"}
     named = (modules,) if isinstance(modules, str) else tuple(modules)
     parts = {
-        key: _without_files(part, key, path, named)
+        key: _without_files(part, key, path, named, files)
         for key, part in (("model", model), ("algorithm", config["algorithm"]))
     }
     if odd := [key for key, part in parts.items() if not isinstance(part, Mapping)]:
@@ -202,16 +212,18 @@ def _build(config: dict[str, Any], path: Path, modules: Sequence[str]) -> tuple[
     return made.model, made.algorithm
 
 
-def _without_files(value: Any, where: str, path: Path, trusted: tuple[str, ...]) -> Any:
+def _without_files(value: Any, where: str, path: Path, trusted: tuple[str, ...], bases: Collection[str]) -> Any:
     """Strip settings that read files, because a checkpoint may be untrusted.
 
-    Initial weights are dropped, as the checkpoint's replace them. Classes of trusted modules keep all settings.
+    Initial weights are dropped, as the checkpoint's replace them, but not a base, which it lacks. Classes of trusted
+    modules keep all settings.
 
     Args:
         value: A part of the configuration.
         where: Its key.
         path: The checkpoint.
         trusted: Modules.
+        bases: Files of pretrained parameters, which are read as weights alone.
 
     Raises:
         CheckpointError: If a setting may name a file.
@@ -220,12 +232,12 @@ def _without_files(value: Any, where: str, path: Path, trusted: tuple[str, ...])
     if isinstance(value, str):
         inner = _as_parsed(value)  # a text may encode a mapping
         if isinstance(inner, Mapping | list):
-            return _without_files(inner, where, path, trusted)
+            return _without_files(inner, where, path, trusted, bases)
         if value == "-" or _LIKE_A_FILE.search(value) or _is_file(value):
             raise _names_a_file(value, where, path)
         return value
     if isinstance(value, list):
-        return [_without_files(item, f"{where}.{place}", path, trusted) for place, item in enumerate(value)]
+        return [_without_files(item, f"{where}.{place}", path, trusted, bases) for place, item in enumerate(value)]
     if not isinstance(value, Mapping):
         return value
     if str(value.get("class_path")).startswith(tuple(f"{module}." for module in trusted)):
@@ -233,13 +245,16 @@ def _without_files(value: Any, where: str, path: Path, trusted: tuple[str, ...])
     content = {}
     for key, entry in value.items():
         last = str(key).rpartition(".")[2]
+        if last == "weights" and isinstance(entry, str) and entry in bases:
+            content[key] = entry
+            continue
         if last == "pretrained" or (last == "weights" and isinstance(entry, str)):
             entry = False if last == "pretrained" else None
         elif last in ("pretrained_cfg", "pretrained_cfg_overlay") and isinstance(entry, Mapping):
             entry = {name: item for name, item in entry.items() if not isinstance(item, str)}
         elif _LOADED.fullmatch(last) and last != "class_path" and isinstance(entry, str) and entry:
             raise _names_a_file(entry, f"{where}.{key}", path)
-        content[key] = _without_files(entry, f"{where}.{key}", path, trusted)
+        content[key] = _without_files(entry, f"{where}.{key}", path, trusted, bases)
     return content
 
 

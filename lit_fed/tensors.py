@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,15 @@ def check_bytes(path: Path) -> None:
         with ZipFile(path) as archive:
             if damaged := archive.testzip():
                 raise ValueError(f"{damaged} differs from its checksum")
+
+
+def hash_of(tensor: Tensor) -> str:
+    """SHA-256 of a tensor's dtype, shape and bytes."""
+    plain = tensor.detach().cpu().contiguous()
+    digest = hashlib.sha256(f"{plain.dtype} {tuple(plain.shape)}".encode())
+    if plain.numel():
+        digest.update(plain.flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]  # an array is a buffer
+    return digest.hexdigest()
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -6,7 +6,6 @@ seed, and the tensors that it received last. Its greeting has their hashes; a me
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,7 +18,7 @@ from torch import Tensor
 from lit_fed.engine.storage.files import write_atomically
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import CheckpointError, WireError
-from lit_fed.tensors import check_bytes
+from lit_fed.tensors import check_bytes, hash_of
 
 Hashes = dict[str, dict[str, str]]
 """Hashes by kind of network and name of the tensor."""
@@ -30,15 +29,6 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 class UnknownTensor(WireError):
     """The server names a tensor that the node does not hold."""
-
-
-def hash_of(tensor: Tensor) -> str:
-    """SHA-256 of a tensor's dtype, shape and bytes."""
-    plain = tensor.detach().cpu().contiguous()
-    digest = hashlib.sha256(f"{plain.dtype} {tuple(plain.shape)}".encode())
-    if plain.numel():
-        digest.update(plain.flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]  # an array is a buffer
-    return digest.hexdigest()
 
 
 def read_hashes(content: Any) -> Hashes:

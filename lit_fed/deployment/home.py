@@ -12,6 +12,7 @@ from lit_fed.engine.evaluation.prediction import write_predictions
 from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol, check_protocols
 from lit_fed.engine.wire.payload import Broadcast
 from lit_fed.errors import ConfigError
+from lit_fed.networks.base import given
 from lit_fed.trainer import FederatedTrainer, Tasks
 
 if TYPE_CHECKING:
@@ -58,9 +59,12 @@ class Home:
         store.open(folder / self.kept.run_id)
         versions = {str(client_id): version for client_id, version in self.kept.versions.items() if version is not None}
         store.load_state_dict(versions, self.kept.round_idx + 1)
+        own = {kind: self.federation.loops[kind].model.initial for kind in self.kept.payloads}
+        bases = {kind: given(self.kept.base.get(kind, {}), own[kind], folder) for kind in own}
+        frozen = {kind: {**entry, **bases.get(kind, {})} for kind, entry in self.kept.frozen.items()}
         moved = [
             {kind: {name: tensor.to(device) for name, tensor in entry.items()} for kind, entry in group.items()}
-            for group in (self.kept.payloads, self.kept.frozen)
+            for group in (self.kept.payloads, frozen)
         ]
         self.broadcast = Broadcast(self.kept.round_idx, moved[0], moved[1])
 

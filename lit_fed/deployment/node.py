@@ -41,6 +41,7 @@ from lit_fed.engine.storage.packs import Version, VersionedFiles
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Payload, layout_of
 from lit_fed.engine.wire.totals import totals_of
 from lit_fed.errors import CheckpointError, ClientFailure, ConfigError, WireError
+from lit_fed.networks.base import Names, is_base
 from lit_fed.participation import FullParticipation
 from lit_fed.tensors import check_bytes
 from lit_fed.trainer import FederatedTrainer, Tasks
@@ -94,7 +95,8 @@ class Kept:
     Args:
         versions: The versions of states by client; None for a client without state.
         payloads: The broadcast payloads by kind of network.
-        frozen: The frozen parameters by kind.
+        frozen: The frozen parameters by kind, without those in `base`.
+        base: By kind, the pretrained parameters that the node reads again.
     """
 
     run_id: str
@@ -102,6 +104,7 @@ class Kept:
     versions: Mapping[int, Version | None]
     payloads: Mapping[str, Payload]
     frozen: Mapping[str, Payload]
+    base: Mapping[str, Names]
 
     def write(self, folder: Path) -> None:
         """Write it, replacing an earlier one."""
@@ -111,6 +114,7 @@ class Kept:
             "versions": {str(client_id): version for client_id, version in self.versions.items()},
             "payloads": {kind: dict(payload) for kind, payload in self.payloads.items()},
             "frozen": {kind: dict(payload) for kind, payload in self.frozen.items()},
+            "base": {kind: dict(names) for kind, names in self.base.items()},
         }
         write_atomically(content, folder / NAME)
 
@@ -127,9 +131,11 @@ def read(folder: Path) -> Kept:
         groups = [{kind: _tensors(entry) for kind, entry in content[key].items()} for key in ("payloads", "frozen")]
         if not RUN_ID.fullmatch(content["run"]) or type(content["round"]) is not int:
             raise ValueError("the run's id is malformed")
+        if not is_base(content["base"]):
+            raise ValueError("the names of pretrained parameters are malformed")
     except Exception as error:  # damaged bytes raise many exceptions
         raise CheckpointError(f"{path} cannot be read ({' '.join(str(error).split())[:120]})") from error
-    return Kept(content["run"], content["round"], versions, groups[0], groups[1])
+    return Kept(content["run"], content["round"], versions, groups[0], groups[1], content["base"])
 
 
 def _version(name: Any, version: Any) -> Version | None:
@@ -388,14 +394,17 @@ class Node:
             raise WireError("the end of the run is for other clients; run the same lit_fed on both ends")
         self._open(message)
         self._count("keep")
-        payloads, frozen = dict[str, Payload](), dict[str, Payload]()
+        payloads, frozen, bases = dict[str, Payload](), dict[str, Payload](), dict[str, Names]()
         named = read_hashes(message.fields.get("frozen", {}))
         for kind in {self.federation.kinds[client_id] for client_id in self.clients}:
             payloads[kind] = self.federation.channel.downlink.arrive(message.tensors.get(f"payload/{kind}", {})).payload
-            frozen[kind] = self._frozen(kind, message.tensors.get(f"frozen/{kind}", {}), named.get(kind, {}))
+            received = self._frozen(kind, message.tensors.get(f"frozen/{kind}", {}), named.get(kind, {}))
+            base = self.federation.loops[kind].model.base
+            frozen[kind] = {name: tensor for name, tensor in received.items() if not base.holds(name, tensor)}
+            bases[kind] = {name: base.names[name] for name in received.keys() - frozen[kind].keys()}
             self._check(payloads[kind], round_idx, kind, "predict")
         versions_told = {int(name): read_version(version) for name, version in versions.items()}
-        Kept(self._run_id, round_idx, versions_told, payloads, frozen).write(self.folder)
+        Kept(self._run_id, round_idx, versions_told, payloads, frozen, bases).write(self.folder)
         self._say_where(f"the run ended after round {round_idx + 1}; its model is saved in {self.folder}")
         return Message("answer", {})
 

@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
+from lit_fed.networks.base import file_of, loaded_from
 from lit_fed.patterns import chosen_names
 
 
@@ -141,7 +142,10 @@ def _add_adapters(network: nn.Module, places: Mapping[str, _Place], adapter: Ada
                 f"be at most {min(weight.shape)}, or leave the layer out of model.adapter.targets"
             )
         if place.reads_weight:
+            file = file_of(weight)  # which registering writes to, with the same values
             parametrize.register_parametrization(place.owner, place.tensor, LoRAWeight(weight, rank, scale))
+            if file is not None:
+                loaded_from(place.owner.parametrizations[place.tensor].original, file)  # type: ignore[index,union-attr]
         else:
             network.set_submodule(name, LoRALinear(place.owner, rank, scale))  # type: ignore[arg-type]  # an nn.Linear
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from lit_fed.checks import check_choice
 from lit_fed.errors import ConfigError, reason
 from lit_fed.file_names import is_file_name
+from lit_fed.networks.base import loaded_from
 from lit_fed.tensors import check_bytes
 
 PARTS = ("all", "backbone")
@@ -63,6 +64,7 @@ def load_weights(network: nn.Module, file: str | Path, head: nn.Module | None = 
         for name, tensor in held.items():
             if name in own:
                 own[name].copy_(tensor)
+                loaded_from(own[name], str(file))
 
 
 def read_tensors(path: Path, key: str) -> dict[str, Tensor]:
@@ -146,6 +148,10 @@ def _read(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # damaged bytes make the readers fail in a dozen ways
         why = (str(error) or type(error).__name__).splitlines()[0]
         raise ConfigError(f"{path} holds more than weights, or is damaged: {why}") from error
+    if isinstance(content, Mapping) and "lit_fed_format" in content and content.get("base"):
+        raise ConfigError(
+            f"{path} is a checkpoint without its pretrained weights; name what lit-fed export writes of it"
+        )
     for layout in _LAYOUTS:
         if isinstance(content, Mapping) and isinstance(content.get(layout), Mapping):
             content = content[layout]

@@ -8,15 +8,21 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from lit_fed.deployment.frozen import NAME, FrozenTensors, KnownHashes, UnknownTensor, hash_of, read_hashes
+from lit_fed.deployment.frozen import NAME, FrozenTensors, KnownHashes, UnknownTensor, read_hashes
+from lit_fed.deployment.home import Home
+from lit_fed.deployment.node import NAME as NAME_OF_THE_END
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.wire import Message, decode, encode
-from lit_fed.errors import WireError
+from lit_fed.errors import CheckpointError, WireError
 from lit_fed.methods import FedAvg, FedExLoRA, FLoRA
 from lit_fed.networks import LoRALinear
+from lit_fed.tensors import hash_of
 from tests.deployment.support import Make, deploy, simulate, small
+from tests.deployment.test_across_faults import Killed
+from tests.engine.loop.test_base import BASE, TRAINED, Pretrained, layers
 from tests.support import LeastSquares, assert_same, saved_weights, weights
 
 WIDE = 200
@@ -170,3 +176,42 @@ def test_a_tensor_of_another_shape_is_refused(tmp_path: Path) -> None:
             assert answer.word == "failure"
             assert name in answer.get("cause", str)
     assert not (folder / NAME).exists()
+
+
+def test_a_base_of_a_file_is_read_again_by_both_ends(tmp_path: Path) -> None:
+    """It is in no message, no checkpoint and no node's file; a killed server goes on to the simulation's bits."""
+    file = tmp_path / "weights.safetensors"
+    save_file(layers(7).state_dict(), file)
+    make = small(lambda: Pretrained(file), max_rounds=3)
+    _, heard = deployed(make, tmp_path / "whole")
+    assert not any(frozen_in(heard))
+    simulated = simulate(make, tmp_path / "simulated")
+    with pytest.raises(Killed):
+        deployed(make, tmp_path / "parts", lost=kill_at(4))
+    resumed, heard = deployed(make, tmp_path / "parts", ckpt_path="last")
+    assert not any(frozen_in(heard))
+    assert resumed.run.start_round == 1
+    assert_same(weights(resumed), weights(simulated))
+    kept = tmp_path / "parts" / "node_0" / "states" / NAME_OF_THE_END
+    for path in (kept, resumed.log_dir / "checkpoints" / "last.ckpt"):
+        assert path.stat().st_size <= TRAINED + 64_000 < BASE / 5
+    home = Home(*make(tmp_path / "home"), None, kept.parent, "test")
+    base = load_file(file)
+    assert torch.equal(home.broadcast.frozen["model"]["network.2.weight"], base["2.weight"])
+    assert home.evaluate("test").keys() == {0}
+    base["2.weight"][0, 0] += 1
+    save_file(base, file)
+    with pytest.raises(CheckpointError, match=r"does not hold the pretrained weights of .*, and 'network\.2\.weight'"):
+        Home(*make(tmp_path / "home"), None, kept.parent, "test")
+
+
+def kill_at(message: int) -> Callable[[Node], None]:
+    """Ends the server at a request to train."""
+    heard: list[Node] = []
+
+    def lost(node: Node) -> None:
+        heard.append(node)
+        if len(heard) == message:
+            raise Killed
+
+    return lost

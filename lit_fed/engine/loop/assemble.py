@@ -38,6 +38,7 @@ from lit_fed.engine.wire.payload import Broadcast, Channel, Layout, num_bytes
 from lit_fed.engine.wire.workers import Workers, on_first_process
 from lit_fed.errors import ConfigError
 from lit_fed.machine import keep_freed_memory
+from lit_fed.networks.base import file_of, shared
 from lit_fed.tensors import map_tensors
 
 ExecutorName = Literal["sequential", "vectorized", "auto"]
@@ -147,6 +148,7 @@ def assemble(
         for kind in models:
             _prepare_kind(kind, loops[kind], parts, local, max_rounds, stage)
         server = map_tensors(algorithm.setup(models, population), lambda tensor: tensor.to(fabric.device))
+        server = shared(server, [model.base for model in models.values()])
     federation = Federation(
         fabric, workers, algorithm, server, data, parts.participation, kinds, channel, store, session,
         local.executor(session), settings.seed,
@@ -221,6 +223,8 @@ def _adapted(task: LightningModule, parts: RunParts, buffers: BufferPolicy) -> M
     check_task(task, parts.algorithm)
     model = Model(task, buffers)
     model.frozen_by_method = frozenset(name for name in model.fixed if id(model.parameters[name]) not in frozen)
+    found = {name: file_of(model.parameters[name]) for name in model.fixed if name not in model.frozen_by_method}
+    model.files = {name: file for name, file in found.items() if file is not None}
     return model
 
 

@@ -33,9 +33,11 @@ from lit_fed.engine.wire.payload import Broadcast
 from lit_fed.engine.wire.workers import on_first_process
 from lit_fed.errors import CheckpointError
 from lit_fed.file_names import shown
+from lit_fed.networks.base import filled, given, is_base, named
 from lit_fed.tensors import check_bytes
 
 if TYPE_CHECKING:
+    from lit_fed.engine.clients.local import LocalLoop
     from lit_fed.engine.evaluation.federation import Federation
     from lit_fed.engine.loop.run import Callback, Run
     from lit_fed.engine.method.model import Model
@@ -162,6 +164,8 @@ def _malformed(content: Mapping[str, Any]) -> str | None:
         return "'executor' is not a group's size by kind"
     if (odd := _malformed_versions(content.get("versions", {}))) is not None:
         return odd
+    if not is_base(content.get("base", {})):
+        return "'base' does not name tensors"
     for key, kind in (("initial", Mapping), ("callbacks", Mapping), ("tasks", str), ("metrics", int | float)):
         if odd := next((name for name, entry in content[key].items() if not isinstance(entry, kind)), None):
             return f"{odd!r} in {key!r} is of type {type(content[key][odd]).__name__}"
@@ -211,7 +215,15 @@ def snapshot(run: Run) -> dict[str, Any]:
         CheckpointError: If a method or a callback keeps anything but tensors and primitives.
     """
     federation, last_round = run.federation, max(run.next_round - 1, 0)
-    models = federation.global_models(last_round)
+    bases = {kind: loop.model.base for kind, loop in federation.loops.items()}
+    models = {
+        kind: {name: tensor for name, tensor in model.items() if not bases[kind].holds(name, tensor)}
+        for kind, model in federation.global_models(last_round).items()
+    }
+
+    def plain(value: Any, where: str) -> Any:
+        return named(_plain(value, where), bases.values())
+
     return {
         "lit_fed_format": FORMAT,
         "pytorch-lightning_version": lightning.__version__,
@@ -224,16 +236,18 @@ def snapshot(run: Run) -> dict[str, Any]:
         "state_dict": models.get(first := federation.kinds.names[0], {}),
         "hyper_parameters": _hyper_parameters(federation.loops[first].model.task),
         "models": models if len(federation.kinds.names) > 1 else {},
-        "server": _plain(federation.server, "the server's state"),
+        "server": plain(federation.server, "the server's state"),
         "clients": federation.store.table(),
         "initial": {
-            kind: _initial(loop.model, held_model(federation.server, kind)) for kind, loop in federation.loops.items()
+            kind: plain(_initial(loop.model, held_model(federation.server, kind)), "initial")
+            for kind, loop in federation.loops.items()
         },
         "callbacks": _plain({name: callback.state_dict() for name, callback in _named(run)}, "callbacks"),
         "metrics": _plain(run.metrics, "metrics"),
         "monitor": run.names.monitor,
         "executor": federation.executor.state_dict(),
-        **({"versions": _versions(federation, last_round)} if federation.versions else {}),
+        **({"versions": plain(_versions(federation, last_round), "versions")} if federation.versions else {}),
+        "base": {kind: dict(base.names) for kind, base in bases.items() if base.names},
         "config": run.settings.config,
         "inputs": {
             "source": type(federation.data).__name__,
@@ -301,6 +315,8 @@ def restore(run: Run, path: Path, trains: bool = True) -> None:
         raise CheckpointError(
             f"{path} comes from a run with seed {content['seed']}; set --trainer.seed {content['seed']} to use it"
         )
+    if content.get("base"):
+        _fill(content, federation.loops, path)
     _check_around(federation.server, content["server"], path, trains)
     saved = content["initial"]
     if odd_kinds := sorted(map(str, saved.keys() ^ federation.loops.keys())):
@@ -336,7 +352,8 @@ def restore(run: Run, path: Path, trains: bool = True) -> None:
     federation.server.update(server)
     for kind, model in models.items():
         for name in saved[kind].keys() & model.initial.keys():  # no client begins with the other tensors
-            model.initial[name].copy_(saved[kind][name])
+            if saved[kind][name] is not model.initial[name]:
+                model.initial[name].copy_(saved[kind][name])
     federation.store.load_state_dict(index, content["round_idx"])
     _load_callbacks(run, states, path)
     run.start_round = run.next_round = content["round_idx"]
@@ -344,6 +361,17 @@ def restore(run: Run, path: Path, trains: bool = True) -> None:
     federation.executor.load_state_dict(content.get("executor", {}))
     run.names.monitor = run.names.monitor or content["monitor"]
     run.origin = f"{shown(path)}, saved by {_made_of(content['method'], content['tasks'])}"
+
+
+def _fill(content: dict[str, Any], loops: Mapping[str, LocalLoop], path: Path) -> None:
+    """Replace the digests of pretrained parameters by the tensors that this run has read from their file."""
+    tensors = dict[str, torch.Tensor]()
+    for kind, names in content["base"].items():
+        model = loops[kind].model if kind in loops else None
+        own = {} if model is None else {n: model.initial.get(n, model.tensor(n)) for n in names if n in model}
+        tensors |= {names[name][1]: tensor for name, tensor in given(names, own, path).items()}
+    for entry in ("server", "initial", "versions"):
+        content[entry] = filled(content.get(entry, {}), tensors)
 
 
 def _check_around(own: dict[str, Any], saved: dict[str, Any], path: Path, trains: bool) -> None:
@@ -400,6 +428,8 @@ def _placed(saved: Any, own: Any, device: torch.device) -> Any:
     if isinstance(saved, list | tuple):
         return type(saved)(_placed(entry, None, device) for entry in saved)
     if isinstance(saved, torch.Tensor):
+        if saved is own:  # a pretrained parameter, which memory holds once
+            return own
         return saved.to(device, own.dtype if isinstance(own, torch.Tensor) else saved.dtype, copy=True)
     return saved
 

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import ConfigError
+from lit_fed.networks.base import Base
 
 
 class Differs:
@@ -97,6 +98,10 @@ class Model:
         self._given: Split | None = None
         self.frozen_by_method: frozenset[str] = frozenset()
         """The names in `fixed` that the method froze, not the task's author."""
+        self.files: dict[str, str] = {}
+        """By name, the files of the values of parameters that the task's author froze."""
+        self.base = Base({}, {})
+        """The parameters in `files`, with their first values."""
         self._switched: list[nn.Parameter] = []
         self._modules = list(task.modules())
         self._first_passing: list[tuple[nn.Module, str, Tensor, int, Tensor]] = []
@@ -104,6 +109,7 @@ class Model:
     def remember(self, names: Iterable[str] | None = None) -> None:
         """Copy all tensors, or some, as the start of clients that have not taken part."""
         self.initial = self.copy(names)
+        self.base = Base(self.files, self.initial)
         for owner, key in self._passing:
             buffer = owner._buffers[key]
             if buffer is not None:

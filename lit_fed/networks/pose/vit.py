@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lit_fed.checks import check_choice, check_range
 from lit_fed.errors import ConfigError
+from lit_fed.networks.base import loaded_from
 from lit_fed.networks.pose.weights import read_weights
 
 
@@ -290,6 +291,9 @@ class PoseViT(nn.Module):
         if weights is not None:
             held = read_weights(Path(weights), self.state_dict(), self.grid, weights_of)
             self.load_state_dict(held, strict=False)
+            own: dict[str, Any] = self.state_dict(keep_vars=True)
+            for name in held:
+                loaded_from(own[name], str(weights))
 
     def _start(self) -> None:
         for parameter in (self.cls_token, self.pos_embed):
