@@ -67,7 +67,7 @@ federation: $(STAMP)  ## Train over gRPC on this machine, without and with TLS, 
 	$(BIN)/python benchmarks/federation.py --tls
 
 bench: $(STAMP)  ## Measure what the loop, groups, evaluation, aggregation, data, start-up and large populations cost
-	for one in floor overhead evaluation scale aggregation data startup population large_model; do \
+	for one in floor overhead evaluation scale aggregation data startup population large_model large_base; do \
 	  $(BIN)/python benchmarks/$$one.py || failed="$$failed $$one"; done; \
 	if [ -n "$$failed" ]; then echo "missed a demand:$$failed"; exit 1; fi
 
