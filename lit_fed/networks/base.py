@@ -103,13 +103,14 @@ def given(names: Names, own: Mapping[str, Tensor], path: Any) -> dict[str, Tenso
     return found
 
 
-def filled(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """A nested value in which tensors stand for their digests again, see `named`."""
+def filled(value: Any, tensors: Mapping[tuple[str, str], Tensor]) -> Any:
+    """A nested value in which tensors, by name and digest, stand for their digests again, see `named`."""
     if isinstance(value, dict):
-        return {key: filled(entry, tensors) for key, entry in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(filled(entry, tensors) for entry in value)
-    return tensors.get(value, value) if isinstance(value, str) else value
+        return {
+            key: tensors.get((key, entry), entry) if isinstance(entry, str) else filled(entry, tensors)
+            for key, entry in value.items()
+        }
+    return type(value)(filled(entry, tensors) for entry in value) if type(value) in (list, tuple) else value
 
 
 def fill_base(checkpoint: Mapping[str, Any], network: nn.Module, path: Any) -> None:

@@ -352,7 +352,7 @@ def restore(run: Run, path: Path, trains: bool = True) -> None:
     federation.server.update(server)
     for kind, model in models.items():
         for name in saved[kind].keys() & model.initial.keys():  # no client begins with the other tensors
-            if saved[kind][name] is not model.initial[name]:
+            if not model.base.holds(name, saved[kind][name]):  # those are shared
                 model.initial[name].copy_(saved[kind][name])
     federation.store.load_state_dict(index, content["round_idx"])
     _load_callbacks(run, states, path)
@@ -365,11 +365,11 @@ def restore(run: Run, path: Path, trains: bool = True) -> None:
 
 def _fill(content: dict[str, Any], loops: Mapping[str, LocalLoop], path: Path) -> None:
     """Replace the digests of pretrained parameters by the tensors that this run has read from their file."""
-    tensors = dict[str, torch.Tensor]()
+    tensors = dict[tuple[str, str], torch.Tensor]()
     for kind, names in content["base"].items():
         model = loops[kind].model if kind in loops else None
         own = {} if model is None else {n: model.initial.get(n, model.tensor(n)) for n in names if n in model}
-        tensors |= {names[name][1]: tensor for name, tensor in given(names, own, path).items()}
+        tensors |= {(name, names[name][1]): tensor for name, tensor in given(names, own, path).items()}
     for entry in ("server", "initial", "versions"):
         content[entry] = filled(content.get(entry, {}), tensors)
 

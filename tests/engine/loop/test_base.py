@@ -49,7 +49,8 @@ class Pretrained(LeastSquares):
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    save_file(layers(7).state_dict(), tmp_path / "weights.safetensors")
+    tensors = layers(7).state_dict() | {"0.bias": torch.ones(WIDE), "2.bias": torch.ones(WIDE)}  # of one digest
+    save_file(tensors, tmp_path / "weights.safetensors")
     return tmp_path / "weights.safetensors"
 
 
