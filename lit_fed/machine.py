@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
-_KEPT = 31 * 2**20  # bytes; glibc adapts up to 32 MiB
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+_KEPT, _KEPT_BY_OLD = 2**30, 2**25  # bytes; old releases of glibc refuse to keep larger blocks
 
 _CPUS = Path("/sys/devices/system/cpu")
 _CACHE = 32 * 2**20  # bytes, where the system does not tell
@@ -74,13 +75,16 @@ def last_level_cache() -> int:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc reuse freed blocks of up to 31 MiB in the next step.
+    """Make glibc reuse freed blocks of up to 1 GiB, of which it keeps at most 1 GiB.
 
-    glibc returns blocks above its threshold to the kernel, and the next step's activations then cost a page fault per
-    4 KiB. The threshold adapts to the largest block freed so far, here this one: mallopt(3), M_MMAP_THRESHOLD. Other
-    allocators are not affected.
+    By default glibc returns large blocks, and more than 128 KiB at the end of its heap, to the kernel: mallopt(3). The
+    next step's tensors then cost a page fault per 4 KiB. Other allocators are not affected.
     """
-    torch.empty(_KEPT, dtype=torch.uint8)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:  # not in musl
+        if not mallopt(_M_MMAP_THRESHOLD, _KEPT):
+            mallopt(_M_MMAP_THRESHOLD, _KEPT_BY_OLD)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT)
 
 
 _YOUNG = 10_000  # allocations between GC passes
