@@ -13,11 +13,6 @@ from pathlib import Path
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _KEPT, _KEPT_BY_OLD = 2**30, 2**25  # bytes; old releases of glibc refuse to keep larger blocks
 
-_CPUS = Path("/sys/devices/system/cpu")
-_CACHE = 32 * 2**20  # bytes, where the system does not tell
-_CACHE_FILES = ("type", "level", "size")
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
-
 _LIMITS = (  # of a container: its limit, and its use
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
@@ -50,28 +45,6 @@ def free_memory() -> int | None:
         if limit.is_file() and (text := limit.read_text(encoding="ascii").strip()).isdecimal():
             free.append(int(text) - int(used.read_text(encoding="ascii")))
     return min(free, default=None)
-
-
-def last_level_cache() -> int:
-    """Bytes of the last-level cache of the processor that runs this process; the smallest one of several.
-
-    Note:
-        Linux describes each cache of a core in ``/sys/devices/system/cpu/cpu*/cache``; 32 MiB where it does not.
-    """
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    sizes = []
-    for core in cores:
-        levels = []
-        for cache in (_CPUS / f"cpu{core}" / "cache").glob("index*"):
-            try:
-                kind, level, size = ((cache / name).read_text(encoding="ascii").strip() for name in _CACHE_FILES)
-                if kind != "Instruction":
-                    levels.append((int(level), int(size.rstrip("KMG")) * _UNITS.get(size[-1:], 1)))
-            except (OSError, ValueError):  # a virtual machine may leave some out
-                continue
-        if levels:
-            sizes.append(max(levels)[1])
-    return min((size for size in sizes if size > 0), default=_CACHE)
 
 
 def keep_freed_memory() -> None:
