@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
-_KEPT = 31 * 2**20  # bytes; glibc adapts up to 32 MiB
-
-_CPUS = Path("/sys/devices/system/cpu")
-_CACHE = 32 * 2**20  # bytes, where the system does not tell
-_CACHE_FILES = ("type", "level", "size")
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+_KEPT, _KEPT_BY_OLD = 2**30, 2**25  # bytes; old releases of glibc refuse to keep larger blocks
 
 _LIMITS = (  # of a container: its limit, and its use
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
@@ -51,36 +47,17 @@ def free_memory() -> int | None:
     return min(free, default=None)
 
 
-def last_level_cache() -> int:
-    """Bytes of the last-level cache of the processor that runs this process; the smallest one of several.
-
-    Note:
-        Linux describes each cache of a core in ``/sys/devices/system/cpu/cpu*/cache``; 32 MiB where it does not.
-    """
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    sizes = []
-    for core in cores:
-        levels = []
-        for cache in (_CPUS / f"cpu{core}" / "cache").glob("index*"):
-            try:
-                kind, level, size = ((cache / name).read_text(encoding="ascii").strip() for name in _CACHE_FILES)
-                if kind != "Instruction":
-                    levels.append((int(level), int(size.rstrip("KMG")) * _UNITS.get(size[-1:], 1)))
-            except (OSError, ValueError):  # a virtual machine may leave some out
-                continue
-        if levels:
-            sizes.append(max(levels)[1])
-    return min((size for size in sizes if size > 0), default=_CACHE)
-
-
 def keep_freed_memory() -> None:
-    """Make glibc reuse freed blocks of up to 31 MiB in the next step.
+    """Make glibc reuse freed blocks of up to 1 GiB, of which it keeps at most 1 GiB.
 
-    glibc returns blocks above its threshold to the kernel, and the next step's activations then cost a page fault per
-    4 KiB. The threshold adapts to the largest block freed so far, here this one: mallopt(3), M_MMAP_THRESHOLD. Other
-    allocators are not affected.
+    By default glibc returns large blocks, and more than 128 KiB at the end of its heap, to the kernel: mallopt(3). The
+    next step's tensors then cost a page fault per 4 KiB. Other allocators are not affected.
     """
-    torch.empty(_KEPT, dtype=torch.uint8)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:  # not in musl
+        if not mallopt(_M_MMAP_THRESHOLD, _KEPT):
+            mallopt(_M_MMAP_THRESHOLD, _KEPT_BY_OLD)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT)
 
 
 _YOUNG = 10_000  # allocations between GC passes

@@ -71,8 +71,8 @@ class FederatedTrainer:
             In Python, pass ``fit`` a model for each name.
         executor: Trains a cohort: ``sequential``, client by client; ``vectorized``, in groups as one computation;
             ``auto``, in groups where that is faster.
-        group_size: Clients in a group; null for the number whose weights fit into the first process's cache, or into a
-            share of its GPU's free memory. A resumed run keeps the size.
+        group_size: Clients in a group; null for the number whose weights fit into 96 MiB, or into a share of the free
+            memory of the first process's GPU. A resumed run keeps the size.
         callbacks: Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning's callbacks
             watch the clients' local work.
         logger: True for TensorBoard, False for none, or Lightning loggers.

@@ -40,7 +40,8 @@ def test_bare_loop_and_ours_end_in_the_same_weights(only):
 
 def test_the_leanest_loops_and_ours_end_in_the_same_weights():
     told = run("floor.py", "--seconds", "1", "--only", "logistic regression 60-10")
-    assert "| logistic regression 60-10, vectorized | " in told
+    assert "| logistic regression 60-10, vectorized to by hand | " in told
+    assert re.search(r"(?m)^\| … beyond by hand, µs a client \| +\| +\| [0-9.]+ \| ≤ 70 ", told)
     assert "auto (vectorized) to the better" in told
 
 

@@ -6,11 +6,8 @@ method's own, such as a generator, is overwritten.
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
@@ -27,9 +24,6 @@ from lit_fed.engine.wire.batches import batch_size_of
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed, seed_device
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-_KEPT_BYTES = 2**30
 
 OptimizerMaker = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -135,8 +129,6 @@ class ServerLoop:
         seed: tuple[Any, ...],
     ) -> dict[str, float]:
         """Step along the gradient of the sum of terms; returns the last pass's mean of each over samples."""
-        if self.fabric.device.type == "cpu":
-            _keep_freed_memory()
         seed_device(derive_seed(*seed), self.fabric.device)
         loop.reset_scaler()
         sums = WeightedSums()
@@ -167,19 +159,6 @@ class ServerLoop:
         with _lent(loop), loop.model.evaluating():
             loop.model.load(tensors)
             return torch.cat([loop.objective(batch[0]) for batch in loop.batches(loader)])
-
-
-@cache
-def _keep_freed_memory() -> None:
-    """Let this process reuse freed tensors of up to 1 GiB, of which it keeps at most 1 GiB.
-
-    By default glibc maps every block of more than 32 MiB from the system and unmaps the block on release. A generator
-    of images of 64×64 allocates such blocks in every step, and page faults took a third of its step's CPU time.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:  # not in musl
-        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from lightning import Fabric
 from typing_extensions import override
 
 from lit_fed.engine.clients.executor import Executor, Question, SequentialExecutor, failure
@@ -29,13 +28,13 @@ from lit_fed.engine.vectorized.probe import probe, refuse
 from lit_fed.engine.vectorized.training import GroupFinish, GroupLoop, Trained, holdings
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
 from lit_fed.errors import ClientFailure, ConfigError, reason
-from lit_fed.machine import last_level_cache
 from lit_fed.seeding import derive_seed
 
 _MOST = 512
 _MANY = 128  # with batches of any size
 _BATCH_VALUES = 2**19  # in all clients' inputs of a step
 _HELD = 3  # a client's weights, gradients and momentum
+_CPU_ROOM = 3 * 2**25  # bytes: stacks of up to 32 MiB, which any glibc reuses; smaller groups pay more for each client
 _GPU_SHARE = 8  # the divisor of free memory: activations take the rest
 _MOST_VALUES = 200_000  # in a model that `auto` trains in groups on a CPU: larger ones were measured slower there,
 _MOST_CONVOLVED = 44_000  # and convolutions earlier, which a group's kernels do client by client
@@ -46,8 +45,8 @@ class VectorizedExecutor(Executor):
 
     Args:
         session: Admits them.
-        group_size: Clients in a group; None for the number whose weights fit into the first process's cache, or into a
-            share of its GPU's memory.
+        group_size: Clients in a group; None for the number whose weights fit into 96 MiB, or into a share of the memory
+            of the first process's GPU.
     """
 
     def __init__(self, session: Session, group_size: int | None = None) -> None:
@@ -360,16 +359,11 @@ def _too_large(session: Session, kind: str) -> str | None:
 
 
 def _fitting(session: Session, kind: str) -> int:
-    """Clients whose weights, gradients and momentum fit into this machine's cache, or fewer where batches are large."""
+    """Clients whose weights, gradients and momentum fit into the room for them, or fewer where batches are large."""
     loop, data = session.loops[kind], session.data
+    device = loop.fabric.device
+    room = torch.cuda.mem_get_info(device)[0] // _GPU_SHARE if device.type == "cuda" else _CPU_ROOM
     each = _HELD * sum(tensor.numel() * tensor.element_size() for tensor in loop.model.parameters.values())
     values = data.batch_size * math.prod(data.input_shape)
     most = min(_MOST, max(_BATCH_VALUES // max(values, 1), _MANY))
-    return max(2, min(most, _room(loop.fabric) // max(each, 1)))
-
-
-def _room(fabric: Fabric) -> int:
-    """Bytes for the weights of a group: this process's part of the cache, or a share of its GPU's free memory."""
-    if fabric.device.type == "cuda":
-        return torch.cuda.mem_get_info(fabric.device)[0] // _GPU_SHARE
-    return last_level_cache() // (fabric.world_size // getattr(fabric.strategy, "num_nodes", 1))
+    return max(2, min(most, room // max(each, 1)))

@@ -275,15 +275,11 @@ def sizes(made: FederatedTrainer) -> dict[str, int]:
     return made.run.federation.executor.state_dict()
 
 
-def test_a_groups_weights_gradients_and_momentum_fit_into_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # 65·32 + 33·10 weights of 4 bytes, three times: 28,920 bytes a client, of which 36 fit into 2²⁰.
-    monkeypatch.setattr(vectorized, "last_level_cache", lambda: 2**20)
-    found = federate(tmp_path / "a", "vectorized", task=lambda: mlp(32), max_rounds=1)
-    assert sizes(found) == {"model": 36}
-    # 2¹⁹ inputs a step are 128 clients with 8 samples of 64 numbers in 2³⁰ bytes: no more are stacked.
-    monkeypatch.setattr(vectorized, "last_level_cache", lambda: 2**30)
+def test_a_groups_weights_gradients_and_momentum_fit_into_96_mib(tmp_path: Path) -> None:
+    # 65·300 + 301·10 weights of 4 bytes, three times: 270,120 bytes a client, of which 372 fit into 3·2²⁵.
+    found = federate(tmp_path / "a", "vectorized", task=lambda: mlp(300), max_rounds=1)
+    assert sizes(found) == {"model": 372}
+    # 2¹⁹ inputs a step are over 512 clients with 8 samples of 64 numbers, and 512 are the most that are stacked.
     assert sizes(federate(tmp_path / "b", "vectorized", task=lambda: mlp(32), max_rounds=1)) == {"model": 512}
     large = digits(batch_size=128)  # 2¹⁹ / (128·64) = 64 clients, and 128 with batches of any size
     assert sizes(federate(tmp_path / "c", "vectorized", task=lambda: mlp(32), data=large, max_rounds=1)) == {
@@ -291,22 +287,12 @@ def test_a_groups_weights_gradients_and_momentum_fit_into_the_cache(
     }
 
 
-def test_a_resumed_run_keeps_the_groups_of_the_machine_on_which_it_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vectorized, "last_level_cache", lambda: 2**17)
+def test_a_resumed_run_keeps_the_groups_with_which_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectorized, "_CPU_ROOM", 2**17)  # as of another device or release
     begun = sizes(federate(tmp_path, "vectorized", max_rounds=1))
-    monkeypatch.setattr(vectorized, "last_level_cache", lambda: 2**25)
-    assert sizes(federate(tmp_path, "auto", max_rounds=2, ckpt_path="last")) == begun
+    monkeypatch.undo()
+    assert sizes(federate(tmp_path, "auto", max_rounds=2, ckpt_path="last")) == begun != {"model": 512}
     assert sizes(federate(tmp_path, "vectorized", max_rounds=3, ckpt_path="last", group_size=3)) == {"model": 3}
-
-
-def test_which_executor_runs_does_not_depend_on_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place, cache in enumerate((2**10, 2**40)):
-        monkeypatch.setattr(vectorized, "last_level_cache", lambda cache=cache: cache)
-        executor = federate(tmp_path / str(place), "auto", max_rounds=1).run.federation.executor
-        assert isinstance(executor, AutoExecutor)
-        assert isinstance(executor.chosen, VectorizedExecutor)
 
 
 def test_a_group_size_needs_groups(tmp_path: Path) -> None:
