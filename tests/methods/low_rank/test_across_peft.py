@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_fed.data import Digits
-from lit_fed.methods import FedAvg, FedExLoRA, FedSALoRA, FFALoRA, FLoRA, HetLoRA
+from lit_fed.methods import FedAvg, FedExLoRA, FedIT, FedSALoRA, FFALoRA, FLoRA, HetLoRA
 from lit_fed.networks import adapters_of
 from tests.support import LeastSquares, fit, weights
 
@@ -43,7 +43,7 @@ class Wrapped(LeastSquares):
 
 
 HEAD, A, B = 20 * 10 + 10, 2 * 64, 20 * 2
-SENT = {FedAvg: A + B, FedExLoRA: A + B, FedSALoRA: A, FFALoRA: B, FLoRA: A + B, HetLoRA: A + B}
+SENT = {FedAvg: A + B, FedExLoRA: A + B, FedIT: A + B, FedSALoRA: A, FFALoRA: B, FLoRA: A + B, HetLoRA: A + B}
 
 
 @pytest.mark.parametrize("method", SENT)
