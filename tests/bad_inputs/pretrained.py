@@ -146,7 +146,7 @@ def _contents() -> dict[str, Any]:
 
 _INDEXES = ("", "{", "[]", "null", "{}", '{"weight_map": []}', '{"weight_map": {}}', '{"weight_map": {"a": 1}}')
 _MAPS = ("../w.safetensors", "/etc/passwd", "", ".", "config.json", "model.safetensors.index.json", "2.safetensors")
-_PLACES = ("", ".", "nowhere", "nowhere.bin", "/dev/null", "/proc/self/mem", "~", "x" * 300, "x/" * 3000, "\ud800")
+_PLACES = ("", ".", "nowhere", "nowhere.bin", "/dev/null", "/proc/self/mem", "x" * 300, "x/" * 3000, "\ud800")
 _NO_HEAD = "--model.network={class_path: torch.nn.Linear, init_args: {in_features: 64, out_features: 10}}"
 
 

@@ -11,7 +11,19 @@ import yaml
 
 from lit_fed.command.cli import main
 from lit_fed.errors import ConfigError
-from lit_fed.methods import FedExLoRA, FedIT, FedSALoRA, FFALoRA, FLoRA, HetLoRA
+from lit_fed.methods import (
+    FedBABU,
+    FedExLoRA,
+    FedIT,
+    FedPer,
+    FedRep,
+    FedSALoRA,
+    FFALoRA,
+    FLoRA,
+    HetLoRA,
+    LGFedAvg,
+    Scaffold,
+)
 from lit_fed.methods.low_rank.adapted import OnAdapters
 from lit_fed.participation import Asynchronous
 from tests.methods.low_rank.support import Beside, OnTwo, assert_groups_are_sequential
@@ -106,3 +118,30 @@ def test_a_checkpoint_holds_the_base_once(tmp_path: Path) -> None:
     made = fit(tmp_path, OnTwo(sizes=(2, 300, 400)), max_rounds=1)
     base, size = 4 * (2 * 300 + 300 * 400), (made.log_dir / "checkpoints" / "last.ckpt").stat().st_size
     assert base < size < 1.2 * base
+
+
+class FrozenHead(OnTwo):
+    """Only its adapters train."""
+
+    def __init__(self) -> None:
+        super().__init__(sizes=(2, 5, 4))
+        self.network.head.requires_grad_(False)
+
+    @property
+    def head(self) -> Any:
+        return self.network.head
+
+
+@pytest.mark.parametrize(
+    "method", [FedBABU(), FedPer(), FedRep(), LGFedAvg(), Scaffold(freeze_head=True)], ids=lambda m: type(m).__name__
+)
+def test_a_method_of_the_head_refuses_one_that_does_not_train(method: Any, tmp_path: Path) -> None:
+    said = r"the head of model FrozenHead does not train, and .*: 'network\.head\.weight' is frozen; name the module"
+    with pytest.raises(ConfigError, match=said):
+        fit(tmp_path, FrozenHead(), algorithm=method)
+
+
+@pytest.mark.parametrize("method", [FedPer(personal=["*lora_B", "*.head"]), LGFedAvg(shared=["network.head"])])
+def test_a_pattern_that_matches_frozen_parameters_alone_is_refused(method: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"head', and no parameter that trains is called or begins so; "):
+        fit(tmp_path, FrozenHead(), algorithm=method)
