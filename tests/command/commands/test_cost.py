@@ -113,7 +113,9 @@ def test_weights_to_start_from_are_not_read(kinds: list[str], capsys: pytest.Cap
     assert capsys.readouterr() == (expected, "")
 
 
-def test_weights_that_a_model_of_ones_own_cannot_do_without_are_handed_to_it(tmp_path, capsys, monkeypatch) -> None:
+def test_weights_that_a_model_of_ones_own_cannot_do_without_are_handed_to_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "own_weights.py").write_text(
         "from tests.support import LeastSquares\n\n\n"
         "class Needs(LeastSquares):\n"
