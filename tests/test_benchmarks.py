@@ -45,6 +45,16 @@ def test_the_leanest_loops_and_ours_end_in_the_same_weights():
     assert "auto (vectorized) to the better" in told
 
 
+def test_adapters_need_less_memory_than_full_fine_tuning():
+    told = run("adapter_memory.py", "--depth", "1")
+    full, lora = ([int(cell) for cell in re.findall(r"\| (\d+)", line)] for line in told.splitlines()[2:4])
+    # Embedding and head 2·259·768, projections 4·768² and 3·768·2048, norms 3·768: 7,478,016 weights of 16 bytes.
+    # Adapters 8·(4·1536 + 3·2816) = 116,736 of 16 bytes, and the weights of 4.
+    assert (full[0], lora[0]) == (114, 30)
+    assert all(less < more for less, more in zip(lora, full, strict=True))
+    assert all(min(row[1:]) > row[0] for row in (full, lora))
+
+
 def test_raf_costs_its_lower_resolutions():
     told = run("raf.py", "--networks", "pose_cnn", "--repeats", "1", "--steps", "1")
     rows = re.findall(r"(?m)^\| `pose_cnn` \| \S+ \| (\w+) \| ([0-9,]+) \| ([0-9.]+) \| \d+ \|$", told)

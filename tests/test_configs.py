@@ -287,7 +287,7 @@ NEEDS = {
     ADAPTERS: (TRANSFORMER,),  # layers below the head
     **{
         CONFIGS / "method" / f"{name}.yaml": (TRANSFORMER, ADAPTERS)
-        for name in ("fedex_lora", "fedsa_lora", "ffa_lora", "flora", "hetlora")
+        for name in ("fedex_lora", "fedit", "fedsa_lora", "ffa_lora", "flora", "hetlora")
     },
 }
 

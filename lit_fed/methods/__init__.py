@@ -41,7 +41,7 @@ from lit_fed.methods.frozen_heads import (
 from lit_fed.methods.ifca import IFCA
 from lit_fed.methods.lg_fedavg import LGFedAvg
 from lit_fed.methods.local_only import LocalOnly
-from lit_fed.methods.low_rank import FedExLoRA, FedSALoRA, FFALoRA, FLoRA, HetLoRA
+from lit_fed.methods.low_rank import FedExLoRA, FedIT, FedSALoRA, FFALoRA, FLoRA, HetLoRA
 from lit_fed.methods.moon import Moon
 from lit_fed.methods.per_fedavg import PerFedAvg
 from lit_fed.methods.pfedme import PFedMe
@@ -100,4 +100,4 @@ __all__ = [
 __all__ += ["FedGen", "HFedCKD", "PseudoMap", "PseudoTest"]
 __all__ += ["UWA", "FedDF", "FedMD", "FederatedDistillation", "TeacherError"]
 __all__ += ["Alignment", "CalibratedTest", "DotRegression", "FedBABU", "FedDrPlus", "FedETF", "FedFrozen", "SphereFed"]
-__all__ += ["FFALoRA", "FLoRA", "FedExLoRA", "FedSALoRA", "HetLoRA"]
+__all__ += ["FFALoRA", "FLoRA", "FedExLoRA", "FedIT", "FedSALoRA", "HetLoRA"]

@@ -38,5 +38,8 @@ class FedPer(FedAvg):
         if self.personal is None:
             personal = head_names(model, self.head)
         else:
-            personal = chosen_names(self.personal, model.parameters, "algorithm.personal")
+            trained = [name for name in model.parameters if name not in model.fixed]
+            personal = chosen_names(
+                self.personal, trained, "algorithm.personal", "parameter that trains is called or begins so"
+            )
         return Split(tuple(name for name in model.parameters if name not in personal), personal)

@@ -42,7 +42,10 @@ class LGFedAvg(FedAvg):
         if self.shared is None:
             shared = head_names(model, self.head)
         else:
-            shared = chosen_names(self.shared, model.parameters, "algorithm.shared")
+            trained = [name for name in model.parameters if name not in model.fixed]
+            shared = chosen_names(
+                self.shared, trained, "algorithm.shared", "parameter that trains is called or begins so"
+            )
         modules = {name.rpartition(".")[0] for name in shared}
         buffers = tuple(name for name in model.buffers if name.rpartition(".")[0] not in modules)
         return Split(shared, tuple(name for name in model.parameters if name not in shared), buffers=buffers)

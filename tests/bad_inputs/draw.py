@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.bad_inputs import files, options, own_data, private, runs
+from tests.bad_inputs import files, options, own_data, pretrained, private, runs
 from tests.bad_inputs.judge import Case
 
 KINDS: dict[str, Callable[[random.Random], Iterator[Case]]] = {
@@ -26,6 +26,7 @@ KINDS: dict[str, Callable[[random.Random], Iterator[Case]]] = {
     "federation": files.broken_federations,
     "study": runs.broken_studies,
     "privacy": private.private_runs,
+    "adapter": pretrained.wrong_adapters,
 }
 
 
@@ -37,7 +38,8 @@ def draw_cases(draw: random.Random, run: Path, kind: str = "") -> Iterator[tuple
         run: A folder with a run, of which copies are damaged.
         kind: Only the kinds whose names have this text.
     """
-    makers = KINDS | {"run": runs.broken_runs(run), "wrong value again": options.wrong_values}
+    of_runs = {"run": runs.broken_runs(run), "weights": pretrained.wrong_weights(run)}
+    makers = KINDS | of_runs | {"wrong value again": options.wrong_values}
     streams = {name: make(random.Random(draw.random())) for name, make in makers.items() if kind in name}
     while True:
         for name, stream in streams.items():

@@ -10,7 +10,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 METHODS = {path.stem: path for path in sorted((CONFIGS / "method").glob("*.yaml"))}
 METHODS["scaffold_with_raf"] = METHODS["scaffold"]
 METHODS["fedavg_with_adapters"] = METHODS["fedavg"]
-ON_ADAPTERS = ["fedavg_with_adapters", "fedex_lora", "fedsa_lora", "ffa_lora", "flora", "hetlora"]
+ON_ADAPTERS = ["fedavg_with_adapters", "fedex_lora", "fedit", "fedsa_lora", "ffa_lora", "flora", "hetlora"]
 ASYNCHRONOUS = {f"{name}_asynchronous": name for name in METHODS}
 SMALL = {
     "trainer.participation.init_args.count": "4",

@@ -23,6 +23,7 @@ REFUSED = {
     "fedex_lora",
     "fedfrozen",
     "fedgen",
+    "fedit",
     "fedmd",
     "flora",
     "hetlora",

@@ -61,7 +61,7 @@ OWN = {
     ("fedfrozen", "`Classifier`"): ["-c", str(CONFIGS / "network" / "vit_pocket.yaml"), *DIGITS],
     **{
         (name, "`Classifier`"): [*COLUMNS["`Classifier`"], "-c", str(CONFIGS / "network" / "lora.yaml")]
-        for name in ("fedex_lora", "fedsa_lora", "ffa_lora", "flora", "hetlora")
+        for name in ("fedex_lora", "fedit", "fedsa_lora", "ffa_lora", "flora", "hetlora")
     },
 }
 """A method's own network, where it asks for one."""

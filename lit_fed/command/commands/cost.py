@@ -6,7 +6,9 @@ kind makes its update, and the trainer's own channel counts its bytes.
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -234,9 +236,7 @@ def run(call: Call) -> int:
         return 0
     if absent := [name for name in PARTS if settings[name] is None]:
         raise ConfigError(missing(absent))
-    network_args = settings.model.get("init_args", Namespace()).get("network_args")
-    if isinstance(network_args, dict) and network_args.get("pretrained"):
-        network_args["pretrained"] = False  # the weights would be downloaded, and do not change the bytes
+    _leave_weights(settings)
     try:
         with torch.device("meta"):
             cost = _of_run(*build_parts(parser, settings))
@@ -244,6 +244,20 @@ def run(call: Call) -> int:
         cost = _of_run(*build_parts(parser, settings))
     print(report(cost))
     return 0
+
+
+def _leave_weights(settings: Namespace) -> None:
+    """Leave out pretrained weights: they may be elsewhere, or downloaded, and do not change the bytes."""
+    parameters = inspect.signature(pkgutil.resolve_name(settings.model.class_path)).parameters
+    optional = "weights" in parameters and parameters["weights"].default is None
+    for own in (settings.model.get("init_args"), *(settings.trainer.kinds or {}).values()):
+        if not isinstance(own, Namespace | dict):
+            continue
+        if own.get("weights") and optional:
+            own["weights"] = None
+        network_args = own.get("network_args")
+        if isinstance(network_args, dict) and network_args.get("pretrained"):
+            network_args["pretrained"] = False
 
 
 def _of_run(parts: ReadParts, settings: Namespace) -> RunCost:

@@ -266,10 +266,20 @@ def head_of(task: LightningModule, name: str | None) -> nn.Module | None:
 
 
 def head_names(model: Model, name: str | None) -> tuple[str, ...]:
-    """Names of the parameters of a task's head (`head_of`) in the model's order; empty without a head."""
+    """Names of the parameters of a task's head (`head_of`) in the model's order; empty without a head.
+
+    Raises:
+        ConfigError: If none of them trains, as in the layer that peft's ``modules_to_save`` copies.
+    """
     head = head_of(model.task, name)
     of_head = {id(parameter) for parameter in head.parameters()} if head is not None else set()
-    return tuple(key for key, parameter in model.task.named_parameters() if id(parameter) in of_head)
+    names = tuple(key for key, parameter in model.task.named_parameters() if id(parameter) in of_head)
+    if names and set(names) <= set(model.fixed):
+        raise ConfigError(
+            f"the head of model {task_name(model.task)} does not train, and the method would do nothing to it: "
+            f"{names[0]!r} is frozen; name the module that trains as algorithm.head, or choose FedAvg"
+        )
+    return names
 
 
 _CLASSES: dict[type[LightningModule], type[Objective]] = {}

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from lightning import LightningModule
 from torch import nn
+from typing_extensions import override
 
-from lit_fed.algorithm import Client, Pass, Phase, Tensors
+from lit_fed.algorithm import Client, Model, Pass, Phase, Split, Tensors, head_names
 from lit_fed.checks import check_choice
 from lit_fed.methods.frozen_heads.frozen import FrozenHead, linear_head
 from lit_fed.networks import simplex_etf
@@ -45,6 +46,11 @@ class FedBABU(FrozenHead):
             linear.weight.data.copy_(simplex_etf(linear.out_features, linear.in_features))
             if linear.bias is not None:
                 linear.bias.data.zero_()
+
+    @override
+    def split(self, model: Model, round_idx: int) -> Split:
+        head_names(model, self.head)  # refuses a head that does not train
+        return super().split(model, round_idx)
 
     def start(self, client: Client) -> Tensors:
         """The global model; with the downloaded head if it is about to train, for a teacher."""

@@ -6,8 +6,7 @@ avoid the difference.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from lightning import LightningModule
@@ -93,18 +92,32 @@ class Products(OnAdapters):
     def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
         return {name: server["models"][kind][name] for name in self.models[kind].shared_names("down")}
 
-    @abstractmethod
+    def averaged(self, update: ClientUpdate) -> ClientUpdate:
+        """The tensors of an update that are averaged by name; without A and B, unless a method adds them."""
+        factors = _names(self.adapters[update.kind])
+        return update.with_payload({name: tensor for name, tensor in update.payload.items() if name not in factors})
+
     def combined(self, updates: list[ClientUpdate], shares: list[float]) -> Tensors:
-        """Tensors for `step` from single clients' adapters.
+        r"""Tensors for `step` from single clients' adapters.
+
+        By base, :math:`[p_1s_1B_1, …, p_Ks_KB_K]` and :math:`[A_1; …; A_K]`, whose product sums what clients add.
 
         Args:
             updates: Each client's A and B by name, ascending by client.
             shares: Each client's weight p, which sum to 1.
         """
+        columns: dict[str, list[Tensor]] = {}
+        rows: dict[str, list[Tensor]] = {}
+        for update, share in zip(updates, shares, strict=True):
+            for one in self.adapters[update.kind]:
+                columns.setdefault(one.base, []).append(share * one.scale * update.payload[one.lora_b])
+                rows.setdefault(one.base, []).append(update.payload[one.lora_a])
+        left, right = {base: torch.cat(b, 1) for base, b in columns.items()}, {b: torch.cat(a) for b, a in rows.items()}
+        return {**add_prefix(LEFT, left), **add_prefix(RIGHT, right)}
 
     @override
     def reducer(self, server: Server) -> Reducer[Payload]:
-        return _WithFactors(WeightedMean(uniform=self.weighting == "uniform"), self.adapters, self.combined)
+        return _WithFactors(self)
 
     @override
     def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
@@ -193,28 +206,17 @@ class Merging(Products):
 
 
 class _WithFactors(Reducer[Payload]):
-    """A weighted mean of the tensors beside the adapters, and what a method makes of single clients' adapters.
+    """A weighted mean of tensors by name, and what a method makes of single clients' adapters."""
 
-    Args:
-        mean: The mean.
-        adapters: Adapters by kind.
-        combine: Makes tensors of updates and shares.
-    """
-
-    def __init__(
-        self,
-        mean: WeightedMean,
-        adapters: Mapping[str, list[AdapterNames]],
-        combine: Callable[[list[ClientUpdate], list[float]], Tensors],
-    ) -> None:
-        self.mean, self.kept, self.combine = mean, Gather(), combine
-        self.factors = {kind: _names(found) for kind, found in adapters.items()}
+    def __init__(self, method: Products) -> None:
+        self.method, self.kept = method, Gather()
+        self.mean = WeightedMean(uniform=method.weighting == "uniform")
 
     @override
     def add(self, update: ClientUpdate) -> None:
-        factors = self.factors[update.kind]
-        self.kept.add(update.with_payload({name: update.payload[name] for name in sorted(factors)}))
-        self.mean.add(update.with_payload({n: tensor for n, tensor in update.payload.items() if n not in factors}))
+        factors = sorted(_names(self.method.adapters[update.kind]))
+        self.kept.add(update.with_payload({name: update.payload[name] for name in factors}))
+        self.mean.add(self.method.averaged(update))
 
     @override
     def result(self, workers: Workers) -> Payload | None:
@@ -222,22 +224,9 @@ class _WithFactors(Reducer[Payload]):
         if updates is None:
             return None
         weights = [1.0 if self.mean.uniform else float(update.weight) for update in updates]
-        return {**(mean or {}), **self.combine(updates, [weight / sum(weights) for weight in weights])}
+        return {**(mean or {}), **self.method.combined(updates, [weight / sum(weights) for weight in weights])}
 
 
 def _names(adapters: Iterable[AdapterNames]) -> set[str]:
     """Names of A and B."""
     return {name for one in adapters for name in (one.lora_a, one.lora_b)}
-
-
-def stack(
-    updates: list[ClientUpdate], shares: list[float], adapters: Mapping[str, list[AdapterNames]]
-) -> dict[str, tuple[Tensor, Tensor]]:
-    r"""By base, :math:`[p_1s_1B_1, …, p_Ks_KB_K]` and :math:`[A_1; …; A_K]`, whose product sums what clients add."""
-    columns: dict[str, list[Tensor]] = {}
-    rows: dict[str, list[Tensor]] = {}
-    for update, share in zip(updates, shares, strict=True):
-        for one in adapters[update.kind]:
-            columns.setdefault(one.base, []).append(share * one.scale * update.payload[one.lora_b])
-            rows.setdefault(one.base, []).append(update.payload[one.lora_a])
-    return {base: (torch.cat(columns[base], 1), torch.cat(rows[base])) for base in columns}

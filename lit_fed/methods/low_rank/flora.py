@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from typing_extensions import override
 
-from lit_fed.algorithm import ClientUpdate, Cohort, Payload, Server, Tensors, add_prefix, split_prefix
-from lit_fed.methods.low_rank.adapted import LEFT, RIGHT, Merging, stack
+from lit_fed.algorithm import Cohort, Payload, Server, split_prefix
+from lit_fed.methods.low_rank.adapted import LEFT, RIGHT, Merging
 from lit_fed.networks.adapters import fresh_factor
 from lit_fed.seeding import derive_seed
 
@@ -34,18 +34,11 @@ class FLoRA(Merging):
     """
 
     @override
-    def combined(self, updates: list[ClientUpdate], shares: list[float]) -> Tensors:
-        stacked = stack(updates, shares, self.adapters)
-        left, right = ({base: pair[place] for base, pair in stacked.items()} for place in (0, 1))
-        return {**add_prefix(LEFT, left), **add_prefix(RIGHT, right)}
-
-    @override
     def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
         """Average the head; merge the products; begin new adapters."""
-        (lefts, rest), (rights, _) = split_prefix(LEFT, aggregate), split_prefix(RIGHT, aggregate)
-        super().step(server, rest, cohort)
-        for base, left in lefts.items():
-            self.merge(server, base, left, rights[base])
+        super().step(server, aggregate, cohort)
+        for base, left in split_prefix(LEFT, aggregate)[0].items():
+            self.merge(server, base, left, aggregate[RIGHT + base])
         for kind, model in server["models"].items():
             for one in self.adapters[kind]:
                 drawn = torch.empty(model[one.lora_a].shape)  # on the CPU, for the same numbers on every device

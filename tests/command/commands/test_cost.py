@@ -101,3 +101,28 @@ def test_pretrained_weights_are_not_fetched(capsys: pytest.CaptureFixture[str]) 
     out, err = capsys.readouterr()
     assert err == ""
     assert f"{5000 * 100 * 4:,}" in out  # down, a round
+
+
+@pytest.mark.parametrize("kinds", [[], ["--trainer.kinds", "{a: {}, b: {weights: b.bin}}"]])
+def test_weights_to_start_from_are_not_read(kinds: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    run = ["cost", "-c", str(CONFIGS / "quickstart.yaml"), "--algorithm=FLoRA", *kinds]
+    run += ["--model.network=mlp", "--model.adapter.rank=4"]
+    main(run)
+    expected = capsys.readouterr().out
+    main([*run, "--model.weights=nowhere.safetensors", "--model.weights_of=backbone"])
+    assert capsys.readouterr() == (expected, "")
+
+
+def test_weights_that_a_model_of_ones_own_cannot_do_without_are_handed_to_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_weights.py").write_text(
+        "from tests.support import LeastSquares\n\n\n"
+        "class Needs(LeastSquares):\n"
+        "    def __init__(self, weights: str) -> None:\n"
+        "        super().__init__()\n"
+        "        assert weights == 'mine'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    main(["cost", "-c", str(CONFIGS / "quickstart.yaml"), "--model=own_weights.Needs", "--model.weights=mine"])
+    assert "parameters 2\n" in capsys.readouterr().out

@@ -11,14 +11,26 @@ import yaml
 
 from lit_fed.command.cli import main
 from lit_fed.errors import ConfigError
-from lit_fed.methods import FedExLoRA, FedSALoRA, FFALoRA, FLoRA, HetLoRA
+from lit_fed.methods import (
+    FedBABU,
+    FedExLoRA,
+    FedIT,
+    FedPer,
+    FedRep,
+    FedSALoRA,
+    FFALoRA,
+    FLoRA,
+    HetLoRA,
+    LGFedAvg,
+    Scaffold,
+)
 from lit_fed.methods.low_rank.adapted import OnAdapters
 from lit_fed.participation import Asynchronous
 from tests.methods.low_rank.support import Beside, OnTwo, assert_groups_are_sequential
 from tests.methods.support import run_quickstart
 from tests.support import ROOT, fit, rows, weights
 
-EVERY = [FFALoRA, FLoRA, FedExLoRA, FedSALoRA, HetLoRA]
+EVERY = [FFALoRA, FLoRA, FedExLoRA, FedIT, FedSALoRA, HetLoRA]
 
 
 @pytest.mark.parametrize("method", EVERY)
@@ -28,7 +40,7 @@ def test_a_model_without_adapters_is_refused(method: type[OnAdapters], tmp_path:
         fit(tmp_path, algorithm=method())
 
 
-@pytest.mark.parametrize("method", [FLoRA, FedExLoRA, HetLoRA])
+@pytest.mark.parametrize("method", [FLoRA, FedExLoRA, FedIT, HetLoRA])
 def test_updates_from_several_models_are_refused(method: type[OnAdapters], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"{method.__name__} needs updates that start from one model"):
         fit(tmp_path, Beside(), algorithm=method(), participation=Asynchronous(concurrency=2, buffer=1))
@@ -45,6 +57,7 @@ SENT = {
     "FFALoRA": B_FACTORS + HEAD,
     "FLoRA": A_FACTORS + B_FACTORS + HEAD,
     "FedExLoRA": A_FACTORS + B_FACTORS + HEAD,
+    "FedIT": A_FACTORS + B_FACTORS + HEAD,
     "FedSALoRA": A_FACTORS + HEAD,
     "HetLoRA": A_FACTORS + B_FACTORS + HEAD,
 }
@@ -87,7 +100,7 @@ def test_a_client_begins_with_the_base_that_is_tested(method: type[OnAdapters], 
             assert torch.equal(begun[name], tensor), name
 
 
-@pytest.mark.parametrize("name", ["fedex_lora", "fedsa_lora", "ffa_lora", "flora", "hetlora"])
+@pytest.mark.parametrize("name", ["fedex_lora", "fedit", "fedsa_lora", "ffa_lora", "flora", "hetlora"])
 def test_its_file_runs_on_a_transformer(name: str, tmp_path: Path) -> None:
     files = [f"configs/{path}.yaml" for path in ("quickstart", "network/vit_pocket", f"method/{name}")]
     assert list(yaml.safe_load((ROOT / files[-1]).read_text())) == ["algorithm"]
@@ -105,3 +118,30 @@ def test_a_checkpoint_holds_the_base_once(tmp_path: Path) -> None:
     made = fit(tmp_path, OnTwo(sizes=(2, 300, 400)), max_rounds=1)
     base, size = 4 * (2 * 300 + 300 * 400), (made.log_dir / "checkpoints" / "last.ckpt").stat().st_size
     assert base < size < 1.2 * base
+
+
+class FrozenHead(OnTwo):
+    """Only its adapters train."""
+
+    def __init__(self) -> None:
+        super().__init__(sizes=(2, 5, 4))
+        self.network.head.requires_grad_(False)
+
+    @property
+    def head(self) -> Any:
+        return self.network.head
+
+
+@pytest.mark.parametrize(
+    "method", [FedBABU(), FedPer(), FedRep(), LGFedAvg(), Scaffold(freeze_head=True)], ids=lambda m: type(m).__name__
+)
+def test_a_method_of_the_head_refuses_one_that_does_not_train(method: Any, tmp_path: Path) -> None:
+    said = r"the head of model FrozenHead does not train, and .*: 'network\.head\.weight' is frozen; name the module"
+    with pytest.raises(ConfigError, match=said):
+        fit(tmp_path, FrozenHead(), algorithm=method)
+
+
+@pytest.mark.parametrize("method", [FedPer(personal=["*lora_B", "*.head"]), LGFedAvg(shared=["network.head"])])
+def test_a_pattern_that_matches_frozen_parameters_alone_is_refused(method: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"head', and no parameter that trains is called or begins so; "):
+        fit(tmp_path, FrozenHead(), algorithm=method)
