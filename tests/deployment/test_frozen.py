@@ -22,7 +22,7 @@ from lit_fed.networks import LoRALinear
 from lit_fed.tensors import hash_of
 from tests.deployment.support import Make, deploy, simulate, small
 from tests.deployment.test_across_faults import Killed
-from tests.engine.loop.test_base import BASE, TRAINED, Pretrained, layers
+from tests.engine.loop.test_across_base import BASE, TRAINED, Pretrained, layers
 from tests.support import LeastSquares, assert_same, saved_weights, weights
 
 WIDE = 200
