@@ -107,7 +107,7 @@ _IN_HEAD = (
     "whole numbers",
     "texts",
     "an endless tensor",
-    "a sparse tensor",
+    "a tensor without values",
     "NaN",
 )
 """Contents that differ in the head alone."""
@@ -124,7 +124,6 @@ def _contents() -> dict[str, Any]:
         "a list": [1, 2],
         "nothing": {},
         "a tensor": bias,
-        "a pickled class": Path("x"),
         "numbers": {"head.bias": 1.0},
         "other names": {f"other.{name}.x": tensor for name, tensor in _weights().items()},
         "names that are numbers": dict(enumerate(_weights().values())),
@@ -136,7 +135,6 @@ def _contents() -> dict[str, Any]:
         "whole numbers": _with(head_bias=bias.long()),
         "texts": _with(head_bias="x"),
         "an endless tensor": _with(head_bias=torch.zeros(1).expand(10**12)),
-        "a sparse tensor": _with(head_bias=bias.to_sparse()),
         "a tensor without values": _with(head_bias=bias.to("meta")),
         "weights of 8 bits": _with(head_SCB=bias),
         "NaN": _with(head_bias=bias / 0),
@@ -195,7 +193,7 @@ def _of_files(draw: random.Random) -> Iterator[Case]:
         f"{part} of weights of {kind}",
         fit(_MLP, "--model.weights=w.pth", f"--model.weights_of={part}"),
         lambda folder: torch.save(contents[kind], folder / "w.pth"),
-        status=(0,) if of_head else (2,),
+        status=(0,) if of_head else (2, 1) if kind == "NaN" else (2,),  # the first step finds it
     )
     text = draw.choice([*_INDEXES, *(json.dumps({"weight_map": {"a": file}}) for file in _MAPS)])
     yield Case(
