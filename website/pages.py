@@ -86,7 +86,7 @@ def _needs(cls: type[Algorithm[Any]]) -> str:
     """What it needs of the task, in the words of the guide to one's own methods."""
     table = (ROOT / "docs/own_method.md").read_text(encoding="utf-8").partition("## Needs")[2]
     told = {
-        need: words
+        need: re.sub(r"\]\((?!https?:)", "](../", words)
         for needs, words in re.findall(r"^\| (`.*?) \| (.*) \|$", table, re.MULTILINE)
         for need in re.findall(r"`(\w+)`", needs)
     }

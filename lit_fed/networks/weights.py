@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import sys
+import warnings
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -143,10 +144,11 @@ def _read(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             content: Any = load_file(path)
         else:
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+            with warnings.catch_warnings(action="ignore"):  # of the time that a check takes
+                content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
         check_bytes(path)
     except Exception as error:  # damaged bytes make the readers fail in a dozen ways
-        why = (str(error) or type(error).__name__).splitlines()[0]
+        why = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]  # not torch's advice to load it
         raise ConfigError(f"{path} holds more than weights, or is damaged: {why}") from error
     if isinstance(content, Mapping) and "lit_fed_format" in content and content.get("base"):
         raise ConfigError(

@@ -107,6 +107,7 @@ _IN_HEAD = (
     "whole numbers",
     "texts",
     "an endless tensor",
+    "a sparse tensor",
     "a tensor without values",
     "NaN",
 )
@@ -124,6 +125,7 @@ def _contents() -> dict[str, Any]:
         "a list": [1, 2],
         "nothing": {},
         "a tensor": bias,
+        "a pickled class": Path("x"),
         "numbers": {"head.bias": 1.0},
         "other names": {f"other.{name}.x": tensor for name, tensor in _weights().items()},
         "names that are numbers": dict(enumerate(_weights().values())),
@@ -135,6 +137,7 @@ def _contents() -> dict[str, Any]:
         "whole numbers": _with(head_bias=bias.long()),
         "texts": _with(head_bias="x"),
         "an endless tensor": _with(head_bias=torch.zeros(1).expand(10**12)),
+        "a sparse tensor": _with(head_bias=bias.to_sparse()),
         "a tensor without values": _with(head_bias=bias.to("meta")),
         "weights of 8 bits": _with(head_SCB=bias),
         "NaN": _with(head_bias=bias / 0),
