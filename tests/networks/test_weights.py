@@ -252,7 +252,7 @@ class Code:
 def test_a_file_with_code_or_a_flipped_bit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.pth"
     torch.save({"state_dict": plain(mlp()), "args": Code()}, path)
-    with pytest.raises(ConfigError, match="holds more than weights, or is damaged: Weights only load failed$"):
+    with pytest.raises(ConfigError, match=r"holds more than weights, or is damaged: Weights only load failed$"):
         load_weights(mlp(), path)
     assert "run" not in capsys.readouterr().out
     torch.save(plain(mlp()), path)
