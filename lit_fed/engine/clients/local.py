@@ -431,12 +431,11 @@ class LocalLoop:
         except LitFedError:
             raise
         except Exception as error:  # whatever a task's own code raises
-            refusal = ConfigError(
+            raise ConfigError(
                 f"forward of model {name} cannot take the inputs of a batch ({reason(error)}); add a "
-                "predict_step(batch, batch_idx)"
-            )
-            refusal.details = own_traceback(error)
-            raise refusal from error
+                "predict_step(batch, batch_idx)",
+                own_traceback(error),
+            ) from error
 
     @torch.no_grad()
     def figures(self, loaders: Mapping[str, Iterable[Any]]) -> dict[str, Figure]:

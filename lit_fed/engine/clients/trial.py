@@ -174,10 +174,10 @@ def _take_step(loop: LocalLoop, batch: Any, size: int, client_id: int) -> None:
             raise
         except Exception as error:  # any error of a network on a batch
             samples = "one sample" if size == 1 else f"{size} samples"
-            raise _told(
-                error,
+            raise ConfigError(
                 f"model {name} cannot train on a batch of {samples}, such as client {client_id}'s: {reason(error)}"
                 + ("; choose data.batch_size or data.drop_last so that no batch has one sample" if size == 1 else ""),
+                own_traceback(error),
             ) from error
         finally:
             client.forget()
@@ -188,7 +188,8 @@ def _take_step(loop: LocalLoop, batch: Any, size: int, client_id: int) -> None:
                 optimizer = type(made).__name__
                 _step(made, model.parameters, gradients)
         except Exception as error:  # any error of an optimizer
-            raise _told(error, f"model {name} cannot be trained by {optimizer}: {reason(error)}") from error
+            line = f"model {name} cannot be trained by {optimizer}: {reason(error)}"
+            raise ConfigError(line, own_traceback(error)) from error
 
 
 def _step(optimizer: Optimizer, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
@@ -222,16 +223,9 @@ def _advance(loop: LocalLoop, entry: Schedule, epoch: int, where: str) -> None:
         loop.optimizers.advance(entry, epoch)
     except Exception as error:  # any error of a schedule without a further step
         kind = type(entry.scheduler).__name__
-        raise _told(
-            error, f"model {task_name(loop.objective)}: its schedule {kind} fails {where}: {reason(error)}"
-        ) from error
+        line = f"model {task_name(loop.objective)}: its schedule {kind} fails {where}: {reason(error)}"
+        raise ConfigError(line, own_traceback(error)) from error
 
 
 def _rates(optimizers: Sequence[Optimizer]) -> list[float]:
     return [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups if "lr" in group]
-
-
-def _told(error: Exception, line: str) -> ConfigError:
-    refusal = ConfigError(line)
-    refusal.details = own_traceback(error)
-    return refusal
