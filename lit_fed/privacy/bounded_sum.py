@@ -172,8 +172,6 @@ class BoundedSum(Reducer[Released]):
     def result(self, workers: Workers) -> Released:
         """The sum over all processes."""
         self._sum_up()
-        merged = torch.cat([self._sum, self._counts])
-        if workers.world_size > 1:
-            merged = workers.all_reduce(merged)
+        merged = workers.all_reduce(torch.cat([self._sum, self._counts]))
         clipped, count = merged[-2:].tolist()
         return Released(merged[:-2] * self.grid, self._origin, int(clipped), int(count), self.grid)

@@ -182,7 +182,7 @@ class NodeSums(Reducer[Summed]):
         """The sum over all processes and nodes."""
         names = sorted({name for part in workers.gather(self.names()) for name in part})
         words = self.words(names)
-        return self.read(self._masked(workers.all_reduce(words) if workers.world_size > 1 else words), names)
+        return self.read(self._masked(workers.all_reduce(words)), names)
 
     def names(self) -> set[str]:
         """Names of the metrics of this process's clients."""
