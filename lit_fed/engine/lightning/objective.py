@@ -96,26 +96,20 @@ class Objective(LightningModule):
             if cast("Tensor | None", term) is None:  # Lightning's way of skipping a batch
                 return None
             loss = term if loss is None else loss + term
-        if state.meter is None:
-            self._log_under_trainer(losses, cast(Tensor, loss))
-        else:
+        if state.meter is not None:
             if len(losses) > 1 or state.public:
                 for name, term in losses.items():
                     state.meter.add(f"train/{name}", term)
             if not state.public:  # ``train/loss`` is of the client's own data
                 state.meter.add("train/loss", loss)
+        elif self._trainer is not None and len(losses) > 1:
+            super().log_dict({f"train/{name}": term for name, term in losses.items()})
+            super().log("train/objective", cast(Tensor, loss), prog_bar=True)
         return loss
 
     def run(self, batch: Any) -> Outputs:
         """The task's own step on a batch."""
         return self.state.task_run.run(batch)
-
-    def _log_under_trainer(self, terms: Mapping[str, Tensor], loss: Tensor) -> None:
-        if self._trainer is None:
-            return
-        if len(terms) > 1:
-            super().log_dict({f"train/{name}": term for name, term in terms.items()})
-            super().log("train/objective", loss, prog_bar=True)
 
     @override
     def log(self, name: str, value: Any, *args: Any, batch_size: int | None = None, **kwargs: Any) -> None:
@@ -209,13 +203,7 @@ class Objective(LightningModule):
         trainer = self.state.trainer
         if trainer is None:
             return super().lr_schedulers()
-        return (
-            None
-            if not trainer.schedulers
-            else trainer.schedulers[0]
-            if len(trainer.schedulers) == 1
-            else trainer.schedulers
-        )
+        return trainer.schedulers[0] if len(trainer.schedulers) == 1 else trainer.schedulers or None
 
     @override
     def clip_gradients(
