@@ -393,7 +393,7 @@ class LocalLoop:
     def bound(self, hook: str) -> Callable[..., Any]:
         """A step of the task, looked up once."""
         if hook not in self._steps:
-            self._steps[hook] = bind_step(self.objective, hook)
+            self._steps[hook] = bind_step(getattr(self.objective, hook))
         return self._steps[hook]
 
     def evaluation_stage(self, subset: Literal["val", "test"]) -> str | None:

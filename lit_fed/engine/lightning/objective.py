@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MethodType
 from typing import TYPE_CHECKING, Any, cast
 
 from lightning import LightningModule
@@ -225,12 +226,11 @@ def task_name(task: LightningModule) -> str:
     return next(kind for kind in kinds if kind is not Objective and "_objective_class" not in kind.__dict__).__name__
 
 
-def bind_step(task: LightningModule, hook: str) -> Callable[..., Any]:
+def bind_step(step: Callable[..., Any]) -> Callable[..., Any]:
     """A task's step as a function of (batch, batch_idx), with or without the index in its signature."""
-    step = getattr(task, hook)
     parameters = list(inspect.signature(step).parameters.values())
     several = len(parameters) > 1 or any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
-    return cast(Callable[..., Any], step) if several else (lambda batch, _batch_idx: step(batch))
+    return step if several else (lambda batch, _batch_idx: step(batch))
 
 
 def head_of(task: LightningModule, name: str | None) -> nn.Module | None:
@@ -275,7 +275,8 @@ def join(task: LightningModule, algorithm: Algorithm[Any], model: Model) -> tupl
     objective.__dict__ = task.__dict__
     needs_head = algorithm.all_needs & {"logits", "outputs", "features"}
     head = head_of(task, algorithm.head) if needs_head else None
-    task_run = TaskRun(objective, _own_step(objective, type(task)), task_name(task), head)
+    step = bind_step(MethodType(type(task).training_step, objective))  # the task's own, with the objective as ``self``
+    task_run = TaskRun(objective, step, task_name(task), head)
     return objective, ObjectiveState(algorithm, Client(0, 0, "train", 0, model, task_run=task_run), task_run)
 
 
@@ -299,12 +300,3 @@ def at_work(objective: Objective, state: ObjectiveState, fabric: Fabric | None =
             del attributes[ATTRIBUTE]
         else:
             attributes[ATTRIBUTE] = before
-
-
-def _own_step(objective: Objective, kind: type[LightningModule]) -> Callable[[Any, int], Any]:
-    """The task's own ``training_step``, run with the objective as ``self``."""
-    function = kind.training_step
-    parameters = list(inspect.signature(function).parameters.values())[1:]
-    if len(parameters) > 1 or any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
-        return lambda batch, batch_idx: function(objective, batch, batch_idx)
-    return lambda batch, _batch_idx: function(objective, batch)
