@@ -247,7 +247,7 @@ class Wrappers:
             report = wrapper.report(report, client_id)
         return report
 
-    def loader_of(self, stage: Stage) -> Loaders | None:
+    def loader_of(self, stage: Stage) -> Callable[[Iterable[Any], Client], Iterable[Any]] | None:
         """The function around a client's loader; None where there is none."""
         return self._loader if self.stack and stage == "train" else None
 
@@ -332,6 +332,3 @@ class Wrappers:
 def _key(wrapper: Wrapper) -> str:
     """The entry of a wrapper in the server's state."""
     return f"{AROUND}{wrapper.name}"
-
-
-Loaders = Callable[[Iterable[Any], Client], Iterable[Any]]
