@@ -258,15 +258,15 @@ class LocalLoop:
         model.set_trainable(phase.trains)
         self.state.public = phase.public
         remaining = self.expect(phase)
-        is_endless = remaining is not None
         way = self._way(phase, client)
-        for _ in count() if is_endless else range(int(phase.epochs or 0)):
+        for _ in range(int(phase.epochs or 0)) if remaining is None else count():
             self.call("on_train_epoch_start")
             taken = 0
             for batch_idx, (batch, last) in enumerate(mark_last(islice(phase.loader, remaining))):
                 batch = self.to_device(batch, phase.loader)
                 meter.batch_size = batch_size_of(batch)
-                if self._says_stop("on_train_batch_start", batch, batch_idx):
+                started = [listener(batch, batch_idx) for listener in self.listeners("on_train_batch_start")]
+                if -1 in started:  # as in Lightning, it ends the epoch
                     break
                 output = way.take(batch, batch_idx, last)
                 if self.wants_outputs:
@@ -301,10 +301,6 @@ class LocalLoop:
         if self.objective.automatic_optimization:
             return _Automatic(self, client, optimizers[0], schedules)
         return _Manual(self, client, optimizers)
-
-    def _says_stop(self, hook: str, *args: Any) -> bool:
-        """Whether an override of a hook ends the epoch by returning -1, as in Lightning."""
-        return any([function(*args) == -1 for function in self.listeners(hook)])  # noqa: C419  # all must be called
 
     # ------------------------------------------------------------------ reading
 
