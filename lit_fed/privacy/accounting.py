@@ -280,19 +280,6 @@ def _shared_out(rounds: int, steps: int, repeated: Releases) -> Releases:
     return found | ({1: rounds * steps} if rounds and steps else {})
 
 
-def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
-    r"""δ of one release without sampling: :math:`\Phi(1/2z - εz) - e^ε \Phi(-1/2z - εz)`.
-
-    Balle, Wang: "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018, Theorem 8.
-    """
-
-    def phi(x: float) -> float:
-        return math.erfc(-x / math.sqrt(2)) / 2
-
-    half, scaled = 1 / (2 * noise_multiplier), epsilon * noise_multiplier
-    return phi(half - scaled) - math.exp(epsilon) * phi(-half - scaled)
-
-
 def check_installed() -> None:
     """Raise `ConfigError` if the accountant is not installed."""
     _accounting()
