@@ -138,16 +138,11 @@ class Mechanism:
         if self.sampling == "known" or (self.sampling == "poisson" and self.cohort == self.num_clients):
             return noise
         if self.sampling == "poisson":
-            return accounting.PoissonSampledDpEvent(self.rate, noise)
+            return accounting.PoissonSampledDpEvent(self.cohort / self.num_clients, noise)
         noise = accounting.GaussianDpEvent(multiplier / 2)
         if self.sampling == "none":
             return noise
         return accounting.SampledWithoutReplacementDpEvent(self.num_clients, round(self.cohort), noise)
-
-    @property
-    def rate(self) -> float:
-        """Q: the probability with which a client is in a round."""
-        return self.cohort / self.num_clients
 
 
 def calibrate(sampling: Sampling, num_clients: int, cohort: float, rounds: int, epsilon: float, delta: float) -> float:
