@@ -307,10 +307,12 @@ class ClientLevel(Keyed):
         assert self._frame is not None
         key, total, round_idx = self._key, aggregate.total, cohort.round_idx
         name = key.release(round_idx, cohort.delivered, total.cpu().numpy())
-        if name not in key.releases:
-            self._record(name, round_idx, kept)
-        if key.path is not None:  # a run that resumes an older checkpoint has made more
-            kept["releases"] = len(key.releases)
+        if key.path is None:
+            kept["releases"] += 1
+        else:
+            if name not in key.releases:
+                self._write_down(self._first, name, round_idx, self._exceeds(round_idx, kept))
+            kept["releases"] = len(key.releases)  # a run that resumes an older checkpoint has made more
         std = kept["noise_multiplier"] * self.clip_norm
         if std and not self.deviation:
             total = aggregate.noised(torch.from_numpy(key.noise(name, len(total))).to(total.device) * std)
@@ -320,21 +322,6 @@ class ClientLevel(Keyed):
             metrics["privacy/clipped"] = aggregate.clipped / aggregate.count
         mean, _ = self._frame.payload(aggregate.origin + total / self._cohort)
         return dict(mean), replace(cohort, expected=self._cohort), metrics
-
-    def _record(self, name: str, round_idx: int, kept: dict[str, Any]) -> None:
-        """Count a new release, and write it into the key's file."""
-        key = self._key
-        assert key is not None
-        if key.path is None:
-            kept["releases"] += 1
-            return
-        if self._exceeds(round_idx, kept):
-            raise ConfigError(
-                f"round {round_idx} was released before and comes out differently now; releasing it again would exceed "
-                f"trainer.privacy.epsilon {self.epsilon}, so that the run ends here"
-            )
-        self._first(lambda: key.record(name, round_idx))
-        key.releases[name] = round_idx
 
     def _spent(self, kept: dict[str, Any]) -> dict[str, float]:
         """Note the ε spent, by the accountant that the budget was checked with."""

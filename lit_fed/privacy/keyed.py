@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,6 +122,18 @@ class Keyed(Privacy):
         sealed = key.seal([report.fingerprint.encode()])
         histogram = None if self.withhold else report.histogram
         return replace(report, histogram=histogram, fingerprint=hashlib.sha256(sealed.encode()).hexdigest())
+
+    def _write_down(self, first: Callable[[Callable[[], Any]], Any], name: str, round_idx: int, exceeds: bool) -> None:
+        """Write a new release into the key's file, on the first process, unless it exceeds the budget."""
+        assert self._key is not None
+        key = self._key
+        if exceeds:
+            raise ConfigError(
+                f"round {round_idx} was released before and comes out differently now; releasing it again would exceed "
+                f"trainer.privacy.epsilon {self.epsilon}, so that the run ends here"
+            )
+        first(lambda: key.record(name, round_idx))
+        key.releases[name] = round_idx
 
     def _check_settings(self, kept: Mapping[str, Any]) -> None:
         """Refuse to go on with other settings."""

@@ -382,16 +382,11 @@ class SampleLevel(Keyed):
     def _record(self, name: str, round_idx: int, kept: dict[str, Any]) -> None:
         """Write a new release into the key's file; a round that comes out differently is released once more."""
         assert self._key is not None
-        key, again = self._key, dict(self._key.releases) | {name: round_idx}
-        if self.epsilon is not None and round_idx in key.releases.values():
-            over = self._account.exceeds(kept["_rounds"].numpy(), _repeats(again), self.epsilon)
-            if over.any():
-                raise ConfigError(
-                    f"round {round_idx} was released before and comes out differently now; releasing it again would "
-                    f"exceed trainer.privacy.epsilon {self.epsilon}, so that the run ends here"
-                )
-        self._around.first(lambda: key.record(name, round_idx))
-        key.releases[name] = round_idx
+        releases, exceeds = self._key.releases, False
+        if self.epsilon is not None and round_idx in releases.values():
+            again = _repeats(releases | {name: round_idx})
+            exceeds = bool(self._account.exceeds(kept["_rounds"].numpy(), again, self.epsilon).any())
+        self._write_down(self._around.first, name, round_idx, exceeds)
         self._rest(kept)
 
     def _repeated(self) -> Releases:
