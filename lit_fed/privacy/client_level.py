@@ -117,11 +117,8 @@ class ClientLevel(Keyed):
         }  # fmt: skip
 
     def _check(self, around: Surroundings) -> None:
-        if (why := around.data.pooled()) is not None:
-            raise ConfigError(f"trainer.privacy: {why}")
+        self._check_parts(around)
         method = type(around.algorithm).__name__
-        if len(around.kinds) > 1:
-            raise ConfigError("trainer.privacy needs one kind of network; trainer.kinds has several")
         parts = around.algorithm.reducer(around.server).parts()
         if parts is None:
             raise ConfigError(
@@ -134,11 +131,6 @@ class ClientLevel(Keyed):
             raise ConfigError(
                 f"trainer.privacy weighs clients alike, and {method} weighs them by their samples; set "
                 "algorithm.weighting to uniform"
-            )
-        if around.averaged:
-            raise ConfigError(
-                f"trainer.privacy: the model has buffers that are averaged, such as {min(around.averaged)!r}; set "
-                "trainer.buffers to local or server"
             )
         if odd := sorted(name for name, (dtype, _) in layout.items() if not dtype.is_floating_point):
             raise ConfigError(f"trainer.privacy cannot add noise to {odd[0]!r}, which holds whole numbers")

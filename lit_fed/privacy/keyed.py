@@ -62,6 +62,18 @@ class Keyed(Privacy):
     def _noise_from(self) -> str:
         return _SEED if self.key_file is None else _KEY
 
+    def _check_parts(self, around: Surroundings) -> None:
+        """Refuse pooled data, several kinds of network, and buffers that are averaged."""
+        if (why := around.data.pooled()) is not None:
+            raise ConfigError(f"trainer.privacy: {why}")
+        if len(around.kinds) > 1:
+            raise ConfigError("trainer.privacy needs one kind of network; trainer.kinds has several")
+        if around.averaged:
+            raise ConfigError(
+                f"trainer.privacy: the model has buffers that are averaged, such as {min(around.averaged)!r}; set "
+                "trainer.buffers to local or server"
+            )
+
     def _check_rounds(self, around: Surroundings) -> None:
         """Refuse cohorts that no account covers, and protocols that send tensors beside the updates."""
         participation = around.participation

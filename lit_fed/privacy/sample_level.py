@@ -131,14 +131,11 @@ class SampleLevel(Keyed):
 
     def _check(self, around: Surroundings) -> None:
         data, method = around.data, type(around.algorithm).__name__
-        if (why := data.pooled()) is not None:
-            raise ConfigError(f"trainer.privacy: {why}")
+        self._check_parts(around)
         if (mixed := data.mixed_by) is not None:
             raise ConfigError(
                 f"trainer.privacy bounds what a sample does, and {mixed} draws from all samples at once; leave it out"
             )
-        if len(around.kinds) > 1:
-            raise ConfigError("trainer.privacy needs one kind of network; trainer.kinds has several")
         if data.batch_size > _MOST:
             raise ConfigError(f"data.batch_size is {data.batch_size}; SampleLevel sums up to {_MOST} samples exactly")
         if not around.layout(around.broadcast):
@@ -148,11 +145,6 @@ class SampleLevel(Keyed):
             raise ConfigError(
                 f"trainer.privacy: {method} weighs clients by their samples, which tells of each; set "
                 "algorithm.weighting to uniform"
-            )
-        if around.averaged:
-            raise ConfigError(
-                f"trainer.privacy: the model has buffers that are averaged, such as {min(around.averaged)!r}; set "
-                "trainer.buffers to local or server"
             )
         self._check_rounds(around)
 
