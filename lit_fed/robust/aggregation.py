@@ -163,15 +163,11 @@ class RobustRule(Aggregation, ABC):
         count = around.participation.nominal_cohort_size
         if self.lacks(count):
             least = next(size for size in range(count + 1, 10**9) if not self.lacks(size))
+            named = type(self).__name__ + ("" if self.before is None else f" after {type(self.before).__name__}")
             raise ConfigError(
-                f"{_KEY}: {self._named} needs cohorts of at least {least} clients, and a round has {count}; lower "
+                f"{_KEY}: {named} needs cohorts of at least {least} clients, and a round has {count}; lower "
                 "attackers or select more clients"
             )
-
-    @property
-    def _named(self) -> str:
-        name = type(self).__name__
-        return name if self.before is None else f"{name} after {type(self.before).__name__}"
 
     def lacks(self, count: int) -> bool:
         """Whether a round with this number of updates is too small."""
