@@ -69,8 +69,7 @@ class Bucketing(PreAggregation):
     """
 
     def __init__(self, size: int = 2) -> None:
-        check_range(f"{_KEY}.before.size", size, least=1)
-        self.size = size
+        self.size = check_range(f"{_KEY}.before.size", size, least=1)
 
     @override
     def outputs(self, count: int) -> int:
@@ -334,10 +333,9 @@ class MultiKrum(RobustRule):
         before: PreAggregation | None = None,
     ) -> None:
         super().__init__(before)
-        check_range(f"{_KEY}.attackers", attackers, least=0)
-        check_choice(f"{_KEY}.definition", definition, get_args(Definition))
-        check_range(f"{_KEY}.keep", keep, least=1, null="for all but the attackers")
-        self.attackers, self.definition, self.keep = attackers, definition, keep
+        self.attackers = check_range(f"{_KEY}.attackers", attackers, least=0)
+        self.definition: Definition = check_choice(f"{_KEY}.definition", definition, get_args(Definition))
+        self.keep = check_range(f"{_KEY}.keep", keep, least=1, null="for all but the attackers")
         self.least = max(2 * attackers + (3 if definition == "blanchard" else 1), keep or 1)
 
     @override
@@ -372,9 +370,8 @@ class GeometricMedian(RobustRule):
 
     def __init__(self, smoothing: float = 1e-6, iterations: int = 1000, before: PreAggregation | None = None) -> None:
         super().__init__(before)
-        check_range(f"{_KEY}.smoothing", smoothing, above=0)
-        check_range(f"{_KEY}.iterations", iterations, least=1)
-        self.smoothing, self.iterations = smoothing, iterations
+        self.smoothing = check_range(f"{_KEY}.smoothing", smoothing, above=0)
+        self.iterations = check_range(f"{_KEY}.iterations", iterations, least=1)
 
     @override
     def weights(self, gram: Tensor, unit: float) -> Tensor:
@@ -398,9 +395,8 @@ class CentredClipping(RobustRule):
 
     def __init__(self, radius: float, iterations: int = 1, before: PreAggregation | None = None) -> None:
         super().__init__(before)
-        check_range(f"{_KEY}.radius", radius, above=0)
-        check_range(f"{_KEY}.iterations", iterations, least=1)
-        self.radius, self.iterations = radius, iterations
+        self.radius = check_range(f"{_KEY}.radius", radius, above=0)
+        self.iterations = check_range(f"{_KEY}.iterations", iterations, least=1)
 
     @override
     def weights(self, gram: Tensor, unit: float) -> Tensor:
@@ -417,8 +413,7 @@ class NormBounding(RobustRule):
 
     def __init__(self, norm: float, before: PreAggregation | None = None) -> None:
         super().__init__(before)
-        check_range(f"{_KEY}.norm", norm, above=0)
-        self.norm = norm
+        self.norm = check_range(f"{_KEY}.norm", norm, above=0)
 
     @override
     def weights(self, gram: Tensor, unit: float) -> Tensor:
