@@ -42,18 +42,16 @@ class Keyed(Privacy):
         key_file: str | None = None,
         withhold: bool | None = None,
     ) -> None:
-        check_range("trainer.privacy.clip_norm", clip_norm, above=0)
-        check_range("trainer.privacy.noise_multiplier", noise_multiplier, least=0, null="with epsilon")
-        check_range("trainer.privacy.epsilon", epsilon, above=0, null="with noise_multiplier")
-        check_range("trainer.privacy.delta", delta, above=0, below=1)
+        self.clip_norm = check_range("trainer.privacy.clip_norm", clip_norm, above=0)
+        self.noise_multiplier = check_range(
+            "trainer.privacy.noise_multiplier", noise_multiplier, least=0, null="with epsilon"
+        )
+        self.epsilon = check_range("trainer.privacy.epsilon", epsilon, above=0, null="with noise_multiplier")
+        self.delta = check_range("trainer.privacy.delta", delta, above=0, below=1)
         if (noise_multiplier is None) == (epsilon is None):
             raise ConfigError(
                 f"trainer.privacy has noise_multiplier {noise_multiplier} and epsilon {epsilon}; give exactly one"
             )
-        self.clip_norm = clip_norm
-        self.noise_multiplier = noise_multiplier
-        self.epsilon = epsilon
-        self.delta = delta
         self.key_file = key_file
         self.withhold = key_file is not None if withhold is None else withhold
         self._key: RunKey | None = None

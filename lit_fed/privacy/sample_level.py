@@ -88,8 +88,7 @@ class SampleLevel(Keyed):
         withhold: bool | None = None,
     ) -> None:
         super().__init__(clip_norm, noise_multiplier, epsilon, delta, key_file, withhold)
-        check_range("trainer.privacy.physical_batch", physical_batch, least=1)
-        self.physical_batch = physical_batch
+        self.physical_batch = check_range("trainer.privacy.physical_batch", physical_batch, least=1)
         self._client: Client | None = None
         self._drawn = self._stepped = 0
         self._noise = math.nan
