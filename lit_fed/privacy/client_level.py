@@ -163,13 +163,10 @@ class ClientLevel(Keyed):
 
     def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
         """Find the noise, and go on with the budget that is left."""
-        assert self._key is not None
         self._check_kept(around, kept)
-        self._check_key(self._key, kept)
+        self._take_key(around, kept)
         participation, sampling = around.participation, self._sampling(around.participation)
         num_clients, self._cohort = participation.num_seen, expected_cohort(participation)
-        if self._key.path is not None:
-            participation.reseed(self._key.seed("cohort"))
         if self.epsilon is not None and not kept["_allowed"]:
             kept["_allowed"] = around.max_rounds
             kept["noise_multiplier"] = calibrate(
@@ -228,8 +225,7 @@ class ClientLevel(Keyed):
             round_idx: The round.
             content: The run and the sum; without influence in a simulation.
         """
-        assert self._key is not None
-        key, epsilon = self._key, self.epsilon
+        key, epsilon = self._opened, self.epsilon
         name = key.release(round_idx, (node,), np.frombuffer(content, np.uint8))
         if self._on_node and name not in key.releases:
             if round_idx in key.releases.values():
@@ -295,9 +291,8 @@ class ClientLevel(Keyed):
         self, aggregate: Released, cohort: Cohort, kept: dict[str, Any]
     ) -> tuple[Payload, Cohort, dict[str, float]]:
         """Noise on the sum, over the expected cohort; written down before anybody sees it."""
-        assert self._key is not None
         assert self._frame is not None
-        key, total, round_idx = self._key, aggregate.total, cohort.round_idx
+        key, total, round_idx = self._opened, aggregate.total, cohort.round_idx
         name = key.release(round_idx, cohort.delivered, total.cpu().numpy())
         if key.path is None:
             kept["releases"] += 1
@@ -323,10 +318,9 @@ class ClientLevel(Keyed):
 
     def _releases(self, kept: Mapping[str, Any], more: int | None = None) -> Releases:
         """How many rounds were released how often; with one more release of a round, where one is given."""
-        assert self._key is not None
-        if self._key.path is None:
+        if self._opened.path is None:
             return {1: kept["releases"] + (more is not None)}
-        rounds = Counter(self._key.releases.values())
+        rounds = Counter(self._opened.releases.values())
         if more is not None:
             rounds[more] += 1
         return Counter(rounds.values())
@@ -346,8 +340,7 @@ class ClientLevel(Keyed):
 
     def exhausted(self, kept: Mapping[str, Any], round_idx: int) -> str | None:
         """The budget, where a new release of the round would exceed it; one that was made before costs nothing."""
-        assert self._key is not None
-        if round_idx in self._key.releases.values() or not self._exceeds(round_idx, kept):
+        if round_idx in self._opened.releases.values() or not self._exceeds(round_idx, kept):
             return None
         return (
             f"trainer.privacy: {kept['releases']} releases have spent epsilon {self.epsilon} at delta {self.delta}; "

@@ -60,6 +60,11 @@ class Keyed(Privacy):
     def _noise_from(self) -> str:
         return _SEED if self.key_file is None else _KEY
 
+    @property
+    def _opened(self) -> RunKey:
+        assert self._key is not None, "`prepare` opens it"
+        return self._key
+
     def _check_parts(self, around: Surroundings) -> None:
         """Refuse pooled data, several kinds of network, and buffers that are averaged."""
         if (why := around.data.pooled()) is not None:
@@ -135,8 +140,7 @@ class Keyed(Privacy):
 
     def _write_down(self, first: Callable[[Callable[[], Any]], Any], name: str, round_idx: int, exceeds: bool) -> None:
         """Write a new release into the key's file, on the first process, unless it exceeds the budget."""
-        assert self._key is not None
-        key = self._key
+        key = self._opened
         if exceeds:
             raise ConfigError(
                 f"round {round_idx} was released before and comes out differently now; releasing it again would exceed "
@@ -157,8 +161,9 @@ class Keyed(Privacy):
                     f"trainer.privacy.{name} is {value or None}, and the run began with {begun or None}; keep it"
                 )
 
-    def _check_key(self, key: RunKey, kept: dict[str, Any]) -> None:
-        """Refuse a key other than the run's first."""
+    def _take_key(self, around: Surroundings, kept: dict[str, Any]) -> None:
+        """Draw cohorts by the key, if it has a file; refuse a key other than the run's first."""
+        key = self._opened
         if (kept["noise_from"] == _KEY) != (key.path is not None):
             raise ConfigError(
                 f"trainer.privacy.key_file is {self.key_file}, and the noise of the run so far came from "
@@ -171,6 +176,7 @@ class Keyed(Privacy):
                 f"trainer.privacy.key_file {key.path} holds another key than the run began with; name that one"
             )
         kept["_key"] = key.name
+        around.participation.reseed(key.seed("cohort"))
 
     def seal(self, content: Iterable[bytes]) -> str:
         """See `Wrapper.seal`: by the run's key; a `ConfigError` before `prepare`."""

@@ -188,9 +188,8 @@ class SampleLevel(Keyed):
 
     def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
         """Find the noise, and go on with what is left of each client's budget."""
-        assert self._key is not None
         self._check_settings(kept)
-        self._check_key(self._key, kept)
+        self._take_key(around, kept)
         if kept["_elsewhere"] != self._elsewhere:
             raise ConfigError(
                 "trainer.privacy is SampleLevel, and the run began "
@@ -204,8 +203,6 @@ class SampleLevel(Keyed):
             )
         self._participation = around.participation
         self._participation.leave_out((), 0)
-        if self._key.path is not None:
-            around.participation.reseed(self._key.seed("cohort"))
         kept["on_client_failure"] = around.on_client_failure
         if self._elsewhere:  # each node has its own account
             return
@@ -215,7 +212,7 @@ class SampleLevel(Keyed):
             kept["noise_multiplier"] = self._account_of(1.0).calibrated(planned, self.epsilon)
         self._account, self._noise = self._account_of(kept["noise_multiplier"]), kept["noise_multiplier"]
         self._rest(kept)
-        for round_idx in sorted(set(self._key.releases.values())):  # a checkpoint may be older than the last release
+        for round_idx in sorted(set(self._opened.releases.values())):  # a checkpoint may be older than the last one
             self._count(round_idx, kept)
         self._warn(around)
 
@@ -312,9 +309,7 @@ class SampleLevel(Keyed):
         return update
 
     def _key_of(self, client: Client) -> RunKey:
-        key = self._keys.get(client.id, self._key)
-        assert key is not None
-        return key
+        return self._keys.get(client.id) or self._opened
 
     def _claim(self, client: Client, rounds: Counter[int]) -> dict[str, float]:
         """A node's promise to its client's samples after some releases, by round; refuse to exceed the budget."""
@@ -340,12 +335,11 @@ class SampleLevel(Keyed):
 
     def release(self, aggregate: Any, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
         """Count a round for the clients that worked in it, before anybody sees its result."""
-        assert self._key is not None
         if self._elsewhere:
             for client_id, claim in self._claimed.items():
                 kept["_claims"][client_id] = torch.tensor(claim, dtype=torch.float64)
             return aggregate, cohort, {"privacy/epsilon": max(0.0, float(kept["_claims"][:, 0].max()))}
-        key, round_idx = self._key, cohort.round_idx
+        key, round_idx = self._opened, cohort.round_idx
         name = key.release(round_idx, cohort.delivered, _numbers(aggregate) if key.path is not None else np.empty(0))
         self._count(round_idx, kept)
         if key.path is not None and name not in key.releases:
@@ -372,8 +366,7 @@ class SampleLevel(Keyed):
 
     def _record(self, name: str, round_idx: int, kept: dict[str, Any]) -> None:
         """Write a new release into the key's file; a round that comes out differently is released once more."""
-        assert self._key is not None
-        releases, exceeds = self._key.releases, False
+        releases, exceeds = self._opened.releases, False
         if self.epsilon is not None and round_idx in releases.values():
             again = _repeats(releases | {name: round_idx})
             exceeds = bool(self._account.exceeds(kept["_rounds"].numpy(), again, self.epsilon).any())
@@ -381,8 +374,7 @@ class SampleLevel(Keyed):
         self._rest(kept)
 
     def _repeated(self) -> Releases:
-        assert self._key is not None
-        return _repeats(self._key.releases)
+        return _repeats(self._opened.releases)
 
     def _rest(self, kept: dict[str, Any]) -> None:
         """Leave out the clients that another round would take beyond the budget."""
