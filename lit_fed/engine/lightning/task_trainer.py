@@ -72,6 +72,11 @@ class NetworkOptions:
     channels_last: bool = False
 
 
+def _during(stage: str) -> Any:
+    """A property: whether the client's work is of a stage."""
+    return property(lambda trainer: trainer.stage == stage)
+
+
 class TaskTrainer:
     """The clock and the surroundings of a client's work, under the names of ``lightning.Trainer``.
 
@@ -158,25 +163,10 @@ class TaskTrainer:
         values = {} if self.meter is None else self.meter.so_far()
         return {name: torch.tensor(value) for name, value in values.items()}
 
-    @property
-    def training(self) -> bool:
-        """Whether the client trains."""
-        return self.stage == "fit"
-
-    @property
-    def validating(self) -> bool:
-        """Whether the client is evaluated on validation data."""
-        return self.stage == "validate"
-
-    @property
-    def testing(self) -> bool:
-        """Whether the client is evaluated on test data."""
-        return self.stage == "test"
-
-    @property
-    def predicting(self) -> bool:
-        """Whether the client predicts."""
-        return self.stage == "predict"
+    training = _during("fit")
+    validating = _during("validate")
+    testing = _during("test")
+    predicting = _during("predict")
 
     @property
     def default_root_dir(self) -> str:
