@@ -96,8 +96,7 @@ class Stack:
 
     def blocks(self, workers: Workers) -> Iterator[Tensor]:
         """All rows minus the broadcast, (n, b) in float64, some coordinates after the other; after `gather`."""
-        device = workers.fabric.device
-        origin = self.vector(self._received, device)
+        origin = self.vector(self._received, workers.fabric.device)
         width = max(1, _BLOCK_VALUES // max(len(self.clients), 1))
         for start in range(0, max(len(origin), 1), width):  # without coordinates one empty block
             part = origin[start : start + width]
