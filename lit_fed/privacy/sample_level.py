@@ -345,7 +345,7 @@ class SampleLevel(Keyed):
         if key.path is not None and name not in key.releases:
             self._record(name, round_idx, kept)
         kept["releases"] = kept["releases"] + 1 if key.path is None else len(key.releases)
-        spent, kept["accountant"] = self._account.epsilon(kept["_rounds"].numpy(), self._repeated())
+        spent, kept["accountant"] = self._account.epsilon(kept["_rounds"].numpy(), _repeats(self._opened.releases))
         kept["epsilon"] = f"{spent:.6g}"
         return aggregate, cohort, {"privacy/epsilon": spent, "privacy/clip_norm": self.clip_norm}
 
@@ -373,12 +373,9 @@ class SampleLevel(Keyed):
         self._write_down(self._around.first, name, round_idx, exceeds)
         self._rest(kept)
 
-    def _repeated(self) -> Releases:
-        return _repeats(self._opened.releases)
-
     def _rest(self, kept: dict[str, Any]) -> None:
         """Leave out the clients that another round would take beyond the budget."""
-        rounds, repeated = kept["_rounds"].numpy(), self._repeated()
+        rounds, repeated = kept["_rounds"].numpy(), _repeats(self._opened.releases)
         over = np.zeros(len(rounds), bool)
         is_planned = kept["_counted"] < kept["_allowed"] and not repeated.keys() - {1}
         if self.epsilon is not None and not is_planned:
