@@ -69,8 +69,7 @@ class Keyed(Privacy):
         """Refuse pooled data, several kinds of network, and buffers that are averaged."""
         if (why := around.data.pooled()) is not None:
             raise ConfigError(f"trainer.privacy: {why}")
-        if len(around.kinds) > 1:
-            raise ConfigError("trainer.privacy needs one kind of network; trainer.kinds has several")
+        around.check_kinds("trainer.privacy")
         if around.averaged:
             raise ConfigError(
                 f"trainer.privacy: the model has buffers that are averaged, such as {min(around.averaged)!r}; set "

@@ -148,8 +148,7 @@ class RobustRule(Aggregation, ABC):
 
     def _check(self, around: Surroundings) -> None:
         method = type(around.algorithm).__name__
-        if len(around.kinds) > 1:
-            raise ConfigError(f"{_KEY} needs one kind of network; trainer.kinds has several")
+        around.check_kinds(_KEY)
         if around.algorithm.reducer(around.server).parts() is None:
             raise ConfigError(
                 f"{_KEY} cannot replace the mean of {method}: its server does not average what clients send; choose "

@@ -326,10 +326,7 @@ class Informed(Attacker):
     @override
     def setup(self, around: Surroundings) -> dict[str, Any]:
         check_sends(self, around)
-        if len(around.kinds) > 1:
-            raise ConfigError(
-                f"trainer.attack {type(self).__name__} needs one kind of network; trainer.kinds has several"
-            )
+        around.check_kinds(f"trainer.attack {type(self).__name__}")
         self._buffers = around.averaged
         return super().setup(around)
 

@@ -16,6 +16,7 @@ from lit_fed.engine.method.algorithm import Algorithm, Cohort, Server
 from lit_fed.engine.method.client import Client, LocalWork, Stage
 from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout
+from lit_fed.errors import ConfigError
 from lit_fed.participation import Participation
 
 if TYPE_CHECKING:
@@ -72,6 +73,11 @@ class Surroundings:
     device: torch.device
     first: Callable[[Callable[[], Any]], Any]
     say: Callable[[str], None]
+
+    def check_kinds(self, key: str) -> None:
+        """Refuse several kinds of network; the key is the wrapper's setting."""
+        if len(self.kinds) > 1:
+            raise ConfigError(f"{key} needs one kind of network; trainer.kinds has several")
 
 
 class Wrapper:
