@@ -28,17 +28,17 @@ class LitFedError(Exception):
 
     Args:
         message: The line; long values in it are shortened.
+        details: The traceback of a cause in the user's own code; else empty.
 
     Attributes:
-        details: The traceback of a cause in the user's own code; else empty.
         status: Exit status of the command line: 2 for a user's input, 1 for a failed run.
     """
 
-    details: str = ""
     status: int = 2
 
-    def __init__(self, message: str = "") -> None:
+    def __init__(self, message: str = "", details: str = "") -> None:
         super().__init__(brief(str(message)))
+        self.details = details
 
     def told(self) -> str:
         """The text for other machines, without data or paths; empty to send the type alone."""
@@ -136,11 +136,10 @@ class ClientFailure(LitFedError):
     status = 1
 
     def __init__(self, client_id: int, round_idx: int, cause: str, details: str = "", outline: str = "") -> None:
-        super().__init__(f"client {client_id} failed in round {round_idx}: {cause}")
+        super().__init__(f"client {client_id} failed in round {round_idx}: {cause}", details)
         self.client_id = client_id
         self.round_idx = round_idx
         self.cause = cause
-        self.details = details
         self.outline = outline
 
 

@@ -138,16 +138,11 @@ class Mechanism:
         if self.sampling == "known" or (self.sampling == "poisson" and self.cohort == self.num_clients):
             return noise
         if self.sampling == "poisson":
-            return accounting.PoissonSampledDpEvent(self.rate, noise)
+            return accounting.PoissonSampledDpEvent(self.cohort / self.num_clients, noise)
         noise = accounting.GaussianDpEvent(multiplier / 2)
         if self.sampling == "none":
             return noise
         return accounting.SampledWithoutReplacementDpEvent(self.num_clients, round(self.cohort), noise)
-
-    @property
-    def rate(self) -> float:
-        """Q: the probability with which a client is in a round."""
-        return self.cohort / self.num_clients
 
 
 def calibrate(sampling: Sampling, num_clients: int, cohort: float, rounds: int, epsilon: float, delta: float) -> float:
@@ -278,19 +273,6 @@ def _shared_out(rounds: int, steps: int, repeated: Releases) -> Releases:
         if repeats > 1 and (own := min(count, rounds)):
             found[repeats], rounds = own * steps, rounds - own
     return found | ({1: rounds * steps} if rounds and steps else {})
-
-
-def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
-    r"""δ of one release without sampling: :math:`\Phi(1/2z - εz) - e^ε \Phi(-1/2z - εz)`.
-
-    Balle, Wang: "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018, Theorem 8.
-    """
-
-    def phi(x: float) -> float:
-        return math.erfc(-x / math.sqrt(2)) / 2
-
-    half, scaled = 1 / (2 * noise_multiplier), epsilon * noise_multiplier
-    return phi(half - scaled) - math.exp(epsilon) * phi(-half - scaled)
 
 
 def check_installed() -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.engine.method.reducers import Reducer
-from lit_fed.engine.wire.payload import ClientUpdate, Flat, FlatPayload, Layout, Payload, stacked
+from lit_fed.engine.wire.payload import ClientUpdate, Flat, FlatPayload, Layout, Payload, joined, stacked
 from lit_fed.engine.wire.workers import Workers
 
 GRID_BITS = 40
@@ -67,11 +67,7 @@ class Frame:
     def origin(self, device: torch.device) -> Tensor:
         """The broadcast, (d,) in float64; 0 for names that it does not have."""
         if self._origin is None or self._origin.device != device:
-            parts = [torch.empty(0, dtype=torch.float64, device=device)]
-            for name, shape in self.shapes.items():
-                held = self.received[name].detach() if name in self.received else torch.zeros(shape)
-                parts.append(held.to(device, torch.float64).reshape(-1))
-            self._origin = torch.cat(parts)
+            self._origin = joined(self.received, self.shapes, device)
         return self._origin
 
     def vector(self, update: ClientUpdate) -> Tensor:
@@ -172,8 +168,6 @@ class BoundedSum(Reducer[Released]):
     def result(self, workers: Workers) -> Released:
         """The sum over all processes."""
         self._sum_up()
-        merged = torch.cat([self._sum, self._counts])
-        if workers.world_size > 1:
-            merged = workers.all_reduce(merged)
+        merged = workers.all_reduce(torch.cat([self._sum, self._counts]))
         clipped, count = merged[-2:].tolist()
         return Released(merged[:-2] * self.grid, self._origin, int(clipped), int(count), self.grid)

@@ -43,9 +43,8 @@ def card(kept: Mapping[str, Any], withheld: bool) -> str:
         kept: What `lit_fed.privacy.ClientLevel` or `lit_fed.privacy.SampleLevel` keeps.
         withheld: Whether data that are not private were kept out of files.
     """
-    simulated = kept["noise_from"] != "a key file"
     lines = ["# Privacy card", ""]
-    if simulated:
+    if kept["noise_from"] != "a key file":
         lines += [
             "**A simulation**: noise and cohorts follow from the seed, so whoever knows it can take the noise off.",
             "",

@@ -117,11 +117,8 @@ class ClientLevel(Keyed):
         }  # fmt: skip
 
     def _check(self, around: Surroundings) -> None:
-        if (why := around.data.pooled()) is not None:
-            raise ConfigError(f"trainer.privacy: {why}")
+        self._check_parts(around)
         method = type(around.algorithm).__name__
-        if len(around.kinds) > 1:
-            raise ConfigError("trainer.privacy needs one kind of network; trainer.kinds has several")
         parts = around.algorithm.reducer(around.server).parts()
         if parts is None:
             raise ConfigError(
@@ -134,11 +131,6 @@ class ClientLevel(Keyed):
             raise ConfigError(
                 f"trainer.privacy weighs clients alike, and {method} weighs them by their samples; set "
                 "algorithm.weighting to uniform"
-            )
-        if around.averaged:
-            raise ConfigError(
-                f"trainer.privacy: the model has buffers that are averaged, such as {min(around.averaged)!r}; set "
-                "trainer.buffers to local or server"
             )
         if odd := sorted(name for name, (dtype, _) in layout.items() if not dtype.is_floating_point):
             raise ConfigError(f"trainer.privacy cannot add noise to {odd[0]!r}, which holds whole numbers")
@@ -171,13 +163,10 @@ class ClientLevel(Keyed):
 
     def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
         """Find the noise, and go on with the budget that is left."""
-        assert self._key is not None
         self._check_kept(around, kept)
-        self._check_key(self._key, kept)
+        self._take_key(around, kept)
         participation, sampling = around.participation, self._sampling(around.participation)
         num_clients, self._cohort = participation.num_seen, expected_cohort(participation)
-        if self._key.path is not None:
-            participation.reseed(self._key.seed("cohort"))
         if self.epsilon is not None and not kept["_allowed"]:
             kept["_allowed"] = around.max_rounds
             kept["noise_multiplier"] = calibrate(
@@ -236,8 +225,7 @@ class ClientLevel(Keyed):
             round_idx: The round.
             content: The run and the sum; without influence in a simulation.
         """
-        assert self._key is not None
-        key, epsilon = self._key, self.epsilon
+        key, epsilon = self._opened, self.epsilon
         name = key.release(round_idx, (node,), np.frombuffer(content, np.uint8))
         if self._on_node and name not in key.releases:
             if round_idx in key.releases.values():
@@ -303,14 +291,15 @@ class ClientLevel(Keyed):
         self, aggregate: Released, cohort: Cohort, kept: dict[str, Any]
     ) -> tuple[Payload, Cohort, dict[str, float]]:
         """Noise on the sum, over the expected cohort; written down before anybody sees it."""
-        assert self._key is not None
         assert self._frame is not None
-        key, total, round_idx = self._key, aggregate.total, cohort.round_idx
+        key, total, round_idx = self._opened, aggregate.total, cohort.round_idx
         name = key.release(round_idx, cohort.delivered, total.cpu().numpy())
-        if name not in key.releases:
-            self._record(name, round_idx, kept)
-        if key.path is not None:  # a run that resumes an older checkpoint has made more
-            kept["releases"] = len(key.releases)
+        if key.path is None:
+            kept["releases"] += 1
+        else:
+            if name not in key.releases:
+                self._write_down(self._first, name, round_idx, self._exceeds(round_idx, kept))
+            kept["releases"] = len(key.releases)  # a run that resumes an older checkpoint has made more
         std = kept["noise_multiplier"] * self.clip_norm
         if std and not self.deviation:
             total = aggregate.noised(torch.from_numpy(key.noise(name, len(total))).to(total.device) * std)
@@ -321,21 +310,6 @@ class ClientLevel(Keyed):
         mean, _ = self._frame.payload(aggregate.origin + total / self._cohort)
         return dict(mean), replace(cohort, expected=self._cohort), metrics
 
-    def _record(self, name: str, round_idx: int, kept: dict[str, Any]) -> None:
-        """Count a new release, and write it into the key's file."""
-        key = self._key
-        assert key is not None
-        if key.path is None:
-            kept["releases"] += 1
-            return
-        if self._exceeds(round_idx, kept):
-            raise ConfigError(
-                f"round {round_idx} was released before and comes out differently now; releasing it again would exceed "
-                f"trainer.privacy.epsilon {self.epsilon}, so that the run ends here"
-            )
-        self._first(lambda: key.record(name, round_idx))
-        key.releases[name] = round_idx
-
     def _spent(self, kept: dict[str, Any]) -> dict[str, float]:
         """Note the ε spent, by the accountant that the budget was checked with."""
         spent, kept["accountant"] = self._mechanism.epsilon(self._releases(kept), self.delta)
@@ -344,10 +318,9 @@ class ClientLevel(Keyed):
 
     def _releases(self, kept: Mapping[str, Any], more: int | None = None) -> Releases:
         """How many rounds were released how often; with one more release of a round, where one is given."""
-        assert self._key is not None
-        if self._key.path is None:
+        if self._opened.path is None:
             return {1: kept["releases"] + (more is not None)}
-        rounds = Counter(self._key.releases.values())
+        rounds = Counter(self._opened.releases.values())
         if more is not None:
             rounds[more] += 1
         return Counter(rounds.values())
@@ -367,8 +340,7 @@ class ClientLevel(Keyed):
 
     def exhausted(self, kept: Mapping[str, Any], round_idx: int) -> str | None:
         """The budget, where a new release of the round would exceed it; one that was made before costs nothing."""
-        assert self._key is not None
-        if round_idx in self._key.releases.values() or not self._exceeds(round_idx, kept):
+        if round_idx in self._opened.releases.values() or not self._exceeds(round_idx, kept):
             return None
         return (
             f"trainer.privacy: {kept['releases']} releases have spent epsilon {self.epsilon} at delta {self.delta}; "

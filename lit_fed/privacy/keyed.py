@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,18 +42,16 @@ class Keyed(Privacy):
         key_file: str | None = None,
         withhold: bool | None = None,
     ) -> None:
-        check_range("trainer.privacy.clip_norm", clip_norm, above=0)
-        check_range("trainer.privacy.noise_multiplier", noise_multiplier, least=0, null="with epsilon")
-        check_range("trainer.privacy.epsilon", epsilon, above=0, null="with noise_multiplier")
-        check_range("trainer.privacy.delta", delta, above=0, below=1)
+        self.clip_norm = check_range("trainer.privacy.clip_norm", clip_norm, above=0)
+        self.noise_multiplier = check_range(
+            "trainer.privacy.noise_multiplier", noise_multiplier, least=0, null="with epsilon"
+        )
+        self.epsilon = check_range("trainer.privacy.epsilon", epsilon, above=0, null="with noise_multiplier")
+        self.delta = check_range("trainer.privacy.delta", delta, above=0, below=1)
         if (noise_multiplier is None) == (epsilon is None):
             raise ConfigError(
                 f"trainer.privacy has noise_multiplier {noise_multiplier} and epsilon {epsilon}; give exactly one"
             )
-        self.clip_norm = clip_norm
-        self.noise_multiplier = noise_multiplier
-        self.epsilon = epsilon
-        self.delta = delta
         self.key_file = key_file
         self.withhold = key_file is not None if withhold is None else withhold
         self._key: RunKey | None = None
@@ -61,6 +59,22 @@ class Keyed(Privacy):
     @property
     def _noise_from(self) -> str:
         return _SEED if self.key_file is None else _KEY
+
+    @property
+    def _opened(self) -> RunKey:
+        assert self._key is not None, "`prepare` opens it"
+        return self._key
+
+    def _check_parts(self, around: Surroundings) -> None:
+        """Refuse pooled data, several kinds of network, and buffers that are averaged."""
+        if (why := around.data.pooled()) is not None:
+            raise ConfigError(f"trainer.privacy: {why}")
+        around.check_kinds("trainer.privacy")
+        if around.averaged:
+            raise ConfigError(
+                f"trainer.privacy: the model has buffers that are averaged, such as {min(around.averaged)!r}; set "
+                "trainer.buffers to local or server"
+            )
 
     def _check_rounds(self, around: Surroundings) -> None:
         """Refuse cohorts that no account covers, and protocols that send tensors beside the updates."""
@@ -123,6 +137,17 @@ class Keyed(Privacy):
         histogram = None if self.withhold else report.histogram
         return replace(report, histogram=histogram, fingerprint=hashlib.sha256(sealed.encode()).hexdigest())
 
+    def _write_down(self, first: Callable[[Callable[[], Any]], Any], name: str, round_idx: int, exceeds: bool) -> None:
+        """Write a new release into the key's file, on the first process, unless it exceeds the budget."""
+        key = self._opened
+        if exceeds:
+            raise ConfigError(
+                f"round {round_idx} was released before and comes out differently now; releasing it again would exceed "
+                f"trainer.privacy.epsilon {self.epsilon}, so that the run ends here"
+            )
+        first(lambda: key.record(name, round_idx))
+        key.releases[name] = round_idx
+
     def _check_settings(self, kept: Mapping[str, Any]) -> None:
         """Refuse to go on with other settings."""
         now = {
@@ -135,8 +160,9 @@ class Keyed(Privacy):
                     f"trainer.privacy.{name} is {value or None}, and the run began with {begun or None}; keep it"
                 )
 
-    def _check_key(self, key: RunKey, kept: dict[str, Any]) -> None:
-        """Refuse a key other than the run's first."""
+    def _take_key(self, around: Surroundings, kept: dict[str, Any]) -> None:
+        """Draw cohorts by the key, if it has a file; refuse a key other than the run's first."""
+        key = self._opened
         if (kept["noise_from"] == _KEY) != (key.path is not None):
             raise ConfigError(
                 f"trainer.privacy.key_file is {self.key_file}, and the noise of the run so far came from "
@@ -149,6 +175,7 @@ class Keyed(Privacy):
                 f"trainer.privacy.key_file {key.path} holds another key than the run began with; name that one"
             )
         kept["_key"] = key.name
+        around.participation.reseed(key.seed("cohort"))
 
     def seal(self, content: Iterable[bytes]) -> str:
         """See `Wrapper.seal`: by the run's key; a `ConfigError` before `prepare`."""

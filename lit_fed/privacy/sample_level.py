@@ -88,8 +88,7 @@ class SampleLevel(Keyed):
         withhold: bool | None = None,
     ) -> None:
         super().__init__(clip_norm, noise_multiplier, epsilon, delta, key_file, withhold)
-        check_range("trainer.privacy.physical_batch", physical_batch, least=1)
-        self.physical_batch = physical_batch
+        self.physical_batch = check_range("trainer.privacy.physical_batch", physical_batch, least=1)
         self._client: Client | None = None
         self._drawn = self._stepped = 0
         self._noise = math.nan
@@ -131,14 +130,11 @@ class SampleLevel(Keyed):
 
     def _check(self, around: Surroundings) -> None:
         data, method = around.data, type(around.algorithm).__name__
-        if (why := data.pooled()) is not None:
-            raise ConfigError(f"trainer.privacy: {why}")
+        self._check_parts(around)
         if (mixed := data.mixed_by) is not None:
             raise ConfigError(
                 f"trainer.privacy bounds what a sample does, and {mixed} draws from all samples at once; leave it out"
             )
-        if len(around.kinds) > 1:
-            raise ConfigError("trainer.privacy needs one kind of network; trainer.kinds has several")
         if data.batch_size > _MOST:
             raise ConfigError(f"data.batch_size is {data.batch_size}; SampleLevel sums up to {_MOST} samples exactly")
         if not around.layout(around.broadcast):
@@ -148,11 +144,6 @@ class SampleLevel(Keyed):
             raise ConfigError(
                 f"trainer.privacy: {method} weighs clients by their samples, which tells of each; set "
                 "algorithm.weighting to uniform"
-            )
-        if around.averaged:
-            raise ConfigError(
-                f"trainer.privacy: the model has buffers that are averaged, such as {min(around.averaged)!r}; set "
-                "trainer.buffers to local or server"
             )
         self._check_rounds(around)
 
@@ -197,9 +188,8 @@ class SampleLevel(Keyed):
 
     def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
         """Find the noise, and go on with what is left of each client's budget."""
-        assert self._key is not None
         self._check_settings(kept)
-        self._check_key(self._key, kept)
+        self._take_key(around, kept)
         if kept["_elsewhere"] != self._elsewhere:
             raise ConfigError(
                 "trainer.privacy is SampleLevel, and the run began "
@@ -213,8 +203,6 @@ class SampleLevel(Keyed):
             )
         self._participation = around.participation
         self._participation.leave_out((), 0)
-        if self._key.path is not None:
-            around.participation.reseed(self._key.seed("cohort"))
         kept["on_client_failure"] = around.on_client_failure
         if self._elsewhere:  # each node has its own account
             return
@@ -224,7 +212,7 @@ class SampleLevel(Keyed):
             kept["noise_multiplier"] = self._account_of(1.0).calibrated(planned, self.epsilon)
         self._account, self._noise = self._account_of(kept["noise_multiplier"]), kept["noise_multiplier"]
         self._rest(kept)
-        for round_idx in sorted(set(self._key.releases.values())):  # a checkpoint may be older than the last release
+        for round_idx in sorted(set(self._opened.releases.values())):  # a checkpoint may be older than the last one
             self._count(round_idx, kept)
         self._warn(around)
 
@@ -321,9 +309,7 @@ class SampleLevel(Keyed):
         return update
 
     def _key_of(self, client: Client) -> RunKey:
-        key = self._keys.get(client.id, self._key)
-        assert key is not None
-        return key
+        return self._keys.get(client.id) or self._opened
 
     def _claim(self, client: Client, rounds: Counter[int]) -> dict[str, float]:
         """A node's promise to its client's samples after some releases, by round; refuse to exceed the budget."""
@@ -349,18 +335,17 @@ class SampleLevel(Keyed):
 
     def release(self, aggregate: Any, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
         """Count a round for the clients that worked in it, before anybody sees its result."""
-        assert self._key is not None
         if self._elsewhere:
             for client_id, claim in self._claimed.items():
                 kept["_claims"][client_id] = torch.tensor(claim, dtype=torch.float64)
             return aggregate, cohort, {"privacy/epsilon": max(0.0, float(kept["_claims"][:, 0].max()))}
-        key, round_idx = self._key, cohort.round_idx
+        key, round_idx = self._opened, cohort.round_idx
         name = key.release(round_idx, cohort.delivered, _numbers(aggregate) if key.path is not None else np.empty(0))
         self._count(round_idx, kept)
         if key.path is not None and name not in key.releases:
             self._record(name, round_idx, kept)
         kept["releases"] = kept["releases"] + 1 if key.path is None else len(key.releases)
-        spent, kept["accountant"] = self._account.epsilon(kept["_rounds"].numpy(), self._repeated())
+        spent, kept["accountant"] = self._account.epsilon(kept["_rounds"].numpy(), _repeats(self._opened.releases))
         kept["epsilon"] = f"{spent:.6g}"
         return aggregate, cohort, {"privacy/epsilon": spent, "privacy/clip_norm": self.clip_norm}
 
@@ -381,26 +366,16 @@ class SampleLevel(Keyed):
 
     def _record(self, name: str, round_idx: int, kept: dict[str, Any]) -> None:
         """Write a new release into the key's file; a round that comes out differently is released once more."""
-        assert self._key is not None
-        key, again = self._key, dict(self._key.releases) | {name: round_idx}
-        if self.epsilon is not None and round_idx in key.releases.values():
-            over = self._account.exceeds(kept["_rounds"].numpy(), _repeats(again), self.epsilon)
-            if over.any():
-                raise ConfigError(
-                    f"round {round_idx} was released before and comes out differently now; releasing it again would "
-                    f"exceed trainer.privacy.epsilon {self.epsilon}, so that the run ends here"
-                )
-        self._around.first(lambda: key.record(name, round_idx))
-        key.releases[name] = round_idx
+        releases, exceeds = self._opened.releases, False
+        if self.epsilon is not None and round_idx in releases.values():
+            again = _repeats(releases | {name: round_idx})
+            exceeds = bool(self._account.exceeds(kept["_rounds"].numpy(), again, self.epsilon).any())
+        self._write_down(self._around.first, name, round_idx, exceeds)
         self._rest(kept)
-
-    def _repeated(self) -> Releases:
-        assert self._key is not None
-        return _repeats(self._key.releases)
 
     def _rest(self, kept: dict[str, Any]) -> None:
         """Leave out the clients that another round would take beyond the budget."""
-        rounds, repeated = kept["_rounds"].numpy(), self._repeated()
+        rounds, repeated = kept["_rounds"].numpy(), _repeats(self._opened.releases)
         over = np.zeros(len(rounds), bool)
         is_planned = kept["_counted"] < kept["_allowed"] and not repeated.keys() - {1}
         if self.epsilon is not None and not is_planned:

@@ -69,8 +69,7 @@ class Bucketing(PreAggregation):
     """
 
     def __init__(self, size: int = 2) -> None:
-        check_range(f"{_KEY}.before.size", size, least=1)
-        self.size = size
+        self.size = check_range(f"{_KEY}.before.size", size, least=1)
 
     @override
     def outputs(self, count: int) -> int:
@@ -149,8 +148,7 @@ class RobustRule(Aggregation, ABC):
 
     def _check(self, around: Surroundings) -> None:
         method = type(around.algorithm).__name__
-        if len(around.kinds) > 1:
-            raise ConfigError(f"{_KEY} needs one kind of network; trainer.kinds has several")
+        around.check_kinds(_KEY)
         if around.algorithm.reducer(around.server).parts() is None:
             raise ConfigError(
                 f"{_KEY} cannot replace the mean of {method}: its server does not average what clients send; choose "
@@ -163,15 +161,11 @@ class RobustRule(Aggregation, ABC):
         count = around.participation.nominal_cohort_size
         if self.lacks(count):
             least = next(size for size in range(count + 1, 10**9) if not self.lacks(size))
+            named = type(self).__name__ + ("" if self.before is None else f" after {type(self.before).__name__}")
             raise ConfigError(
-                f"{_KEY}: {self._named} needs cohorts of at least {least} clients, and a round has {count}; lower "
+                f"{_KEY}: {named} needs cohorts of at least {least} clients, and a round has {count}; lower "
                 "attackers or select more clients"
             )
-
-    @property
-    def _named(self) -> str:
-        name = type(self).__name__
-        return name if self.before is None else f"{name} after {type(self.before).__name__}"
 
     def lacks(self, count: int) -> bool:
         """Whether a round with this number of updates is too small."""
@@ -338,10 +332,9 @@ class MultiKrum(RobustRule):
         before: PreAggregation | None = None,
     ) -> None:
         super().__init__(before)
-        check_range(f"{_KEY}.attackers", attackers, least=0)
-        check_choice(f"{_KEY}.definition", definition, get_args(Definition))
-        check_range(f"{_KEY}.keep", keep, least=1, null="for all but the attackers")
-        self.attackers, self.definition, self.keep = attackers, definition, keep
+        self.attackers = check_range(f"{_KEY}.attackers", attackers, least=0)
+        self.definition: Definition = check_choice(f"{_KEY}.definition", definition, get_args(Definition))
+        self.keep = check_range(f"{_KEY}.keep", keep, least=1, null="for all but the attackers")
         self.least = max(2 * attackers + (3 if definition == "blanchard" else 1), keep or 1)
 
     @override
@@ -376,9 +369,8 @@ class GeometricMedian(RobustRule):
 
     def __init__(self, smoothing: float = 1e-6, iterations: int = 1000, before: PreAggregation | None = None) -> None:
         super().__init__(before)
-        check_range(f"{_KEY}.smoothing", smoothing, above=0)
-        check_range(f"{_KEY}.iterations", iterations, least=1)
-        self.smoothing, self.iterations = smoothing, iterations
+        self.smoothing = check_range(f"{_KEY}.smoothing", smoothing, above=0)
+        self.iterations = check_range(f"{_KEY}.iterations", iterations, least=1)
 
     @override
     def weights(self, gram: Tensor, unit: float) -> Tensor:
@@ -402,9 +394,8 @@ class CentredClipping(RobustRule):
 
     def __init__(self, radius: float, iterations: int = 1, before: PreAggregation | None = None) -> None:
         super().__init__(before)
-        check_range(f"{_KEY}.radius", radius, above=0)
-        check_range(f"{_KEY}.iterations", iterations, least=1)
-        self.radius, self.iterations = radius, iterations
+        self.radius = check_range(f"{_KEY}.radius", radius, above=0)
+        self.iterations = check_range(f"{_KEY}.iterations", iterations, least=1)
 
     @override
     def weights(self, gram: Tensor, unit: float) -> Tensor:
@@ -421,8 +412,7 @@ class NormBounding(RobustRule):
 
     def __init__(self, norm: float, before: PreAggregation | None = None) -> None:
         super().__init__(before)
-        check_range(f"{_KEY}.norm", norm, above=0)
-        self.norm = norm
+        self.norm = check_range(f"{_KEY}.norm", norm, above=0)
 
     @override
     def weights(self, gram: Tensor, unit: float) -> Tensor:

@@ -173,11 +173,10 @@ class Backdoor(_OnLabels):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_range("trainer.attack.target", target, least=0)
-        check_range("trainer.attack.size", size, least=1)
-        check_range("trainer.attack.value", value)
-        check_range("trainer.attack.poisoned", poisoned, above=0, most=1)
-        self.target, self.size, self.value, self.poisoned = target, size, value, poisoned
+        self.target = check_range("trainer.attack.target", target, least=0)
+        self.size = check_range("trainer.attack.size", size, least=1)
+        self.value = check_range("trainer.attack.value", value)
+        self.poisoned = check_range("trainer.attack.poisoned", poisoned, above=0, most=1)
 
     @override
     def setup(self, around: Surroundings) -> dict[str, Any]:
@@ -261,8 +260,7 @@ class Scaling(_OnUpdate):
 
     def __init__(self, factor: float = 10.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_range("trainer.attack.factor", factor)
-        self.factor = factor
+        self.factor = check_range("trainer.attack.factor", factor)
 
     @override
     def change(self, moved: Tensor, generator: torch.Generator) -> Tensor:
@@ -282,8 +280,7 @@ class SignFlip(_OnUpdate):
 
     def __init__(self, factor: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_range("trainer.attack.factor", factor, above=0)
-        self.factor = factor
+        self.factor = check_range("trainer.attack.factor", factor, above=0)
 
     @override
     def change(self, moved: Tensor, generator: torch.Generator) -> Tensor:
@@ -300,8 +297,7 @@ class GaussianNoise(_OnUpdate):
 
     def __init__(self, std: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_range("trainer.attack.std", std, above=0)
-        self.std = std
+        self.std = check_range("trainer.attack.std", std, above=0)
 
     @override
     def change(self, moved: Tensor, generator: torch.Generator) -> Tensor:
@@ -330,10 +326,7 @@ class Informed(Attacker):
     @override
     def setup(self, around: Surroundings) -> dict[str, Any]:
         check_sends(self, around)
-        if len(around.kinds) > 1:
-            raise ConfigError(
-                f"trainer.attack {type(self).__name__} needs one kind of network; trainer.kinds has several"
-            )
+        around.check_kinds(f"trainer.attack {type(self).__name__}")
         self._buffers = around.averaged
         return super().setup(around)
 
@@ -403,8 +396,7 @@ class ALIE(Informed):
 
     def __init__(self, z: float | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_range("trainer.attack.z", z, above=0, null="for the paper's")
-        self.z = z
+        self.z = check_range("trainer.attack.z", z, above=0, null="for the paper's")
 
     @override
     def forge(self, honest: Stack, attackers: int, workers: Workers) -> Tensor:
@@ -433,8 +425,7 @@ class InnerProduct(Informed):
 
     def __init__(self, factor: float = 3.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_range("trainer.attack.factor", factor, above=0)
-        self.factor = factor
+        self.factor = check_range("trainer.attack.factor", factor, above=0)
 
     @override
     def forge(self, honest: Stack, attackers: int, workers: Workers) -> Tensor:

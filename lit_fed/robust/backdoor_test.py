@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ class BackdoorTest(Protocol):
         for name, loop in global_loops(self.name, federation, round_idx, evaluation):
             loader = data.test_loader() if subset == "test" else data.val_loader()
             fooled = total = 0
-            for _, output in loop.predict(_Triggered(loader, attack)):
+            for _, output in loop.predict(_triggered(loader, attack)):
                 classes = _classes(output)
                 fooled += int((classes == attack.target).sum())
                 total += len(classes)
@@ -46,20 +46,12 @@ class BackdoorTest(Protocol):
         return evaluation
 
 
-class _Triggered:
+def _triggered(batches: Iterable[Any], attack: Backdoor) -> Iterator[Tensor]:
     """Inputs of the other classes, with the trigger."""
-
-    def __init__(self, loader: Any, attack: Backdoor) -> None:
-        self._loader, self._attack = loader, attack
-
-    def __iter__(self) -> Iterator[Tensor]:
-        for batch in self._loader:
-            x, y = pair(batch)
-            if len(others := x[y != self._attack.target]):
-                yield self._attack.triggered(others)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
+    for batch in batches:
+        x, y = pair(batch)
+        if len(others := x[y != attack.target]):
+            yield attack.triggered(others)
 
 
 def _backdoor(federation: Federation) -> Backdoor | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.engine.method.wrapper import Surroundings
-from lit_fed.engine.wire.payload import ClientUpdate, Flat, Layout, Payload, layout_of
+from lit_fed.engine.wire.payload import ClientUpdate, Flat, Layout, Payload, joined, layout_of
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.machine import free_memory
 
@@ -96,8 +96,7 @@ class Stack:
 
     def blocks(self, workers: Workers) -> Iterator[Tensor]:
         """All rows minus the broadcast, (n, b) in float64, some coordinates after the other; after `gather`."""
-        device = workers.fabric.device
-        origin = self.vector(self._received, device)
+        origin = self.vector(self._received, workers.fabric.device)
         width = max(1, _BLOCK_VALUES // max(len(self.clients), 1))
         for start in range(0, max(len(origin), 1), width):  # without coordinates one empty block
             part = origin[start : start + width]
@@ -105,7 +104,7 @@ class Stack:
 
     def extra_values(self, workers: Workers) -> Tensor:
         """The buffers and integer tensors of all clients, (n, e) in float64; after `gather`."""
-        return self._block(self._extras, _count(self.extras), workers)
+        return self._block(self._extras, sum(map(torch.Size.numel, self.extras.values())), workers)
 
     def _block(self, parts: list[Tensor], width: int, workers: Workers) -> Tensor:
         block = torch.zeros(len(self.clients), width, dtype=torch.float64, device=workers.fabric.device)
@@ -115,13 +114,7 @@ class Stack:
 
     def vector(self, payload: Payload, device: torch.device) -> Tensor:
         """The tensors of a row from a payload, (d,) in float64; 0 for missing tensors."""
-        parts = (
-            payload[name].detach().to(device, torch.float64).reshape(-1)
-            if name in payload
-            else torch.zeros(shape.numel(), dtype=torch.float64, device=device)
-            for name, shape in self.names.items()
-        )
-        return torch.cat([torch.empty(0, dtype=torch.float64, device=device), *parts])
+        return joined(payload, self.names, device)
 
     def tensors(self, moved: Tensor) -> dict[str, Tensor]:
         """The row's tensors in the updates' types, from a vector (d,) to which the broadcast is added.
@@ -187,10 +180,6 @@ def warn_of_memory(key: str, around: Surroundings) -> None:
 
 def _in_row(name: str, dtype: torch.dtype, buffers: Collection[str]) -> bool:
     return dtype.is_floating_point and name not in buffers
-
-
-def _count(shapes: Shapes) -> int:
-    return sum(map(torch.Size.numel, shapes.values()))
 
 
 def _joined(payload: Payload, names: Shapes) -> Tensor:

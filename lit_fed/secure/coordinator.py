@@ -125,10 +125,10 @@ class Coordinator:
         points = {name: call.roster.index(name) + 1 for name in given}
         held = {name: [one for one in given if one in call.near(name)] for name in self._sealed}
         for name in sorted(self.survivors):
-            commitment = self._sealed[name].commitment
             seed = self._recover(
                 {points[one]: given[one].seeds[name] for one in held[name]},
-                partial(_commits, call, name, commitment),
+                partial(commitment_of, call, name),
+                self._sealed[name].commitment,
                 f"the seed of node {name}",
             )
             total += self._masked[name] - stream(derive(seed, call.context, "self", name), call.length)
@@ -136,7 +136,8 @@ class Coordinator:
             private = X25519PrivateKey.from_private_bytes(
                 self._recover(
                     {points[one]: given[one].keys[name] for one in held[name]},
-                    partial(_is_private, self._keys[name].masking),
+                    _public,
+                    self._keys[name].masking,
                     f"the key of node {name}",
                 )
             )
@@ -158,11 +159,11 @@ class Coordinator:
         inside = all(0 <= value < PRIME for value in (*seeds.values(), *keys.values()))
         return inside and seeds.keys() == alive and keys.keys() == lost
 
-    def _recover(self, shares: dict[int, int], fits: Callable[[bytes], bool], what: str) -> bytes:
-        """A secret from the first shares that give one which fits."""
+    def _recover(self, shares: dict[int, int], seal: Callable[[bytes], bytes], sealed: bytes, what: str) -> bytes:
+        """A secret from the first shares that give one whose seal, such as a public key, is as known."""
         for some in islice(combinations(sorted(shares.items()), self.call.least_shares), _MOST_SUBSETS):
             secret = combine(dict(some))
-            if secret < 2 ** (8 * KEY_BYTES) and fits(found := secret.to_bytes(KEY_BYTES)):
+            if secret < 2 ** (8 * KEY_BYTES) and seal(found := secret.to_bytes(KEY_BYTES)) == sealed:
                 return found
         raise Refusal(f"{what} does not follow from its shares: a node gave a wrong one, and this sum is lost")
 
@@ -171,12 +172,8 @@ def _are_words(words: Any, length: int) -> bool:
     return type(words) is np.ndarray and words.dtype == np.uint64 and words.shape == (length,)
 
 
-def _commits(call: Invitation, name: str, commitment: bytes, seed: bytes) -> bool:
-    return commitment_of(call, name, seed) == commitment
-
-
-def _is_private(public: bytes, private: bytes) -> bool:
-    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw() == public
+def _public(private: bytes) -> bytes:
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 STAGES = ("keys", "shares", "vectors", "consents", "total")

@@ -186,7 +186,6 @@ class Unmasking:
     keys: Mapping[str, int]
 
 
-ToNode = Invitation | AllKeys | Relayed | Survivors | Consents
 ToServer = SignedKeys | Sealed | Masked | Consent | Unmasking
 
 

@@ -182,7 +182,7 @@ class NodeSums(Reducer[Summed]):
         """The sum over all processes and nodes."""
         names = sorted({name for part in workers.gather(self.names()) for name in part})
         words = self.words(names)
-        return self.read(self._masked(workers.all_reduce(words) if workers.world_size > 1 else words), names)
+        return self.read(self._masked(workers.all_reduce(words)), names)
 
     def names(self) -> set[str]:
         """Names of the metrics of this process's clients."""
@@ -261,8 +261,7 @@ class SummedSecurely(Wrapper):
     def setup(self, around: Surroundings) -> dict[str, Any]:
         """Refuse a method or a setting that reads single updates."""
         key, method = "trainer.secure_sum", type(around.algorithm).__name__
-        if len(around.kinds) > 1:
-            raise ConfigError(f"{key} needs one kind of network; trainer.kinds has several")
+        around.check_kinds(key)
         parts = around.algorithm.reducer(around.server).parts()
         if not parts:
             raise ConfigError(f"{key} cannot go around {method}: its server reads single updates, or nothing is sent")

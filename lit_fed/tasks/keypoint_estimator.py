@@ -216,14 +216,6 @@ class KeypointEstimator(OnNetwork):
     training_step.same_for_all = True  # type: ignore[attr-defined]  # it keeps no state
 
     @override
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluate(batch, "val")
-
-    @override
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluate(batch, "test")
-
-    @override
     def on_validation_epoch_start(self) -> None:
         self._reset()
 

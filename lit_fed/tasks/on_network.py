@@ -87,6 +87,18 @@ class OnNetwork(LightningModule):
         output: Tensor = self.network(x)
         return output
 
+    @override
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate(batch, "val")
+
+    @override
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate(batch, "test")
+
+    def _evaluate(self, batch: Any, stage: str) -> None:
+        """Log a batch's metrics as ``<stage>/<name>``."""
+        raise NotImplementedError
+
 
 def _head_of(network: nn.Module) -> nn.Module | None:
     try:
@@ -157,14 +169,6 @@ class Classifier(OnNetwork):
         return loss
 
     training_step.same_for_all = True  # type: ignore[attr-defined]  # it keeps no state
-
-    @override
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self._evaluate(batch, "val")
-
-    @override
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self._evaluate(batch, "test")
 
     @override
     def predict_step(self, batch: tuple[Tensor, Tensor] | Tensor, batch_idx: int) -> dict[str, Tensor]:
@@ -242,10 +246,6 @@ class Regressor(OnNetwork):
     training_step.same_for_all = True  # type: ignore[attr-defined]  # it keeps no state
 
     @override
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self._evaluate(batch, "val")
-
-    @override
     def on_validation_epoch_start(self) -> None:
         self.r2.reset()  # Lightning resets logged metrics only, and R² of one sample is not logged
 
@@ -260,10 +260,6 @@ class Regressor(OnNetwork):
     @override
     def on_test_epoch_end(self) -> None:
         self._log_r2("test")
-
-    @override
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self._evaluate(batch, "test")
 
     @override
     def predict_step(self, batch: tuple[Tensor, Tensor] | Tensor, batch_idx: int) -> dict[str, Tensor]:

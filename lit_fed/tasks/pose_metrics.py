@@ -83,8 +83,7 @@ class PCK(Metric):
 
     def __init__(self, threshold: float = 0.5, excluded: Sequence[int] = (), **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_range(f"{type(self).__name__}.threshold", threshold, above=0)
-        self.threshold = threshold
+        self.threshold = check_range(f"{type(self).__name__}.threshold", threshold, above=0)
         self.excluded = tuple(excluded)
         for name in ("correct", "total"):
             self.add_state(name, torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")

@@ -1,5 +1,6 @@
 """What tests of privacy share."""
 
+import math
 import os
 import signal
 import sys
@@ -21,6 +22,19 @@ def private(clip_norm: float = 0.5, noise_multiplier: float | None = 0.0, **kwar
         "privacy": ClientLevel(clip_norm, noise_multiplier, delta=0.01, **kwargs),
         "participation": FullParticipation(),
     }
+
+
+def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
+    r"""δ of one release without sampling: :math:`\Phi(1/2z - εz) - e^ε \Phi(-1/2z - εz)`.
+
+    Balle, Wang: "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018, Theorem 8.
+    """
+
+    def phi(x: float) -> float:
+        return math.erfc(-x / math.sqrt(2)) / 2
+
+    half, scaled = 1 / (2 * noise_multiplier), epsilon * noise_multiplier
+    return phi(half - scaled) - math.exp(epsilon) * phi(-half - scaled)
 
 
 def uniform() -> FedAvg:

@@ -7,7 +7,8 @@ from typing import Literal
 import pytest
 
 from lit_fed.errors import ConfigError
-from lit_fed.privacy.accounting import Mechanism, calibrate, gaussian_delta
+from lit_fed.privacy.accounting import Mechanism, calibrate
+from tests.privacy.support import gaussian_delta
 
 pytest.importorskip("dp_accounting")
 

@@ -12,10 +12,10 @@ import pytest
 from lit_fed.data import ArrayFile
 from lit_fed.errors import ConfigError
 from lit_fed.privacy import ClientLevel, SampleLevel
-from lit_fed.privacy.accounting import gaussian_delta
 from lit_fed.statistics.federation import first_question, simulated
 from lit_fed.statistics.noise import Noise, _contributions, card, sensitivity
 from lit_fed.statistics.site import Inquiry, columns_of
+from tests.privacy.support import gaussian_delta
 from tests.statistics.test_federation import table, write_table
 
 pytest.importorskip("dp_accounting")

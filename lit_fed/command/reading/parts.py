@@ -170,8 +170,7 @@ def _make(failures: list[LitFedError], class_type: type, *args: Any, **kwargs: A
         failures.append(error)
         raise
     except Exception as error:  # whatever a class's constructor raises
-        refusal = ConfigError(f"{class_type.__name__} cannot be made: {reason(error)}")
-        refusal.details = own_traceback(error)
+        refusal = ConfigError(f"{class_type.__name__} cannot be made: {reason(error)}", own_traceback(error))
         failures.append(refusal)
         raise refusal from error
 

@@ -49,9 +49,7 @@ def refusing(line: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # whatever a user's code raises
-        refusal = ConfigError(line.replace("{}", reason(error)))
-        refusal.details = own_traceback(error)
-        raise refusal from error
+        raise ConfigError(line.replace("{}", reason(error)), own_traceback(error)) from error
 
 
 def sample_of(dataset: Dataset[Any], index: int, what: str) -> Any:

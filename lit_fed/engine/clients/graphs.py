@@ -124,13 +124,11 @@ class GraphClient(Client):
         super().__init__(one.id, one.round_idx, one.stage, one.seed, one.model, task_run=one.task_run)
         self.is_new, self.phase, self.fine_tuning = one.is_new, one.phase, one.fine_tuning
         self.data = one.data  # a method may ask whether there are data; `population` is refused
-        held = {name: StaticTensors(getattr(one, name), name) for name in _HELD}
+        self._static = {name: StaticTensors(getattr(one, name), name) for name in _HELD}
         results = {key: StaticTensors(tensors, f"results[{key!r}]") for key, tensors in one.results.items()}
-        for name, tensors in held.items():
+        for name, tensors in self._static.items():
             setattr(self, name, tensors)
-        self.results = cast("dict[str, Tensors]", results)
-        self._static = held
-        self._static_results = results
+        self.results, self._static_results = cast("dict[str, Tensors]", results), results
         self.id, self.seed = _differs("client.id"), _differs("client.seed")
         self.steps, self.work = _differs("client.steps"), _differs("client.work")
         self.reads_round = False

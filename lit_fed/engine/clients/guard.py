@@ -12,7 +12,6 @@ from types import FrameType
 from lit_fed.checks import check_range
 from lit_fed.errors import ClientTimeout, ConfigError, place_of
 
-_NOTHING = nullcontext()
 _LONGEST_S = 1e8  # three years; the system's timer has a limit beyond
 
 
@@ -60,7 +59,7 @@ class Guard:
         Raises:
             ClientTimeout: If the client does not finish in time.
         """
-        return _NOTHING if self.seconds is None and self.tell is None else self._over(client_id, round_idx)
+        return nullcontext() if self.seconds is None and self.tell is None else self._over(client_id, round_idx)
 
     @contextmanager
     def _over(self, client_id: int, round_idx: int) -> Iterator[None]:

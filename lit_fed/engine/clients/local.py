@@ -258,15 +258,15 @@ class LocalLoop:
         model.set_trainable(phase.trains)
         self.state.public = phase.public
         remaining = self.expect(phase)
-        is_endless = remaining is not None
         way = self._way(phase, client)
-        for _ in count() if is_endless else range(int(phase.epochs or 0)):
+        for _ in range(int(phase.epochs or 0)) if remaining is None else count():
             self.call("on_train_epoch_start")
             taken = 0
             for batch_idx, (batch, last) in enumerate(mark_last(islice(phase.loader, remaining))):
                 batch = self.to_device(batch, phase.loader)
                 meter.batch_size = batch_size_of(batch)
-                if self._says_stop("on_train_batch_start", batch, batch_idx):
+                started = [listener(batch, batch_idx) for listener in self.listeners("on_train_batch_start")]
+                if -1 in started:  # as in Lightning, it ends the epoch
                     break
                 output = way.take(batch, batch_idx, last)
                 if self.wants_outputs:
@@ -301,10 +301,6 @@ class LocalLoop:
         if self.objective.automatic_optimization:
             return _Automatic(self, client, optimizers[0], schedules)
         return _Manual(self, client, optimizers)
-
-    def _says_stop(self, hook: str, *args: Any) -> bool:
-        """Whether an override of a hook ends the epoch by returning -1, as in Lightning."""
-        return any([function(*args) == -1 for function in self.listeners(hook)])  # noqa: C419  # all must be called
 
     # ------------------------------------------------------------------ reading
 
@@ -393,7 +389,7 @@ class LocalLoop:
     def bound(self, hook: str) -> Callable[..., Any]:
         """A step of the task, looked up once."""
         if hook not in self._steps:
-            self._steps[hook] = bind_step(self.objective, hook)
+            self._steps[hook] = bind_step(getattr(self.objective, hook))
         return self._steps[hook]
 
     def evaluation_stage(self, subset: Literal["val", "test"]) -> str | None:
@@ -431,12 +427,11 @@ class LocalLoop:
         except LitFedError:
             raise
         except Exception as error:  # whatever a task's own code raises
-            refusal = ConfigError(
+            raise ConfigError(
                 f"forward of model {name} cannot take the inputs of a batch ({reason(error)}); add a "
-                "predict_step(batch, batch_idx)"
-            )
-            refusal.details = own_traceback(error)
-            raise refusal from error
+                "predict_step(batch, batch_idx)",
+                own_traceback(error),
+            ) from error
 
     @torch.no_grad()
     def figures(self, loaders: Mapping[str, Iterable[Any]]) -> dict[str, Figure]:

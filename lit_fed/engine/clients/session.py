@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -61,6 +62,7 @@ class Answer(NamedTuple):
     finite: bool
 
 
+@dataclass(eq=False)
 class Session:
     """Enters clients, one at a time.
 
@@ -76,27 +78,17 @@ class Session:
         wrappers: Wrappers around the method.
     """
 
-    def __init__(
-        self,
-        loops: Mapping[str, LocalLoop],
-        kinds: Kinds,
-        algorithm: Algorithm[Any],
-        store: ClientStore,
-        data: FederatedDataModule,
-        work: LocalWork,
-        seed: int,
-        guard: Guard | None = None,
-        wrappers: Wrappers | None = None,
-    ) -> None:
-        self.loops = loops
-        self.kinds = kinds
-        self.algorithm = algorithm
-        self.store = store
-        self.data = data
-        self.work = work
-        self.seed = seed
-        self.guard = Guard() if guard is None else guard
-        self.wrappers = wrappers or Wrappers()
+    loops: Mapping[str, LocalLoop]
+    kinds: Kinds
+    algorithm: Algorithm[Any]
+    store: ClientStore
+    data: FederatedDataModule
+    work: LocalWork
+    seed: int
+    guard: Guard = field(default_factory=Guard)
+    wrappers: Wrappers = field(default_factory=Wrappers)
+
+    def __post_init__(self) -> None:
         self._taken: Broadcast | None = None
         self._begun: dict[str, Tensors] = {}  # by kind: start of clients that keep nothing of the model
         self._fits: dict[str, Layout] = {}  # by kind: layout of a state that the method can continue from

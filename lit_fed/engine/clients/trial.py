@@ -7,13 +7,12 @@ restored.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from lit_fed.engine.clients.local import LocalLoop
@@ -163,8 +162,7 @@ def _check_memory(loop: LocalLoop) -> None:
 def _take_step(loop: LocalLoop, batch: Any, size: int, client_id: int) -> None:
     model, objective, client = loop.model, loop.objective, loop.state.client
     name, optimizer = task_name(objective), "its optimizer"
-    devices = [loop.fabric.device] if loop.fabric.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), client.muted(), model.lent():
+    with client.rehearsed(), client.muted(), model.lent():
         objective.train()
         try:
             with loop.autocast():
@@ -174,10 +172,10 @@ def _take_step(loop: LocalLoop, batch: Any, size: int, client_id: int) -> None:
             raise
         except Exception as error:  # any error of a network on a batch
             samples = "one sample" if size == 1 else f"{size} samples"
-            raise _told(
-                error,
+            raise ConfigError(
                 f"model {name} cannot train on a batch of {samples}, such as client {client_id}'s: {reason(error)}"
                 + ("; choose data.batch_size or data.drop_last so that no batch has one sample" if size == 1 else ""),
+                own_traceback(error),
             ) from error
         finally:
             client.forget()
@@ -186,15 +184,12 @@ def _take_step(loop: LocalLoop, batch: Any, size: int, client_id: int) -> None:
         try:
             for made in loop.optimizers.build("trial", 0)[0]:
                 optimizer = type(made).__name__
-                _step(made, model.parameters, gradients)
+                for key, gradient in gradients.items():
+                    model.parameters[key].grad = gradient
+                made.step()
         except Exception as error:  # any error of an optimizer
-            raise _told(error, f"model {name} cannot be trained by {optimizer}: {reason(error)}") from error
-
-
-def _step(optimizer: Optimizer, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
-    for key, gradient in gradients.items():
-        parameters[key].grad = gradient
-    optimizer.step()
+            line = f"model {name} cannot be trained by {optimizer}: {reason(error)}"
+            raise ConfigError(line, own_traceback(error)) from error
 
 
 def _run_schedules(loop: LocalLoop, max_rounds: int) -> None:
@@ -222,16 +217,9 @@ def _advance(loop: LocalLoop, entry: Schedule, epoch: int, where: str) -> None:
         loop.optimizers.advance(entry, epoch)
     except Exception as error:  # any error of a schedule without a further step
         kind = type(entry.scheduler).__name__
-        raise _told(
-            error, f"model {task_name(loop.objective)}: its schedule {kind} fails {where}: {reason(error)}"
-        ) from error
+        line = f"model {task_name(loop.objective)}: its schedule {kind} fails {where}: {reason(error)}"
+        raise ConfigError(line, own_traceback(error)) from error
 
 
 def _rates(optimizers: Sequence[Optimizer]) -> list[float]:
     return [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups if "lr" in group]
-
-
-def _told(error: Exception, line: str) -> ConfigError:
-    refusal = ConfigError(line)
-    refusal.details = own_traceback(error)
-    return refusal

@@ -168,11 +168,10 @@ def _seen_through(
     except LitFedError:
         raise
     except Exception as error:  # whatever a task's own code raises
-        refusal = ConfigError(
-            f"predict_step cannot take these inputs ({reason(error)}); without targets a batch is x alone"
-        )
-        refusal.details = own_traceback(error)
-        raise refusal from error
+        raise ConfigError(
+            f"predict_step cannot take these inputs ({reason(error)}); without targets a batch is x alone",
+            own_traceback(error),
+        ) from error
 
 
 def _telling(names: list[str] | None) -> list[str] | None:

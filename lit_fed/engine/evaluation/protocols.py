@@ -118,7 +118,6 @@ class Protocol(ABC):
 
     def layout(self, federation: Federation) -> Layout:
         """Layout of an answer's tensors; by default empty, for metrics alone."""
-        del federation
         return {}
 
 

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MethodType
 from typing import TYPE_CHECKING, Any, cast
 
 from lightning import LightningModule
@@ -96,26 +97,20 @@ class Objective(LightningModule):
             if cast("Tensor | None", term) is None:  # Lightning's way of skipping a batch
                 return None
             loss = term if loss is None else loss + term
-        if state.meter is None:
-            self._log_under_trainer(losses, cast(Tensor, loss))
-        else:
+        if state.meter is not None:
             if len(losses) > 1 or state.public:
                 for name, term in losses.items():
                     state.meter.add(f"train/{name}", term)
             if not state.public:  # ``train/loss`` is of the client's own data
                 state.meter.add("train/loss", loss)
+        elif self._trainer is not None and len(losses) > 1:
+            super().log_dict({f"train/{name}": term for name, term in losses.items()})
+            super().log("train/objective", cast(Tensor, loss), prog_bar=True)
         return loss
 
     def run(self, batch: Any) -> Outputs:
         """The task's own step on a batch."""
         return self.state.task_run.run(batch)
-
-    def _log_under_trainer(self, terms: Mapping[str, Tensor], loss: Tensor) -> None:
-        if self._trainer is None:
-            return
-        if len(terms) > 1:
-            super().log_dict({f"train/{name}": term for name, term in terms.items()})
-            super().log("train/objective", loss, prog_bar=True)
 
     @override
     def log(self, name: str, value: Any, *args: Any, batch_size: int | None = None, **kwargs: Any) -> None:
@@ -209,13 +204,7 @@ class Objective(LightningModule):
         trainer = self.state.trainer
         if trainer is None:
             return super().lr_schedulers()
-        return (
-            None
-            if not trainer.schedulers
-            else trainer.schedulers[0]
-            if len(trainer.schedulers) == 1
-            else trainer.schedulers
-        )
+        return trainer.schedulers[0] if len(trainer.schedulers) == 1 else trainer.schedulers or None
 
     @override
     def clip_gradients(
@@ -237,12 +226,11 @@ def task_name(task: LightningModule) -> str:
     return next(kind for kind in kinds if kind is not Objective and "_objective_class" not in kind.__dict__).__name__
 
 
-def bind_step(task: LightningModule, hook: str) -> Callable[..., Any]:
+def bind_step(step: Callable[..., Any]) -> Callable[..., Any]:
     """A task's step as a function of (batch, batch_idx), with or without the index in its signature."""
-    step = getattr(task, hook)
     parameters = list(inspect.signature(step).parameters.values())
     several = len(parameters) > 1 or any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
-    return cast(Callable[..., Any], step) if several else (lambda batch, _batch_idx: step(batch))
+    return step if several else (lambda batch, _batch_idx: step(batch))
 
 
 def head_of(task: LightningModule, name: str | None) -> nn.Module | None:
@@ -297,7 +285,8 @@ def join(task: LightningModule, algorithm: Algorithm[Any], model: Model) -> tupl
     objective.__dict__ = task.__dict__
     needs_head = algorithm.all_needs & {"logits", "outputs", "features"}
     head = head_of(task, algorithm.head) if needs_head else None
-    task_run = TaskRun(objective, _own_step(objective, type(task)), task_name(task), head)
+    step = bind_step(MethodType(type(task).training_step, objective))  # the task's own, with the objective as ``self``
+    task_run = TaskRun(objective, step, task_name(task), head)
     return objective, ObjectiveState(algorithm, Client(0, 0, "train", 0, model, task_run=task_run), task_run)
 
 
@@ -321,12 +310,3 @@ def at_work(objective: Objective, state: ObjectiveState, fabric: Fabric | None =
             del attributes[ATTRIBUTE]
         else:
             attributes[ATTRIBUTE] = before
-
-
-def _own_step(objective: Objective, kind: type[LightningModule]) -> Callable[[Any, int], Any]:
-    """The task's own ``training_step``, run with the objective as ``self``."""
-    function = kind.training_step
-    parameters = list(inspect.signature(function).parameters.values())[1:]
-    if len(parameters) > 1 or any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
-        return lambda batch, batch_idx: function(objective, batch, batch_idx)
-    return lambda batch, _batch_idx: function(objective, batch)

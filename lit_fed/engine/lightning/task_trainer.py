@@ -72,6 +72,11 @@ class NetworkOptions:
     channels_last: bool = False
 
 
+def _during(stage: str) -> Any:
+    """A property: whether the client's work is of a stage."""
+    return property(lambda trainer: trainer.stage == stage)
+
+
 class TaskTrainer:
     """The clock and the surroundings of a client's work, under the names of ``lightning.Trainer``.
 
@@ -110,6 +115,15 @@ class TaskTrainer:
         self.gradient_clip_algorithm = gradients.clip_algorithm
         self.spans_run = gradients.schedule_steps == "run"
         self.data_parallel = data_parallel
+        self.strategy: Any = fabric.strategy
+        self.precision = str(fabric.strategy.precision.precision)  # such as ``32-true``
+        self.is_global_zero = fabric.is_global_zero
+        self.global_rank = fabric.global_rank
+        self.local_rank = fabric.local_rank  # among this machine's processes
+        # processes, devices of this machine and machines that work on one client
+        self.world_size = fabric.world_size if data_parallel else 1
+        self.num_devices = len(getattr(fabric.strategy, "parallel_devices", [0])) if data_parallel else 1
+        self.num_nodes = int(getattr(fabric.strategy, "num_nodes", 1)) if data_parallel else 1
         self.model: Any = None
         self.call: Callable[..., None] = _nobody
         self.current_epoch = 0
@@ -149,70 +163,15 @@ class TaskTrainer:
         values = {} if self.meter is None else self.meter.so_far()
         return {name: torch.tensor(value) for name, value in values.items()}
 
-    @property
-    def training(self) -> bool:
-        """Whether the client trains."""
-        return self.stage == "fit"
-
-    @property
-    def validating(self) -> bool:
-        """Whether the client is evaluated on validation data."""
-        return self.stage == "validate"
-
-    @property
-    def testing(self) -> bool:
-        """Whether the client is evaluated on test data."""
-        return self.stage == "test"
-
-    @property
-    def predicting(self) -> bool:
-        """Whether the client predicts."""
-        return self.stage == "predict"
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this is the first process."""
-        return self.fabric.is_global_zero
-
-    @property
-    def global_rank(self) -> int:
-        """Number of this process."""
-        return self.fabric.global_rank
-
-    @property
-    def local_rank(self) -> int:
-        """Number of this process on its machine."""
-        return self.fabric.local_rank
-
-    @property
-    def world_size(self) -> int:
-        """Processes that work on one client."""
-        return self.fabric.world_size if self.data_parallel else 1
-
-    @property
-    def num_devices(self) -> int:
-        """Devices of this machine that work on one client."""
-        return len(getattr(self.fabric.strategy, "parallel_devices", [0])) if self.data_parallel else 1
-
-    @property
-    def strategy(self) -> Any:
-        """Fabric's strategy."""
-        return self.fabric.strategy
-
-    @property
-    def precision(self) -> str:
-        """Such as ``32-true``."""
-        return str(self.fabric.strategy.precision.precision)
+    training = _during("fit")
+    validating = _during("validate")
+    testing = _during("test")
+    predicting = _during("predict")
 
     @property
     def default_root_dir(self) -> str:
         """The run's folder."""
         return str(self.log_dir or "")
-
-    @property
-    def num_nodes(self) -> int:
-        """Machines that work on one client."""
-        return int(getattr(self.fabric.strategy, "num_nodes", 1)) if self.data_parallel else 1
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print on the first process."""

@@ -129,14 +129,10 @@ class DriftMeter:
             return {}
         drift = {"drift/update_norm_mean": float(np.mean(norms))}
         moved = int(np.count_nonzero(norms > 0))
-        if workers.world_size > 1:
-            size = max(part.size for part in parts)
-            units = workers.all_reduce(workers.zeros([size]) if self._units is None else self._units.double())
-        else:
-            assert self._units is not None
-            units = self._units
+        size = max(part.size for part in parts)
+        units = workers.all_reduce(workers.zeros([size]) if self._units is None else self._units.double())
         if moved > 1:
-            total = float(units.double().square().sum())
+            total = float(units.square().sum())
             drift["drift/cosine_mean"] = (total - moved) / (moved * (moved - 1))
         return drift
 

@@ -45,10 +45,6 @@ class Round:
     needs: frozenset[str]
     started: float
 
-    def version(self, participant: Participant) -> int:
-        """The round whose broadcast a participant starts from."""
-        return self.round_idx if participant.version is None else participant.version
-
 
 def run_rounds(run: Run) -> None:
     """Run a run's remaining rounds."""
@@ -140,7 +136,7 @@ def _begin(run: Run, round_idx: int) -> Round:
 def _train_cohort(run: Run, current: Round) -> None:
     federation, ledger = run.federation, current.ledger
     plan = {participant.client_id: participant for participant in current.plan}
-    versions = {client_id: current.version(participant) for client_id, participant in plan.items()}
+    versions = {client_id: current.round_idx if one.version is None else one.version for client_id, one in plan.items()}
     working = [client_id for client_id, one in plan.items() if one.fate is not Fate.LOST_BEFORE]
     broadcasts = {**federation.versions, current.round_idx: current.broadcast}
     for client_id in list(plan)[run.workers.rank :: run.workers.world_size]:  # also to dropouts

@@ -58,7 +58,7 @@ def open_run(run: Run, ckpt_path: str | None) -> Iterator[None]:
             run.resumed_from = source
             _check_clients(run, checkpoint)
         check_server(run, "this trainer" if checkpoint is None else str(checkpoint))
-        run.log_dir = run.folder = claim_run_folder(fabric, settings.logs, settings.logger, resumed)
+        run.log_dir = run.folder = resumed or claim_run_folder(fabric, settings.logs, settings.logger)
         run.loaded = None
         if resumed is None:
             held.enter_context(sole_writer(fabric, run.log_dir))
@@ -135,15 +135,11 @@ def checkpoint_to_continue(fabric: Fabric, ckpt_path: str | Path, logs: Path) ->
     return None
 
 
-def claim_run_folder(
-    fabric: Fabric, logs: Path, choice: bool | Logger | list[Logger], resumed: Path | None = None
-) -> Path:
-    """The run's folder: the resumed one, a given logger's, or the next free ``version_N``.
+def claim_run_folder(fabric: Fabric, logs: Path, choice: bool | Logger | list[Logger]) -> Path:
+    """A new run's folder: a given logger's, or the next free ``version_N``.
 
     Creating the folder claims it: runs started at the same moment get different ones.
     """
-    if resumed is not None:
-        return resumed
     given = choice if isinstance(choice, list) else [choice]
     named = [lg for lg in given if isinstance(lg, Logger) and not isinstance(lg, CSVLogger)]  # see `RunSettings`
     log_dir = next((lg.log_dir for lg in named if getattr(lg, "log_dir", None)), None)

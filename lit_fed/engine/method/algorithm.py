@@ -90,10 +90,9 @@ class Regularizer(ABC):
     """Needs of the task, see `NEEDS`; a regularizer sets the instance's attribute where its settings need more."""
 
     def __init__(self, weight: float = 1.0, objective_weight: float = 1.0) -> None:
-        for key, value in (("weight", weight), ("objective_weight", objective_weight)):
-            check_range(f"{key} of regularizer {type(self).__name__}", value, least=0)
-        self.weight = weight
-        self.objective_weight = objective_weight
+        of = f"of regularizer {type(self).__name__}"
+        self.weight = check_range(f"weight {of}", weight, least=0)
+        self.objective_weight = check_range(f"objective_weight {of}", objective_weight, least=0)
 
     @abstractmethod
     def term(self, client: Client, batch: Any) -> Tensor:

@@ -14,7 +14,7 @@ from lit_fed.errors import ConfigError
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
     from lit_fed.engine.method.kinds import Kinds
-    from lit_fed.participation import Participation, ProbabilityIs
+    from lit_fed.participation import Participation
 
 
 @dataclass(slots=True)
@@ -59,11 +59,6 @@ class Population:
     def probability(self, client_id: int) -> float | None:
         """Probability that a client's update results from a round; None where it is not known."""
         return self.participation.probability(client_id)
-
-    @property
-    def probability_is(self) -> ProbabilityIs:
-        """Whether `probability` is exact, estimated, or unknown."""
-        return self.participation.probability_is
 
     def public_accuracy(self, classes: Tensor) -> float:
         """Share of the public samples that have these classes (P,): for reports, not for learning."""

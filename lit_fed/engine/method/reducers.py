@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -191,12 +191,8 @@ def _as(dtype: torch.dtype, mean: Tensor) -> Tensor:
     return mean.to(dtype, copy=True) if dtype.is_floating_point else mean.round().to(dtype)
 
 
-class _Place(NamedTuple):
-    """A part of a vector: its layout, start and length."""
-
-    layout: Mapping[str, torch.Size]
-    first: int
-    length: int
+_Place = tuple[Mapping[str, torch.Size], int, int]
+"""A part of a vector: its layout, start and length."""
 
 
 class ByPrefix(Reducer[Payload]):
@@ -245,7 +241,7 @@ class ByPrefix(Reducer[Payload]):
             first = int(at[0]) if len(at) else 0
             if not at.equal(numbers[first : first + len(at)]):
                 return {}
-            places[prefix] = _Place({name: tensor.shape for name, tensor in matching.items()}, first, len(at))
+            places[prefix] = {name: tensor.shape for name, tensor in matching.items()}, first, len(at)
         return places
 
     @override

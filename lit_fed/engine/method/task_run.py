@@ -77,7 +77,8 @@ class TaskRun:
 
     def run_with(self, batch: Any, tensors: Mapping[str, Tensor]) -> Outputs:
         """`run` with other parameters and buffers, by name, in place of the module's."""
-        outputs: Outputs = functional_call(_Runner(self), _renamed(tensors), (batch,))
+        renamed = {f"objective.{name}": tensor for name, tensor in tensors.items()}
+        outputs: Outputs = functional_call(_Runner(self), renamed, (batch,))
         return outputs
 
     def forward(self, x: Any) -> Any:
@@ -166,10 +167,6 @@ class _Runner(nn.Module):
 
     def forward(self, batch: Any) -> Outputs:
         return self.task_run.run(batch)
-
-
-def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"objective.{name}": tensor for name, tensor in tensors.items()}
 
 
 def _outputs(returned: Any) -> Outputs:

@@ -16,6 +16,7 @@ from lit_fed.engine.method.algorithm import Algorithm, Cohort, Server
 from lit_fed.engine.method.client import Client, LocalWork, Stage
 from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout
+from lit_fed.errors import ConfigError
 from lit_fed.participation import Participation
 
 if TYPE_CHECKING:
@@ -72,6 +73,11 @@ class Surroundings:
     device: torch.device
     first: Callable[[Callable[[], Any]], Any]
     say: Callable[[str], None]
+
+    def check_kinds(self, key: str) -> None:
+        """Refuse several kinds of network; the key is the wrapper's setting."""
+        if len(self.kinds) > 1:
+            raise ConfigError(f"{key} needs one kind of network; trainer.kinds has several")
 
 
 class Wrapper:
@@ -247,7 +253,7 @@ class Wrappers:
             report = wrapper.report(report, client_id)
         return report
 
-    def loader_of(self, stage: Stage) -> Loaders | None:
+    def loader_of(self, stage: Stage) -> Callable[[Iterable[Any], Client], Iterable[Any]] | None:
         """The function around a client's loader; None where there is none."""
         return self._loader if self.stack and stage == "train" else None
 
@@ -332,6 +338,3 @@ class Wrappers:
 def _key(wrapper: Wrapper) -> str:
     """The entry of a wrapper in the server's state."""
     return f"{AROUND}{wrapper.name}"
-
-
-Loaders = Callable[[Iterable[Any], Client], Iterable[Any]]

@@ -103,6 +103,15 @@ class Flat(NamedTuple):
         return {name: part.view(shape) for (name, shape), part in zip(self.layout.items(), parts, strict=True)}
 
 
+def joined(payload: Payload, shapes: Mapping[str, torch.Size], device: torch.device) -> Tensor:
+    """Tensors of a payload one after the other, (d,) in float64; 0 for names that it does not have."""
+    parts = [torch.empty(0, dtype=torch.float64, device=device)]
+    for name, shape in shapes.items():
+        held = payload[name].detach() if name in payload else torch.zeros(shape, device=device)
+        parts.append(held.to(device, torch.float64).reshape(-1))
+    return torch.cat(parts)
+
+
 def stacked(vectors: Sequence[Tensor]) -> Tensor:
     """Vectors of one length as the rows of a matrix; a view where they are parts of its consecutive rows, as a group's.
 
