@@ -37,11 +37,11 @@ LEFT = {
 }  # fmt: skip
 """All that is left, beside that."""
 FIELDS = {
-    "apart", "callbacks", "config", "executor", "hyper_parameters",
+    "apart", "base", "callbacks", "config", "executor", "hyper_parameters",
     "initial", "inputs", "lit_fed_format", "method", "metrics", "models",
     "monitor", "pytorch-lightning_version", "round_idx", "seed", "server", "state_dict", "tasks",
 }  # fmt: skip
-"""Entries of a checkpoint: released models, settings, and metrics of those models on public data."""
+"""Entries of a checkpoint: released models, settings, names of public weights, metrics of the models on public data."""
 
 
 class Surveyed(Points):
