@@ -6,13 +6,14 @@ import re
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
 from lit_fed.data import HeartDisease
 from lit_fed.data.formats.heart_disease import CENTRES, FEATURES
 from lit_fed.errors import ConfigError
+
+pd = pytest.importorskip("pandas")
 
 
 def write(root: Path, rows: int = 30) -> Path:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from hypothesis import given, strategies
@@ -28,6 +27,7 @@ from lit_fed.data.formats.hugging_face import join_small
 from lit_fed.errors import ConfigError
 from tests.support import assert_same, run_cli, saved_weights
 
+pd = pytest.importorskip("pandas")
 datasets = pytest.importorskip("datasets")
 ROWS, WRITERS = 120, 7
 
