@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT))  # the examples lie there, so that what follows cannot stand above
 
 import machine  # noqa: E402  # beside this file
 import numpy as np  # noqa: E402

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -145,7 +146,8 @@ def _add_adapters(network: nn.Module, places: Mapping[str, _Place], adapter: Ada
             file = file_of(weight)  # which registering writes to, with the same values
             parametrize.register_parametrization(place.owner, place.tensor, LoRAWeight(weight, rank, scale))
             if file is not None:
-                loaded_from(place.owner.parametrizations[place.tensor].original, file)  # type: ignore[index,union-attr]
+                lists: Any = place.owner.parametrizations
+                loaded_from(lists[place.tensor].original, file)
         else:
             network.set_submodule(name, LoRALinear(place.owner, rank, scale))  # type: ignore[arg-type]  # an nn.Linear
 

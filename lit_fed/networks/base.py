@@ -93,7 +93,8 @@ def given(names: Names, own: Mapping[str, Tensor], path: Any) -> dict[str, Tenso
     found = {}
     for name, (file, digest) in names.items():
         if name in own:
-            tensor = own[name].to(getattr(torch, digest.partition(":")[0], own[name].dtype))
+            dtype = getattr(torch, digest.partition(":")[0], None)  # a saved file may say anything
+            tensor = own[name].to(dtype) if isinstance(dtype, torch.dtype) else own[name]
             if _digest_of(tensor) != digest:
                 raise CheckpointError(
                     f"{path} does not hold the pretrained weights of {file}, and {name!r} has other values here; give "

@@ -243,6 +243,15 @@ def test_weights_below_attention_and_of_pose_networks_are_of_their_file(tmp_path
         assert set(found.values()) == {str(tmp_path / file)}
 
 
+def test_a_digest_of_no_type_is_refused(tmp_path: Path, file: Path) -> None:
+    made = fit(tmp_path / "run", Pretrained(file), max_rounds=1)
+    content = read_checkpoint(last(made))
+    names = {name: (found, "save:" + digest) for name, (found, digest) in content["base"]["model"].items()}
+    torch.save(content | {"base": {"model": names}}, last(made))
+    with pytest.raises(CheckpointError, match="does not hold the pretrained weights of"):
+        load_network(last(made), Pretrained(file).network)
+
+
 @pytest.mark.parametrize("odd", [3, {"model": 3}, {"model": {"w": "x"}}, {"model": {"w": ("x", 3)}}])
 def test_malformed_names_are_refused(tmp_path: Path, file: Path, odd: Any) -> None:
     path = last(fit(tmp_path / "run", Pretrained(file), max_rounds=1))
