@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile, is_zipfile
@@ -33,6 +34,12 @@ def hash_of(tensor: Tensor) -> str:
     if plain.numel():
         digest.update(plain.flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]  # an array is a buffer
     return digest.hexdigest()
+
+
+def hash_of_groups(groups: Mapping[str, Mapping[str, Tensor]]) -> str:
+    """SHA-256 of named tensors by group: of names, dtypes, shapes and bytes; a model and what is frozen in it, say."""
+    found = [[group, name, hash_of(tensor)] for group, named in groups.items() for name, tensor in named.items()]
+    return hashlib.sha256(json.dumps(sorted(found)).encode()).hexdigest()
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -22,6 +22,7 @@ from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import ConfigError, WireError
 from lit_fed.privacy.bounded_sum import grid_of
 from lit_fed.secure.summed import NodeSums, Summed, SummedSecurely, length_of
+from lit_fed.tensors import hash_of_groups
 
 if TYPE_CHECKING:
     from lit_fed.deployment.roster import Roster
@@ -152,10 +153,9 @@ class Summing:
     ) -> tuple[_Found, int]:
         """The sum, and the number of attempts; each has fresh keys."""
         from lit_fed.secure.messages import TooFew
-        from lit_fed.secure.packed import hash_of
 
         (kind,) = broadcast.wire
-        model = hash_of({"payload": broadcast.wire[kind], "frozen": broadcast.frozen.get(kind, {})})
+        model = hash_of_groups({"payload": broadcast.wire[kind], "frozen": broadcast.frozen.get(kind, {})})
         asked = {**work, "run": self.roster.identity.run_id, "round": broadcast.round_idx}
         for attempt in range(_MOST_ATTEMPTS):
             try:

@@ -16,10 +16,11 @@ from lit_fed.errors import BudgetSpent
 from lit_fed.privacy.bounded_sum import grid_of
 from lit_fed.secure.masks import Words
 from lit_fed.secure.messages import AllKeys, Consents, Invitation, Refusal, Relayed, Survivors, ToServer
-from lit_fed.secure.packed import Plain, about, hash_of, pack, unpack
+from lit_fed.secure.packed import Plain, about, pack, unpack
 from lit_fed.secure.party import Party
 from lit_fed.secure.signer import Signer
 from lit_fed.secure.summed import Logged, SummedSecurely
+from lit_fed.tensors import hash_of_groups
 
 _STAGES = {"shares": AllKeys, "vectors": Relayed, "consents": Survivors, "total": Consents}
 _TOLD = "lr"  # a setting among a client's metrics
@@ -80,7 +81,7 @@ class OwnWork:
             update: The answer.
         """
         work = work_of(fields)
-        model = hash_of({group: tensors.get(group, {}) for group in ("payload", "frozen")})
+        model = hash_of_groups({group: tensors.get(group, {}) for group in ("payload", "frozen")})
         if (work, model) != (self._work, self._model):
             self._work, self._model, self._broadcast = work, model, broadcast
             self._updates, self._logged = {}, {}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.secure.messages import (
@@ -106,20 +104,6 @@ _READERS: dict[type, Callable[[Mapping[str, Any], Payload], Any]] = {
     Consent: lambda content, _: Consent(_bytes(content["signature"])),
     Unmasking: lambda content, _: Unmasking(*(_map(content[key], _number) for key in ("seeds", "keys"))),
 }
-
-
-def hash_of(tensors: Mapping[str, Payload]) -> str:
-    """Return a hash of named tensors by group: of names, types, shapes and bits."""
-    found = hashlib.sha256()
-    for group, payload in sorted(tensors.items()):
-        for name, tensor in sorted(payload.items()):
-            found.update(digest(group, name, str(tensor.dtype), list(tensor.shape)))
-            found.update(_bits(tensor))
-    return found.hexdigest()
-
-
-def _bits(tensor: Tensor) -> Any:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def about(model: str, size: int, grid: float, names: tuple[str, ...]) -> str:
