@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
 import venv
 import zipfile
+from email.message import Message
 from email.parser import Parser
 from pathlib import Path
 
@@ -45,16 +47,52 @@ def test_the_wheel_holds_the_configurations_the_pages_and_the_types(wheel: Path)
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"lit_fed"}, "more than the package"
 
 
-def test_the_metadata_are_complete(wheel: Path) -> None:
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> Message:
+    """Of the wheel; its payload is the long description."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        metadata = Parser().parsestr(archive.read(name).decode())
         assert any(name.endswith("licenses/LICENSE") for name in archive.namelist())
+        return Parser().parsestr(archive.read(name).decode())
+
+
+def test_the_metadata_are_complete(metadata: Message) -> None:
     for key in ("Summary", "Author", "Keywords", "Requires-Python", "License-Expression", "Description-Content-Type"):
         assert metadata[key], key
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
     assert {*PROJECT["optional-dependencies"]} == {*metadata.get_all("Provides-Extra", [])}
-    assert metadata.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
+    assert metadata.get_all("Project-URL") == [f"{name}, {url}" for name, url in PROJECT["urls"].items()]
+
+
+def test_no_link_and_no_picture_of_the_long_description_is_relative(metadata: Message) -> None:
+    """An index shows the README without the repository beside it: each target is a file of this version."""
+    shown, readme = str(metadata.get_payload()), (ROOT / "README.md").read_text(encoding="utf-8")
+    source, version = PROJECT["urls"]["Source"], PROJECT["version"]
+    raw = source.replace("//github.com/", "//raw.githubusercontent.com/") + f"/v{version}/"
+    link = re.compile(r"(!?)\[[^\]]*\]\(([^)\s]+)\)")
+    before, after = link.findall(readme), link.findall(shown)
+    assert len(before) == len(after) > 20
+    for (_, own), (is_picture, target) in zip(before, after, strict=True):
+        if own.startswith(("https:", "#")):
+            assert target == own
+        elif is_picture:
+            assert target == f"{raw}{own}?sanitize=true"
+        else:
+            assert target == f"{source}/blob/v{version}/{own}"
+        if not own.startswith(("https:", "#")):
+            assert (ROOT / own.partition("#")[0]).exists(), own
+    assert link.sub("", shown) == link.sub("", readme), "more than the targets differs"
+
+
+def test_the_addresses_of_the_project_are_in_one_place() -> None:
+    """`[project.urls]`; what cannot read it repeats it."""
+    urls = PROJECT["urls"]
+    assert {"Home", "Documentation", "Source", "Issues", "Changelog"} == urls.keys()
+    assert all(url.startswith(urls["Source"]) for name, url in urls.items() if name != "Documentation")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["repository-code"], citation["url"]) == (urls["Source"], urls["Documentation"])
+    site = dict(re.findall(r"^(site_url|repo_url): (\S+)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert site == {"site_url": urls["Documentation"], "repo_url": urls["Source"]}
 
 
 def test_the_citation_and_the_changelog_are_of_this_version() -> None:

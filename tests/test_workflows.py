@@ -31,15 +31,20 @@ def test_every_declared_python_is_checked_by_ci_run() -> None:
     assert commands(job["steps"]) == [".ci/run"]
 
 
-def test_wheel_and_site_are_built() -> None:
-    steps = RELEASE["jobs"]["build"]["steps"]
-    assert commands(steps) == ["python -m pip wheel --no-deps --wheel-dir dist .", "make docs"]
+def test_both_distributions_and_the_site_are_built_and_the_site_of_main_is_deployed() -> None:
+    build, site = RELEASE["jobs"]["build"], RELEASE["jobs"]["site"]
+    tools, *rest = commands(build["steps"])
+    assert tools == "python -m pip install build twine"
+    assert rest == ["python -m build --outdir dist", "python -m twine check --strict dist/*", "make docs"]
+    assert (site["if"], site["needs"]) == ("github.ref == 'refs/heads/main'", "build")
+    assert [step["uses"].partition("@")[0] for step in site["steps"]] == ["actions/deploy-pages"]
 
 
-def test_the_wheel_runs_on_every_declared_python_without_the_repository() -> None:
+def test_both_distributions_run_on_every_declared_python_without_the_repository() -> None:
     job = RELEASE["jobs"]["clean"]
     assert job["needs"] == "build"
-    assert job["strategy"]["matrix"] == yaml.safe_load(WORKFLOWS["check"])["jobs"]["check"]["strategy"]["matrix"]
+    pythons = yaml.safe_load(WORKFLOWS["check"])["jobs"]["check"]["strategy"]["matrix"]["python"]
+    assert job["strategy"]["matrix"] == {"python": pythons, "file": ["*.whl", "*.tar.gz"]}
     assert not [step for step in job["steps"] if "checkout" in step.get("uses", "")]
     runs = [words for text in commands(job["steps"]) if (words := shlex.split(text))[0] == "clean/bin/lit-fed"]
     assert [words[1] for words in runs] == ["fit", "study"]
@@ -59,18 +64,20 @@ def test_only_a_tag_of_the_version_publishes_and_only_what_ran() -> None:
     job = RELEASE["jobs"]["publish"]
     assert (job["if"], job["needs"]) == ("github.ref_type == 'tag'", "clean")
     (checked,) = commands(job["steps"])
-    assert checked == 'ls "dist/lit_fed-${GITHUB_REF_NAME#v}-py3-none-any.whl"'
+    name = "dist/lit_fed-${GITHUB_REF_NAME#v}"
+    assert checked == f'ls "{name}-py3-none-any.whl" "{name}.tar.gz"'
     *_, last = job["steps"]
     assert last["uses"].startswith("pypa/gh-action-pypi-publish@")
     assert last["with"] == {"attestations": True}  # and no password: the index trusts the workflow's token
 
 
-def test_only_publishing_may_do_more_than_read() -> None:
+def test_only_publishing_and_deploying_may_do_more_than_read() -> None:
     for text in WORKFLOWS.values():
         workflow = yaml.safe_load(text)
         assert workflow["permissions"] == {"contents": "read"}
-        assert {name for name, job in workflow["jobs"].items() if "permissions" in job} <= {"publish"}
+        assert {name for name, job in workflow["jobs"].items() if "permissions" in job} <= {"publish", "site"}
     assert RELEASE["jobs"]["publish"]["permissions"] == {"id-token": "write"}
+    assert RELEASE["jobs"]["site"]["permissions"] == {"pages": "write", "id-token": "write"}
     assert not any("secrets." in text for text in WORKFLOWS.values())
 
 
