@@ -169,6 +169,7 @@ class Domains(FederatedDataModule):
     def read_parts(self) -> Parts:
         _ = self.input_shape, self.output_shape, self.class_names, self.starts
         for name, module in self.domains.items():
+            module.drop_last, module.fresh_batches = self.drop_last, self.fresh_batches
             parts = module.read_parts().checked(module.num_classes)
             module._check_own_clients(parts.train.clients)
             if parts.val is not None:
