@@ -477,17 +477,24 @@ class FederatedDataModule(LightningDataModule, ABC):
             raise ConfigError(f"the data have no validation set; set data.val_fraction above {self.val_fraction:g}")
         if client_id is None:
             self._require_everybody("the shared validation set")
-            indices, size = self._ready.shared_val, self.shared_batch_size
+            indices = self._ready.shared_val
         else:
-            indices, size = self._ready.of(client_id).val[client_id], self.test_batch_size
+            indices = self._ready.of(client_id).val[client_id]
+        size = self.evaluation_batch_size("val", client_id is None)
         return viewed(self.make_loader(Batches("train", indices, size)), self.seen(client_id, view))
 
     def test_loader(self, client_id: int | None = None, view: str | None = None) -> Loader:
         """Test batches that match one client's data, or the shared test set, in a named view or the client's own."""
-        indices, size = self._ready.shared_test, self.shared_batch_size
+        indices = self._ready.shared_test
         if client_id is not None:
-            indices, size = indices[self._ready.of(client_id).test[client_id]], self.test_batch_size
+            indices = indices[self._ready.of(client_id).test[client_id]]
+        size = self.evaluation_batch_size("test", client_id is None)
         return viewed(self.make_loader(Batches("test", indices, size)), self.seen(client_id, view))
+
+    def evaluation_batch_size(self, part: Literal["val", "test"], shared: bool) -> int:
+        """Samples per batch of a client's validation or test samples, or of the shared set."""
+        del part
+        return self.shared_batch_size if shared else self.test_batch_size
 
     def calibration_loader(self, client_id: int) -> Loader:
         """One client's calibration batches, neither shuffled nor augmented.
