@@ -220,12 +220,12 @@ class Domains(FederatedDataModule):
         return self.domains[name].seen(client)
 
     @override
-    def target_values(self, indices: IntArray) -> NDArray[np.float32] | None:
-        values: NDArray[np.float32] | None = None
+    def target_values(self, indices: IntArray) -> NDArray[Any] | None:
+        values: NDArray[np.float64] | None = None
         for name, mask, own in self._by_domain("train", indices):
             if (found := self.domains[name].target_values(own)) is None:
                 return None
-            values = np.empty((len(indices), *found.shape[1:]), dtype=np.float32) if values is None else values
+            values = np.empty((len(indices), *found.shape[1:]), dtype=np.float64) if values is None else values
             values[mask] = found
         return values
 

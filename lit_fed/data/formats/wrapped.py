@@ -374,10 +374,10 @@ class Wrapped(DatasetModule):
         whole = WorkerLoader(pool, "predict", every, size, None, self.finish_batch, self._device)
         return viewed(whole, self.shared_view())
 
-    def target_values(self, indices: IntArray) -> NDArray[np.float32] | None:
+    def target_values(self, indices: IntArray) -> NDArray[Any] | None:
         """Numerical targets, if partitions have read them or the data set holds them as an attribute."""
         targets = self._targets.get("train")
-        return None if targets is None or self.num_classes is not None else targets[indices].astype(np.float32)
+        return None if targets is None or self.num_classes is not None else targets[indices]
 
     def teardown(self, stage: str) -> None:
         """End the worker processes, and tear down the module."""

@@ -52,7 +52,7 @@ class TensorLoader:
         fresh: Make every batch the first of a new shuffle: a sample may be in several batches, but only once in each,
             and all batches have the same size. Needs a generator.
         collated: Make batches as PyTorch collates samples of a ``TensorDataset``, which are lists, and draw a seed for
-            each sample as `WorkerLoader` does.
+            each sample as `WorkerLoader` does. Else numerical targets become float32.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class TensorLoader:
         for start in range(0, taken, chunk):
             chosen = order if taken <= chunk else order[start : start + chunk]
             x = inputs.index_select(0, chosen)
-            y = self._targets.index_select(0, chosen)
+            y = self._targets_at(chosen)
             if draws is not None and self._augmentation is not None:
                 x = self._augmentation.apply(x, draws[:, start : start + chunk])
             if self._normalize is not None:
@@ -159,7 +159,11 @@ class TensorLoader:
         return (x if self._normalize is None else self._normalize(x)), y
 
     def _raw(self, rows: Tensor) -> Batch:
-        return self._inputs.index_select(0, rows), self._targets.index_select(0, rows)
+        return self._inputs.index_select(0, rows), self._targets_at(rows)
+
+    def _targets_at(self, rows: Tensor) -> Tensor:
+        targets = self._targets.index_select(0, rows)
+        return targets.float() if targets.is_floating_point() and self.form is tuple else targets
 
     def _plan(self) -> tuple[Tensor, Tensor | None]:
         """An epoch's rows in order and its augmentation's random numbers, on the data's device."""
