@@ -136,7 +136,8 @@ def test_statistics_are_those_of_the_files_values(reader: str, tmp_path: Path) -
     data.setup()
     x, y = stored_rows(data)
     found = simulated(data, question).as_dict()["all"]["columns"]
-    for column, values in zip(found, [*x.T, y], strict=True):
+    described = [column for column in found if column["role"] != "size"]  # which a `HuggingFace` has, without values
+    for column, values in zip(described, [*x.T, y], strict=True):
         exact = [Fraction(value) for value in values.tolist()]
         mean = sum(exact) / len(exact)
         variance = sum((value - mean) ** 2 for value in exact) / len(exact)

@@ -254,10 +254,9 @@ class HuggingFace(DecodedImages):
         if self._content == "numbers" and not self.keeps_missing:
             plain = made["train"].plain
             some = torch.stack([plain[row][0] for row in range(0, len(plain), max(1, len(plain) // _LOOKED_AT))])
-            remark_merged(some, self._normalize(some), self._inputs, where)
-        if self._targets is not None and not self.keeps_missing:
-            numbers = torch.from_numpy(self._targets).view(len(self._targets), -1)
-            remark_merged(numbers, numbers.float(), self._target, where)
+            remark_merged(some, self._normalize, self._inputs, where)
+        if (targets := self._targets) is not None and not self.keeps_missing:
+            remark_merged(torch.from_numpy(targets.reshape(len(targets), -1)), Tensor.float, self._target, where)
         self._read_columns.clear()
         return Parts(made["train"], made["test"], made.get("val"), where)
 

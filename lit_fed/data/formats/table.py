@@ -39,7 +39,7 @@ Notation = Literal["whole", "decimal", "number", "text"]
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 _LARGEST = float(np.finfo(np.float32).max)
 _MISSING = ("", "na", "n/a", "nan", "null", "none")
-_WHOLE = re.compile(r"[+-]?\d{1,18}")
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 @dataclass(frozen=True)

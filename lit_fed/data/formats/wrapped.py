@@ -158,6 +158,7 @@ def kind_of(value: Any) -> str | None:
     return "number" if array.dtype.kind == "f" or (torch.is_tensor(value) and value.is_floating_point()) else None
 
 
+_OF_LOADERS = ("batch_size", "test_batch_size", "shared_batch_size", "drop_last", "num_workers")
 _OF_WORKERS = ("num_workers", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor")
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
@@ -215,14 +216,10 @@ class Wrapped(DatasetModule):
     ) -> None:
         if partition is None and client is not None:
             partition = Natural()
-        given = {
-            "batch_size": batch_size,
-            "test_batch_size": test_batch_size,
-            "shared_batch_size": shared_batch_size,
-            "drop_last": drop_last,
-            "num_workers": num_workers,
+        values = (batch_size, test_batch_size, shared_batch_size, drop_last, num_workers)
+        given: dict[str, Any] = {
+            name: value for name, value in zip(_OF_LOADERS, values, strict=True) if value is not None
         }
-        given = {name: value for name, value in given.items() if value is not None}
         super().__init__(partition=partition, **given, **kwargs)
         self._called = type(module).__name__
         if isinstance(module, FederatedDataModule):
@@ -312,15 +309,10 @@ class Wrapped(DatasetModule):
 
     @override
     def build_datasets(self) -> Parts:
-        train, kept_size = self._loaders["train"], self._batch_size_of
-        if "batch_size" not in self._given:
-            self.batch_size = kept_size("train")
-        if (
-            "test_batch_size" not in self._given
-        ):  # of calibration and public samples; `evaluation_batch_size` has others
-            self.test_batch_size = kept_size("test")
-        if "drop_last" not in self._given:
-            self.drop_last = train.drop_last
+        train, test = self._loaders["train"], self._loaders["test"]
+        own = {"batch_size": train.batch_size, "test_batch_size": test.batch_size, "drop_last": train.drop_last}
+        for name in own.keys() - self._given:
+            setattr(self, name, own[name])
         labels = self._cut_by()
         key = self._target_key()
         if self._kind() == "number" and key is not None and "train" not in self._targets:
@@ -352,12 +344,7 @@ class Wrapped(DatasetModule):
     def evaluation_batch_size(self, part: Literal["val", "test"], shared: bool) -> int:
         if "test_batch_size" in self._given or (shared and "shared_batch_size" in self._given):
             return super().evaluation_batch_size(part, shared)
-        return self._batch_size_of(part if part in self._loaders else "test")
-
-    def _batch_size_of(self, part: str) -> int:
-        size = self._loaders[part].batch_size
-        assert size is not None  # `_loader` has looked
-        return size
+        return self._loaders[part if part in self._loaders else "test"].batch_size or 1
 
     @override
     def predict_dataloader(self) -> Any:
@@ -367,10 +354,13 @@ class Wrapped(DatasetModule):
         self._ask("setup", "predict")
         loader = self._loader("predict")
         self._tell({"predict": loader})
-        pinned, collates, size = self._device.type == "cuda", {"predict": loader.collate_fn}, loader.batch_size
-        pool = WorkerPool({"predict": loader.dataset}, pin_memory=pinned, collates=collates, **self._workers_of(loader))
-        every = np.arange(size_of(loader.dataset, "predict"), dtype=np.int64)
-        assert size is not None
+        pinned, collates, parts = (
+            self._device.type == "cuda",
+            {"predict": loader.collate_fn},
+            {"predict": loader.dataset},
+        )
+        pool = WorkerPool(parts, pin_memory=pinned, collates=collates, **self._workers_of(loader))
+        every, size = np.arange(size_of(loader.dataset, "predict"), dtype=np.int64), loader.batch_size or 1
         whole = WorkerLoader(pool, "predict", every, size, None, self.finish_batch, self._device)
         return viewed(whole, self.shared_view())
 
@@ -432,7 +422,8 @@ class Wrapped(DatasetModule):
                 f"{where} returns a {type(loader).__name__} that overrides __iter__, which clients do not call; move "
                 "it to the data set or to collate_fn"
             )
-        sampler, count = loader.sampler, size_of(loader.dataset, where)
+        sampler: Any = loader.sampler
+        count = size_of(loader.dataset, where)
         plain = type(sampler) in (RandomSampler, SequentialSampler) and not getattr(sampler, "replacement", False)
         if not plain or len(sampler) != count:
             of = "" if not plain else f" of {len(sampler)} of {count} samples"
@@ -506,12 +497,9 @@ class Wrapped(DatasetModule):
 def replaced_of(loader: DataLoader[Any], training: bool) -> list[str]:
     """The arguments of a loader that differ from those with which the federation reads its data set."""
     shuffles = isinstance(loader.sampler, RandomSampler)
-    found = [f"shuffle={shuffles}"] if shuffles != training else []
-    if loader.drop_last and not training:
-        found.append("drop_last=True")
+    found = [f"shuffle={shuffles}"] * (shuffles != training) + ["drop_last=True"] * (loader.drop_last and not training)
     used = {"generator": None, "persistent_workers": loader.num_workers > 0, "in_order": True}
-    found += [name for name, value in used.items() if getattr(loader, name, value) != value]
-    return found
+    return [*found, *(name for name, value in used.items() if getattr(loader, name, value) != value)]
 
 
 def _has(module: LightningDataModule, method: str) -> bool:

@@ -70,7 +70,7 @@ def rebuild(steps: Sequence[Step]) -> nn.Sequential:
     return nn.Sequential(*modules)
 
 
-_WIDE = (torch.float64, torch.int32, torch.int64, torch.uint32, torch.uint64)
+WIDE = (torch.float64, torch.int32, torch.int64, torch.uint32, torch.uint64)
 _FAR = 2.0**8  # standard deviations from 0 to the mean, of which float32's 24 bits leave 16 for the values
 
 Step = dict[str, Any]
@@ -189,7 +189,7 @@ class Normalize:
 
     def is_wide(self, dtype: torch.dtype) -> bool:
         """Whether values of a type are shifted and scaled in float64."""
-        return dtype in _WIDE or self._is_far
+        return dtype in WIDE or self._is_far
 
     def __call__(self, batch: Tensor) -> Tensor:
         """(B, C, …), uint8 or floating point, to float32 of the same shape."""

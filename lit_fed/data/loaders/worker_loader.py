@@ -165,7 +165,7 @@ class WorkerPool:
         self._running: Iterator[Any] | None = None
         self._loader: DataLoader[Any] = DataLoader(
             KeyedDataset(parts, collates or {}),
-            batch_sampler=self._turns,  # type: ignore[arg-type]  # without a length, for which nothing asks
+            batch_sampler=self._turns,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             pin_memory=pin_memory,

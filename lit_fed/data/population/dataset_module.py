@@ -106,6 +106,7 @@ class DatasetModule(FederatedDataModule):
         self._looked_at: dict[str, Part] = {}
         self._val_begins: int | None = None
         self._pools: dict[bool, WorkerPool] = {}
+        self._tensors: dict[str, tuple[tuple[Tensor, ...], Tensor] | None] = {}
         self._device = torch.device("cpu")
 
     @abstractmethod
@@ -165,6 +166,7 @@ class DatasetModule(FederatedDataModule):
         """Move batches to this device from now on."""
         self._device = torch.device(device)
         self._pools.clear()
+        self._tensors.clear()
 
     @override
     def teardown(self, stage: str) -> None:
@@ -178,16 +180,19 @@ class DatasetModule(FederatedDataModule):
         if part == "plain" and begins is not None and (batches.indices >= begins).all():
             part = "val"
         drop_last, fresh = training and self.drop_last, training and self.fresh_batches
-        if (found := self._in_memory(part, batches.indices)) is None:
+        if part not in self._tensors:
+            self._tensors[part] = self._in_memory(part)
+        if (found := self._tensors[part]) is None:
             return self._worker_loader(batches, part, drop_last=drop_last, fresh=fresh)
-        (x, y), rows = found
+        (x, y), rows = found[0], found[1][torch.from_numpy(batches.indices)]
         return TensorLoader(
             x, y, rows, batches.batch_size, batches.generator, drop_last=drop_last, fresh=fresh, collated=True
         )
 
-    def _in_memory(self, part: str, indices: IntArray) -> tuple[tuple[Tensor, ...], Tensor] | None:
-        """The tensors (x, y) of a part that workers would only copy, and the rows of samples (n,); None for others."""
-        dataset, rows = self._datasets[part], torch.from_numpy(indices)
+    def _in_memory(self, part: str) -> tuple[tuple[Tensor, ...], Tensor] | None:
+        """The tensors (x, y) of a part that workers would only copy, and each sample's row (n,); None for others."""
+        dataset: Any = self._datasets[part]
+        rows = torch.arange(len(Part(dataset)))
         while type(dataset) is Subset:
             dataset, rows = dataset.dataset, torch.as_tensor(dataset.indices, dtype=torch.int64)[rows]
         workers = self.worker_options(part == "train")["num_workers"]

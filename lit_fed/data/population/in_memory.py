@@ -18,6 +18,7 @@ from typing_extensions import override
 from lit_fed.data.loaders.image_files import ImageFiles, collate_images
 from lit_fed.data.loaders.tensor_loader import TensorLoader
 from lit_fed.data.loaders.transforms import (
+    WIDE,
     Augmentation,
     InTurn,
     Normalize,
@@ -150,18 +151,11 @@ class TensorDataModule(FederatedDataModule):
             y = part.y if self.num_classes is None else part.strata
             self._x[subset] = _inputs(part.x, f"{name} inputs of {parts.source}", self._device, self.keeps_missing)
             self._y[subset] = _tensor(np.asarray(y), self._device)
-        if self.keeps_missing or not len(parts.train):
-            return
         x, y, normalize = self._x["train"], self._y["train"], self._pipeline[1]
-        some = x[:: max(1, len(x) // 2**14)]  # as `remark_merged` looks at
-        seen = some if normalize is None else normalize(some)
-        if x.dtype in (torch.float64, torch.int32, torch.int64) and x.ndim > 1 and seen.shape == some.shape:
-            names = getattr(self, "feature_names", ())
-            remark_merged(some, seen.float() if seen.is_floating_point() else seen, names, parts.source)
-        if y.dtype == torch.float64:
-            remark_merged(
-                y.view(len(y), -1), y.view(len(y), -1).float(), getattr(self, "target_names", ()), parts.source
-            )
+        if not self.keeps_missing and normalize is not None and x.dtype in WIDE and x.ndim > 1:
+            remark_merged(x, normalize, getattr(self, "feature_names", ()), parts.source)
+        if not self.keeps_missing and y.dtype == torch.float64 and len(y):
+            remark_merged(y.view(len(y), -1), Tensor.float, getattr(self, "target_names", ()), parts.source)
 
     def stored(self, subset: Subset, indices: IntArray) -> tuple[NDArray[Any], NDArray[Any]]:
         """Stored inputs and targets of samples (n,) of a subset."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,17 +74,18 @@ def checked_targets(targets: NDArray[Any], output_shape: tuple[int, ...], what: 
     return native(array, what)
 
 
-def remark_merged(stored: Tensor, seen: Tensor, names: Sequence[str], source: str) -> None:
-    """Print a line if columns of inputs or targets (n, k, …) have fewer distinct values in 32 bits.
+def remark_merged(stored: Tensor, narrow: Callable[[Tensor], Tensor], names: Sequence[str], source: str) -> None:
+    """Print a line if columns of inputs or targets (n, k, …) have fewer distinct values once they are narrowed.
 
     Looks at some rows, among which 32 bits merge fewer than 1 % of values spread at random.
     """
-    step, merged = max(1, len(stored) // _LOOKED_AT), list[tuple[str, int, int]]()
-    for place in range(stored.shape[1]):
-        before, after = (len(values[::step, place].flatten()[:_LOOKED_AT].unique()) for values in (stored, seen))
+    some, merged = stored[:: max(1, len(stored) // _LOOKED_AT)], list[tuple[str, int, int]]()
+    if (seen := narrow(some)).shape != some.shape:
+        return
+    for place in range(some.shape[1]):
+        before, after = (len(values[:, place].flatten()[:_LOOKED_AT].unique()) for values in (some, seen))
         if after < 0.99 * before:
-            name = names[place] if names else f"column {place}"
-            merged.append((name, before, after))
+            merged.append((names[place] if names else f"column {place}", before, after))
     if merged:
         name, before, after = merged[0]
         more = f", and {counted(len(merged) - 1, 'other column')} lose some" if merged[1:] else ""

@@ -88,7 +88,7 @@ class Clinic(LightningDataModule):
         self.parts = {"fit": Visits(60, 0), "test": Visits(20, 1)}
 
     def train_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(self.parts["fit"], 8)
+        return DataLoader(self.parts["fit"], 8, shuffle=True)
 
     def test_dataloader(self) -> DataLoader[Any]:
         return DataLoader(self.parts["test"], 8)
