@@ -208,7 +208,7 @@ def _add(
         return
     scale = Fraction(unit)
     site.total[place] += exact_sum(finite, weights) / scale
-    site.squares[place] += exact_sum(finite * finite, weights) / (scale * scale)
+    site.squares[place] += exact_squares(finite, weights) / (scale * scale)
     scaled = finite / unit
     site.low[place] = min(site.low[place], scaled.min())
     site.high[place] = max(site.high[place], scaled.max())
@@ -237,6 +237,17 @@ def exact_sum(values: Floats, weights: NDArray[np.int64] | None = None) -> Fract
     for at in np.flatnonzero((high != 0) | (low != 0)).tolist():
         total += ((int(high[at]) << _BITS) + int(low[at])) << at
     return Fraction(total, 1 << (_LOWEST + 2 * _BITS + 1))
+
+
+def exact_squares(values: Floats, weights: NDArray[np.int64] | None = None) -> Fraction:
+    """The exact sum of the squares of at most 2^26 finite numbers of float32's range, each taken ``weights`` times."""
+    parts = values * (2**27 + 1)
+    high = parts - (parts - values)  # 26 bits, and 26 bits are left: their products are exact (Veltkamp, 1968)
+    low = values - high
+    return sum(
+        (times * exact_sum(part, weights) for times, part in ((1, high * high), (2, high * low), (1, low * low))),
+        Fraction(),
+    )
 
 
 def joined(sites: Sequence[SiteStatistics], columns: int, classes: int | None, question: Inquiry) -> SiteStatistics:

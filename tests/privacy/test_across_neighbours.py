@@ -37,11 +37,6 @@ SIZES = (20, 14, 11, 16)
 SHAPES = {"Table": (16,), "ClientFolders": (3, 4, 4)}
 REFUSED = {
     ("ClientPoses", "FedNTD", "sequential"): "needs integer class labels",
-    **{
-        (module, method, "vectorized"): "share their workers"
-        for module in ("ClientFolders", "ClientPoses")
-        for method in METHODS
-    },
     ("ClientPoses", "FedNTD", "vectorized"): "needs integer class labels",
 }  # fmt: skip
 CHANGES = ("as it was", "another client 0", "a row more of client 0")

@@ -126,4 +126,4 @@ def _finite(values: NDArray[np.float64], place: str) -> Tensor:
         narrow = values.astype(np.float32)
     if not np.isfinite(narrow).all():
         raise ConfigError(f"{place} holds NaN or infinity; correct or remove it")
-    return torch.from_numpy(narrow)
+    return torch.from_numpy(values)

@@ -169,6 +169,7 @@ class Domains(FederatedDataModule):
     def read_parts(self) -> Parts:
         _ = self.input_shape, self.output_shape, self.class_names, self.starts
         for name, module in self.domains.items():
+            module.drop_last, module.fresh_batches = self.drop_last, self.fresh_batches
             parts = module.read_parts().checked(module.num_classes)
             module._check_own_clients(parts.train.clients)
             if parts.val is not None:
@@ -219,12 +220,12 @@ class Domains(FederatedDataModule):
         return self.domains[name].seen(client)
 
     @override
-    def target_values(self, indices: IntArray) -> NDArray[np.float32] | None:
-        values: NDArray[np.float32] | None = None
+    def target_values(self, indices: IntArray) -> NDArray[Any] | None:
+        values: NDArray[np.float64] | None = None
         for name, mask, own in self._by_domain("train", indices):
             if (found := self.domains[name].target_values(own)) is None:
                 return None
-            values = np.empty((len(indices), *found.shape[1:]), dtype=np.float32) if values is None else values
+            values = np.empty((len(indices), *found.shape[1:]), dtype=np.float64) if values is None else values
             values[mask] = found
         return values
 

@@ -49,7 +49,7 @@ class HeartDisease(Table):
 
     Note:
         FLamby holds out 34 % of each hospital's patients by scikit-learn's split, for classes in equal shares where it
-        can, and does not standardise.
+        can. It standardises each hospital by its own training patients; its first version does not standardise.
     """
 
     def __init__(

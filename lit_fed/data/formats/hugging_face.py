@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -37,7 +38,7 @@ from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.partitions.partition import Natural, Partition
 from lit_fed.data.population.dataset_module import DecodedImages
 from lit_fed.data.population.naming import in_order, numbered
-from lit_fed.data.population.targets import checked_targets
+from lit_fed.data.population.targets import checked_targets, remark_merged
 from lit_fed.errors import ConfigError, reason
 from lit_fed.printing import counted
 from lit_fed.seeding import derive_seed, numpy_generator
@@ -46,6 +47,7 @@ Held = Literal["samples", "clients"]
 _LENGTH = 64  # tokens of a text
 _VOCABULARY, _SIDE = 8192, 32  # defaults
 _MANY_CLASSES = 100
+_LOOKED_AT = 2**10  # rows, to compare their numbers with those in 32 bits
 
 
 @dataclass(frozen=True)
@@ -219,15 +221,15 @@ class HuggingFace(DecodedImages):
     @override
     def stored_like(self) -> tuple[tuple[int, ...], str]:
         types = {"images": "uint8", "text": "int64"}
-        return self.input_shape, types.get(self._content, "float32")
+        return self.input_shape, types.get(self._content, "float64")
 
     @override
     def decode(self, paths: Sequence[Path]) -> ImageFiles | None:  # type: ignore[override]
         return super().decode(paths) if self._content == "images" else None
 
     @override
-    def target_values(self, indices: IntArray) -> NDArray[np.float32] | None:
-        return None if self._targets is None else self._targets[indices].astype(np.float32)
+    def target_values(self, indices: IntArray) -> NDArray[Any] | None:
+        return None if self._targets is None else self._targets[indices]
 
     @override
     def build_datasets(self) -> Parts:
@@ -249,11 +251,19 @@ class HuggingFace(DecodedImages):
             made[part] = Part(self._rows(part, rows, part == "train"), numbers, rows.clients, strata)
         made["train"] = replace(made["train"], plain=self._rows("train", parts["train"], training=False))
         self._targets = made["train"].y
+        if self._content == "numbers" and not self.keeps_missing:
+            plain = made["train"].plain
+            some = torch.stack([plain[row][0] for row in range(0, len(plain), max(1, len(plain) // _LOOKED_AT))])
+            remark_merged(some, self._normalize, self._inputs, where)
+        if (targets := self._targets) is not None and not self.keeps_missing:
+            remark_merged(torch.from_numpy(targets.reshape(len(targets), -1)), Tensor.float, self._target, where)
         self._read_columns.clear()
         return Parts(made["train"], made["test"], made.get("val"), where)
 
     def _rows(self, part: str, rows: Part, training: bool) -> Dataset[Any]:
         stored, where = self._stored(part if part in self._tables else "train"), self._where(part)
+        if self.class_names is None and not self.keeps_missing:
+            rows = replace(rows, y=rows.y.astype(np.float32))
         if self._reader is not None:
             return _Rows(stored, rows, where, self._reader)
         augmentation = self._augmentation if training else None
@@ -401,7 +411,7 @@ class HuggingFace(DecodedImages):
             check_classes(there, names, f"{self._where(part)}, {column!r}")
         return names
 
-    def _numbers(self, part: str) -> NDArray[np.float32]:
+    def _numbers(self, part: str) -> NDArray[Any]:
         """Numerical targets, (n,) or (n, k)."""
         where, columns = self._where(part), list[NDArray[Any]]()
         for column in self._target:
@@ -428,7 +438,7 @@ class HuggingFace(DecodedImages):
     def _stored(self, part: str) -> Any:
         """The columns of the inputs alone."""
         stored = self._tables[part].select_columns(list(dict.fromkeys(self._inputs)))
-        return stored.with_format("numpy") if self._content == "arrays" else stored
+        return stored.with_format("numpy", dtype=np.float64) if self._content == "arrays" else stored
 
     @cached_property
     def _test_clients(self) -> IntArray | None:

@@ -173,12 +173,12 @@ class LEAF(TensorDataModule):
     def _input(self, value: Any, where: str) -> NDArray[Any]:
         if self._set == "femnist":
             try:
-                pixels = np.asarray(value, dtype=np.float32)
+                pixels = np.asarray(value, dtype=np.float64)
             except (ValueError, TypeError, OverflowError):
-                pixels = np.zeros(0, dtype=np.float32)
+                pixels = np.zeros(0)
             if pixels.shape != (_SIDE * _SIDE,) or not (pixels.min() >= 0 and pixels.max() <= 1):
                 raise ConfigError(f"{where}: x is not {_SIDE * _SIDE} numbers from 0 to 1; correct it")
-            return pixels.reshape(1, _SIDE, _SIDE)
+            return pixels.reshape(1, _SIDE, _SIDE).astype(self.float_dtype)
         if self._set == "shakespeare":
             if not isinstance(value, str) or len(value) != _CHARACTERS:
                 raise ConfigError(f"{where}: x is not a text of {_CHARACTERS} characters; correct it")

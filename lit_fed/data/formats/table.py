@@ -39,7 +39,7 @@ Notation = Literal["whole", "decimal", "number", "text"]
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 _LARGEST = float(np.finfo(np.float32).max)
 _MISSING = ("", "na", "n/a", "nan", "null", "none")
-_WHOLE = re.compile(r"[+-]?\d{1,18}")
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,19 @@ class Columns:
         return len(next(iter(self.cells.values()), ()))
 
     def raw(self, name: str, setting: str) -> NDArray[Any]:
-        """A column as stored; errors name the `setting` that asks for it."""
+        """A column of single values as stored; errors name the `setting` that asks for it."""
         if name not in self.cells:
             close = get_close_matches(name, list(self.cells), n=1)
             hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(self.cells) or 'no column'}"
             raise ConfigError(f"{self.path} has no column {name!r}, which {setting} names; {hint}")
-        return self.cells[name]
+        column = self.cells[name]
+        first = next((cell for cell in column if cell is not None), None) if column.dtype.kind == "O" else None
+        if isinstance(first, np.ndarray | list | dict):
+            raise ConfigError(
+                f"{self.path}: {name} holds lists, and {setting} needs a number or a text in each row; write a column "
+                "for each entry, or leave it out"
+            )
+        return column
 
     def texts(self, name: str, setting: str) -> list[str]:
         """A column as names of classes or clients; ``7`` and ``7.0`` are the same name."""
@@ -91,6 +98,8 @@ class Columns:
         if column.dtype.kind not in "biufO":
             raise ConfigError(f"{self.path}: {name} holds {column.dtype}, and {setting} needs numbers; leave it out")
         try:
+            if column.dtype.kind == "O" and not all(map(_is_spelt, column.tolist())):
+                raise ValueError("Python reads 1_0 as 10, and other programs do not")
             numbers = column.astype(np.float64)
         except (ValueError, TypeError):
             are_numbers = [_is_number(cell) for cell in column.tolist()]
@@ -128,7 +137,12 @@ def _is_number(cell: Any) -> bool:
         float(cell)
     except (ValueError, TypeError):
         return False
-    return True
+    return _is_spelt(cell)
+
+
+def _is_spelt(cell: Any) -> bool:
+    """Whether a cell is not a text that only Python takes for a number, such as ``1_0``."""
+    return not isinstance(cell, str) or ("_" not in cell and cell.isascii())
 
 
 def read_columns(path: Path) -> Columns:
@@ -202,10 +216,9 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 def _notation(cell: str, is_number: bool) -> Notation:
     if not is_number and _WHOLE.fullmatch(cell):
         return "whole"
-    try:
-        return "decimal" if float(cell).is_integer() else "number"
-    except ValueError:
+    if not _is_number(cell):
         return "text"
+    return "decimal" if float(cell).is_integer() else "number"
 
 
 Kind = Literal["classes", "numbers"]
@@ -516,16 +529,16 @@ class Table(TensorDataModule):
             return Part(x, y, np.array(columns.texts(self._client, "data.client"), dtype=object))
         return Part(x, y, None if owner is None else np.full(len(columns), owner, dtype=object))
 
-    def read_features(self, columns: Columns, setting: str) -> NDArray[np.float32]:
+    def read_features(self, columns: Columns, setting: str) -> NDArray[np.float64]:
         """The stored features of a file's rows, shape (n, number of features); errors name the `setting`.
 
         Raises:
             ConfigError: A column is missing, or a cell is not a number.
         """
-        keeps = self.keeps_missing
-        wide = np.stack([columns.numbers(name, setting, keeps) for name in self._feature_names], axis=1)
-        with np.errstate(over="ignore"):
-            return wide.astype(np.float32)
+        x = np.empty((len(columns), len(self._feature_names)))
+        for place, name in enumerate(self._feature_names):
+            x[:, place] = columns.numbers(name, setting, self.keeps_missing)
+        return x
 
     def _held_out(self, whole: Part) -> tuple[Part, Part]:
         """Training rows, and a share of every client's to test on."""
@@ -539,7 +552,7 @@ class Table(TensorDataModule):
             )
         return whole.take(~test), whole.take(test)
 
-    def _scale_of(self, x: NDArray[np.float32]) -> tuple[list[float], list[float]]:
+    def _scale_of(self, x: NDArray[np.float64]) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of each feature; 0 and 1 without `standardise`."""
         width = x.shape[1]
         if self._figures is not None:
@@ -551,9 +564,12 @@ class Table(TensorDataModule):
             return self._scale_given
         if not self._standardise:
             return [0.0] * width, [1.0] * width
-        wide = x.astype(np.float64)
-        deviation = wide.std(axis=0)
-        return wide.mean(axis=0).tolist(), np.where(deviation > 0, deviation, 1.0).tolist()
+        mean, deviation = x[0].copy(), np.empty(width)
+        for place in range(width):  # from the first row on, as sums of large numbers are rounded
+            apart = x[:, place] - x[0, place]
+            mean[place] += apart.mean()
+            deviation[place] = spread if (spread := apart.std()) > 0 else 1.0  # also of missing numbers
+        return mean.tolist(), deviation.tolist()
 
 
 def _owner(file: Path) -> str:

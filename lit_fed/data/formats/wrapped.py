@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from torch.utils.data import (
 from typing_extensions import override
 
 from lit_fed.checks import check_range
-from lit_fed.data.loaders.worker_loader import isolated_randomness
+from lit_fed.data.loaders.worker_loader import WorkerLoader, WorkerPool, isolated_randomness
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.partitions.partition import Natural, Partition
@@ -35,6 +35,8 @@ from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.dataset_module import DatasetModule
 from lit_fed.data.population.naming import in_order, numbered
 from lit_fed.data.population.targets import checked_targets, count_classes, quantile_strata
+from lit_fed.data.population.views import viewed
+from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError, own_traceback, reason
 
 Key = int | str
@@ -156,6 +158,8 @@ def kind_of(value: Any) -> str | None:
     return "number" if array.dtype.kind == "f" or (torch.is_tensor(value) and value.is_floating_point()) else None
 
 
+_OF_LOADERS = ("batch_size", "test_batch_size", "shared_batch_size", "drop_last", "num_workers")
+_OF_WORKERS = ("num_workers", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor")
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
@@ -180,8 +184,13 @@ class Wrapped(DatasetModule):
         class_names: Names of the classes, in their order.
         strata: Number of strata by a numerical target, for partitions to cut by.
         batch_size: Samples per training batch; null for that of the module's ``train_dataloader``.
+        test_batch_size: Samples per batch in evaluation; null for those of ``val_dataloader`` and ``test_dataloader``.
+        shared_batch_size: Samples per batch of the shared test and validation sets; null for `test_batch_size`.
+        drop_last: Drop a client's last training batch if it is smaller than the others; null for the setting of
+            ``train_dataloader``.
+        num_workers: Processes that prepare samples for all clients; null for those of the module's loaders.
         partition: Cuts the samples into clients; null for `Natural` with `client`, else `IID`.
-        kwargs: The population's other settings, see `FederatedDataModule`, and `num_workers`, see `DatasetModule`.
+        kwargs: The population's other settings, see `FederatedDataModule`.
 
     Raises:
         ConfigError: The module has hooks or loaders that clients cannot use.
@@ -198,12 +207,20 @@ class Wrapped(DatasetModule):
         class_names: list[str] | None = None,
         strata: int | None = None,
         batch_size: int | None = None,
+        test_batch_size: int | None = None,
+        shared_batch_size: int | None = None,
+        drop_last: bool | None = None,
+        num_workers: int | None = None,
         partition: Partition | None = None,
         **kwargs: Any,
     ) -> None:
         if partition is None and client is not None:
             partition = Natural()
-        super().__init__(batch_size=1 if batch_size is None else batch_size, partition=partition, **kwargs)
+        values = (batch_size, test_batch_size, shared_batch_size, drop_last, num_workers)
+        given: dict[str, Any] = {
+            name: value for name, value in zip(_OF_LOADERS, values, strict=True) if value is not None
+        }
+        super().__init__(partition=partition, **given, **kwargs)
         self._called = type(module).__name__
         if isinstance(module, FederatedDataModule):
             raise ConfigError(
@@ -217,7 +234,7 @@ class Wrapped(DatasetModule):
                 )
         check_range("data.num_classes", num_classes, least=1, null="to count them")
         check_range("data.strata", strata, least=1, null="for none")
-        self.module, self._own_batches = module, batch_size is None
+        self.module, self._given = module, frozenset(given)
         self._target, self._client, self._strata_wanted = target, client, strata
         self._num_classes_given, self.class_names = num_classes, class_names
         self._targets: dict[str, NDArray[Any] | None] = {}
@@ -292,10 +309,10 @@ class Wrapped(DatasetModule):
 
     @override
     def build_datasets(self) -> Parts:
-        train = self._loaders["train"]
-        if self._own_batches:
-            assert train.batch_size is not None
-            self.batch_size = train.batch_size
+        train, test = self._loaders["train"], self._loaders["test"]
+        own = {"batch_size": train.batch_size, "test_batch_size": test.batch_size, "drop_last": train.drop_last}
+        for name in own.keys() - self._given:
+            setattr(self, name, own[name])
         labels = self._cut_by()
         key = self._target_key()
         if self._kind() == "number" and key is not None and "train" not in self._targets:
@@ -309,14 +326,48 @@ class Wrapped(DatasetModule):
         }
         return Parts(parts["train"], parts["test"], parts.get("val"), source=self._called)
 
-    def collate(self, training: bool) -> Callable[[list[Any]], Any]:
-        """The ``collate_fn`` of the module's training loader, or of its test loader."""
-        return self._loaders["train" if training else "test"].collate_fn
+    @override
+    def collates(self) -> dict[str, Callable[[list[Any]], Any] | None]:
+        """The ``collate_fn`` of each of the module's loaders; training samples held out have the test loader's."""
+        own = {part: loader.collate_fn for part, loader in self._loaders.items()}
+        return {"plain": own["test"], **own}
 
-    def target_values(self, indices: IntArray) -> NDArray[np.float32] | None:
+    @override
+    def worker_options(self, training: bool) -> dict[str, Any]:
+        return self._workers_of(self._loaders["train" if training else "test"])
+
+    def _workers_of(self, loader: DataLoader[Any]) -> dict[str, Any]:
+        given = {"num_workers": self.num_workers} if "num_workers" in self._given else {}
+        return {name: getattr(loader, name) for name in _OF_WORKERS} | given
+
+    @override
+    def evaluation_batch_size(self, part: Literal["val", "test"], shared: bool) -> int:
+        if "test_batch_size" in self._given or (shared and "shared_batch_size" in self._given):
+            return super().evaluation_batch_size(part, shared)
+        return self._loaders[part if part in self._loaders else "test"].batch_size or 1
+
+    @override
+    def predict_dataloader(self) -> Any:
+        """All samples of the module's ``predict_dataloader``, or the shared test set without one."""
+        if not _has(self.module, "predict_dataloader"):
+            return super().predict_dataloader()
+        self._ask("setup", "predict")
+        loader = self._loader("predict")
+        self._tell({"predict": loader})
+        pinned, collates, parts = (
+            self._device.type == "cuda",
+            {"predict": loader.collate_fn},
+            {"predict": loader.dataset},
+        )
+        pool = WorkerPool(parts, pin_memory=pinned, collates=collates, **self._workers_of(loader))
+        every, size = np.arange(size_of(loader.dataset, "predict"), dtype=np.int64), loader.batch_size or 1
+        whole = WorkerLoader(pool, "predict", every, size, None, self.finish_batch, self._device)
+        return viewed(whole, self.shared_view())
+
+    def target_values(self, indices: IntArray) -> NDArray[Any] | None:
         """Numerical targets, if partitions have read them or the data set holds them as an attribute."""
         targets = self._targets.get("train")
-        return None if targets is None or self.num_classes is not None else targets[indices].astype(np.float32)
+        return None if targets is None or self.num_classes is not None else targets[indices]
 
     def teardown(self, stage: str) -> None:
         """End the worker processes, and tear down the module."""
@@ -342,7 +393,14 @@ class Wrapped(DatasetModule):
             loaders["test"] = self._loader("test")
         else:
             loaders["test"] = loaders.pop("val")
+        self._tell(loaders)
         return loaders
+
+    def _tell(self, loaders: Mapping[str, DataLoader[Any]]) -> None:
+        """Name the arguments of the module's loaders that the federation replaces."""
+        found = {self._where(part): replaced_of(loader, part == "train") for part, loader in loaders.items()}
+        if lines := [f"{', '.join(names)} of {where}" for where, names in found.items() if names]:
+            remark(f"the federation replaces {'; '.join(lines)} (docs/own_data.md has the table)")
 
     def _loader(self, name: str) -> DataLoader[Any]:
         """One of the module's data sets."""
@@ -359,12 +417,19 @@ class Wrapped(DatasetModule):
             raise ConfigError(
                 f"{where} has a custom batch sampler ({made_by}), which clients do not use; give a batch_size"
             )
-        sampler = loader.sampler
-        if type(sampler) not in (RandomSampler, SequentialSampler) or getattr(sampler, "replacement", False):
+        if type(loader).__iter__ is not DataLoader.__iter__:
             raise ConfigError(
-                f"{where} has the sampler {type(sampler).__name__}, which clients do not use; leave it out"
+                f"{where} returns a {type(loader).__name__} that overrides __iter__, which clients do not call; move "
+                "it to the data set or to collate_fn"
             )
-        size_of(loader.dataset, where)
+        sampler: Any = loader.sampler
+        count = size_of(loader.dataset, where)
+        plain = type(sampler) in (RandomSampler, SequentialSampler) and not getattr(sampler, "replacement", False)
+        if not plain or len(sampler) != count:
+            of = "" if not plain else f" of {len(sampler)} of {count} samples"
+            raise ConfigError(
+                f"{where} has the sampler {type(sampler).__name__}{of}, which clients do not use; leave it out"
+            )
         return loader
 
     def _ask(self, method: str, *args: Any) -> Any:
@@ -427,6 +492,14 @@ class Wrapped(DatasetModule):
             )
         names = in_order(values["train"])
         return names, {name: numbered(column_values, names) for name, column_values in values.items()}
+
+
+def replaced_of(loader: DataLoader[Any], training: bool) -> list[str]:
+    """The arguments of a loader that differ from those with which the federation reads its data set."""
+    shuffles = isinstance(loader.sampler, RandomSampler)
+    found = [f"shuffle={shuffles}"] * (shuffles != training) + ["drop_last=True"] * (loader.drop_last and not training)
+    used = {"generator": None, "persistent_workers": loader.num_workers > 0, "in_order": True}
+    return [*found, *(name for name, value in used.items() if getattr(loader, name, value) != value)]
 
 
 def _has(module: LightningDataModule, method: str) -> bool:

@@ -51,6 +51,8 @@ class TensorLoader:
         values_per_sample: Values of a sample after `normalize`, if it resizes.
         fresh: Make every batch the first of a new shuffle: a sample may be in several batches, but only once in each,
             and all batches have the same size. Needs a generator.
+        collated: Make batches as PyTorch collates samples of a ``TensorDataset``, which are lists, and draw a seed for
+            each sample as `WorkerLoader` does. Else numerical targets become float32.
     """
 
     def __init__(
@@ -65,7 +67,9 @@ class TensorLoader:
         drop_last: bool = False,
         values_per_sample: int = 0,
         fresh: bool = False,
+        collated: bool = False,
     ) -> None:
+        self.form: Callable[[Batch], Any] = list if collated else tuple
         self._inputs, self._targets, self.indices = inputs, targets, indices
         self._generator, self._augmentation, self._normalize = generator, augmentation, normalize
         self._values_per_sample = values_per_sample
@@ -80,7 +84,7 @@ class TensorLoader:
     def __len__(self) -> int:
         return -(-self.num_samples // self.batch_size)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         """One pass over the samples in (x, y) batches."""
         if self.num_samples == 0:
             return
@@ -92,15 +96,15 @@ class TensorLoader:
         for start in range(0, taken, chunk):
             chosen = order if taken <= chunk else order[start : start + chunk]
             x = inputs.index_select(0, chosen)
-            y = self._targets.index_select(0, chosen)
+            y = self._targets_at(chosen)
             if draws is not None and self._augmentation is not None:
                 x = self._augmentation.apply(x, draws[:, start : start + chunk])
             if self._normalize is not None:
                 x = self._normalize(x)
             if chosen.shape[0] <= size:
-                yield x, y
+                yield self.form((x, y))
             else:
-                yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
+                yield from map(self.form, zip(torch.split(x, size), torch.split(y, size), strict=True))
 
     def shortened(self, num_batches: int) -> TensorLoader:
         """A loader of fewer rows, spread over the indices: at most some batches, the last as small as before."""
@@ -109,10 +113,10 @@ class TensorLoader:
         places = torch.linspace(0, self.indices.shape[0] - 1, count).long()
         return TensorLoader(
             self._inputs, self._targets, self.indices[places], self.batch_size, self._generator, self._augmentation,
-            self._normalize, self.drop_last, self._values_per_sample, self._fresh,
+            self._normalize, self.drop_last, self._values_per_sample, self._fresh, self.form is list,
         )  # fmt: skip
 
-    def batches_of(self, chosen: Iterable[Tensor]) -> Iterator[Batch]:
+    def batches_of(self, chosen: Iterable[Tensor]) -> Iterator[Any]:
         """Batches of some positions in `indices`, of any number, also none; augmented as in an iteration."""
         for positions in chosen:
             x, y = self._raw(_move(self.indices[positions], self.device))
@@ -120,7 +124,7 @@ class TensorLoader:
                 x = self._augmentation.apply(
                     x, _move(self._augmentation.draw(len(positions), self._generator), x.device)
                 )
-            yield (x if self._normalize is None else self._normalize(x)), y
+            yield self.form((x if self._normalize is None else self._normalize(x), y))
 
     # The parts of an iteration, for a group of clients that fetches its batches together.
 
@@ -144,7 +148,10 @@ class TensorLoader:
         count, generator = self.indices.shape[0], self._generator
         if generator is None:
             return torch.arange(self.num_samples)
-        return draw_order(count, self.num_samples, self.batch_size, self._fresh, generator)
+        order = draw_order(count, self.num_samples, self.batch_size, self._fresh, generator)
+        if self.form is list:
+            draw_seeds(self.num_samples, generator)
+        return order
 
     def fetch(self, rows: Tensor) -> Batch:
         """Rows of the tensors as a batch, without augmentation."""
@@ -152,7 +159,11 @@ class TensorLoader:
         return (x if self._normalize is None else self._normalize(x)), y
 
     def _raw(self, rows: Tensor) -> Batch:
-        return self._inputs.index_select(0, rows), self._targets.index_select(0, rows)
+        return self._inputs.index_select(0, rows), self._targets_at(rows)
+
+    def _targets_at(self, rows: Tensor) -> Tensor:
+        targets = self._targets.index_select(0, rows)
+        return targets.float() if targets.is_floating_point() and self.form is tuple else targets
 
     def _plan(self) -> tuple[Tensor, Tensor | None]:
         """An epoch's rows in order and its augmentation's random numbers, on the data's device."""
@@ -182,6 +193,11 @@ def draw_order(count: int, taken: int, batch_size: int, fresh: bool, generator: 
         return order if taken == count else order[:taken]
     shuffles = (torch.randperm(count, generator=generator)[:batch_size] for _ in range(taken // batch_size))
     return torch.cat(list(shuffles))
+
+
+def draw_seeds(count: int, generator: torch.Generator | None) -> Tensor:
+    """Seeds of samples' transforms, int64 of shape (count,)."""
+    return torch.randint(2**62, (count,), generator=generator)
 
 
 def _move(tensor: Tensor, device: torch.device) -> Tensor:

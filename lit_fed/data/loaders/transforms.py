@@ -26,18 +26,17 @@ __all__ = ["Normalized", "Resized", "rebuild"]
 class Normalized(nn.Module):
     """`Normalize` as a module."""
 
-    scale: Tensor
-    shift: Tensor
-
     def __init__(self, normalize: Normalize) -> None:
         super().__init__()
-        self.register_buffer("scale", normalize.scale)
-        self.register_buffer("shift", normalize.shift)
+        self._is_wide = normalize.is_wide
+        for name in ("scale", "shift", "factor", "centre"):
+            self.register_buffer(name, getattr(normalize, name))
 
     def forward(self, batch: Tensor) -> Tensor:
         """(B, C, …), uint8 or floating point, to float32 of the same shape."""
         shape = (-1,) + (1,) * (batch.dim() - 2)
-        return scale_and_shift(batch, self.scale.reshape(shape), self.shift.reshape(shape))
+        names = ("factor", "centre") if self._is_wide(batch.dtype) else ("scale", "shift")
+        return scale_and_shift(batch, *(self.get_buffer(name).reshape(shape) for name in names))
 
 
 class Resized(nn.Module):
@@ -70,6 +69,9 @@ def rebuild(steps: Sequence[Step]) -> nn.Sequential:
                 raise ValueError(f"unknown step {other!r}")
     return nn.Sequential(*modules)
 
+
+WIDE = (torch.float64, torch.int32, torch.int64, torch.uint32, torch.uint64)
+_FAR = 2.0**8  # standard deviations from 0 to the mean, of which float32's 24 bits leave 16 for the values
 
 Step = dict[str, Any]
 """A deterministic transform and its settings in primitives, as kept in checkpoints."""
@@ -160,6 +162,9 @@ class Augmentation(RandomTransform):
 class Normalize:
     """Values to [0, 1] by dividing by `max_value`, then (value − mean)/std per channel; the result is float32.
 
+    Values of more than 24 bits are shifted and scaled in float64, and so are all values where float32 could lose more
+    than 2⁻¹⁶ of a standard deviation: 1e9 + 1 and 1e9 stay apart.
+
     Args:
         mean: Per channel, or one number for all.
         std: Per channel, or one number for all, above 0.
@@ -176,19 +181,27 @@ class Normalize:
         self.steps: list[Step] = [{"step": "normalize", "mean": [*mean], "std": [*std], "max_value": max_value}]
         wide_std = torch.tensor(std, dtype=torch.float64)
         self._identity = max_value == 1.0 and set(mean) == {0.0} and set(std) == {1.0}
-        self.scale = (1.0 / (wide_std * max_value)).float()
-        self.shift = (-torch.tensor(mean, dtype=torch.float64) / wide_std).float()
-        self._constants: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}
+        wide_mean = torch.tensor(mean, dtype=torch.float64)
+        self.factor, self.centre = 1.0 / (wide_std * max_value), wide_mean * max_value
+        self.scale, self.shift = self.factor.float(), (-wide_mean / wide_std).float()
+        self._is_far = bool((self.shift.abs() > _FAR).any())
+        self._constants: dict[tuple[torch.device, int, bool], tuple[Tensor, Tensor]] = {}
+
+    def is_wide(self, dtype: torch.dtype) -> bool:
+        """Whether values of a type are shifted and scaled in float64."""
+        return dtype in WIDE or self._is_far
 
     def __call__(self, batch: Tensor) -> Tensor:
         """(B, C, …), uint8 or floating point, to float32 of the same shape."""
         if self._identity:
             return batch.float()
-        key = (batch.device, batch.dim())
+        wide = self.is_wide(batch.dtype)
+        key = (batch.device, batch.dim(), wide)
         if key not in self._constants:
             shape = (-1,) + (1,) * (batch.dim() - 2)
+            constants = (self.factor, self.centre) if wide else (self.scale, self.shift)
             # Two tensors, though mypy sees a tuple of any length.
-            self._constants[key] = tuple(c.to(batch.device).reshape(shape) for c in (self.scale, self.shift))  # type: ignore[assignment]
+            self._constants[key] = tuple(c.to(batch.device).reshape(shape) for c in constants)  # type: ignore[assignment]
         return scale_and_shift(batch, *self._constants[key])
 
 
@@ -230,7 +243,12 @@ class InTurn:
 
 
 def scale_and_shift(batch: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """A batch times one tensor plus another, in float32; the batch is unchanged."""
+    """A batch times one tensor plus another, in float32; or less a tensor of float64, then times the other.
+
+    The batch is unchanged, and the result is float32.
+    """
+    if scale.dtype == torch.float64:
+        return (batch.double() - shift).mul_(scale).float()
     if batch.dtype == torch.float32:  # float() would not copy
         return torch.addcmul(shift, batch, scale)
     return batch.float().mul_(scale).add_(shift)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import random
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -19,9 +21,9 @@ import numpy as np
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
-from lit_fed.data.loaders.tensor_loader import draw_order, sizes
+from lit_fed.data.loaders.tensor_loader import draw_order, draw_seeds, sizes
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed
@@ -41,19 +43,50 @@ class Key(NamedTuple):
     """Replaces all but the inputs; None returns the whole sample."""
 
 
+_NONE = object()
+
+
 class KeyedDataset(Dataset[Any]):
-    """Several data sets as one, indexed by `Key`.
+    """Several data sets as one, indexed by `Key`, whose batches are of one data set each.
 
     Args:
         parts: Map-style data sets by name.
+        collates: Collate functions by data set; PyTorch's default for others.
     """
 
-    def __init__(self, parts: Mapping[str, Dataset[Any]]) -> None:
-        self._parts = dict(parts)
+    def __init__(
+        self,
+        parts: Mapping[str, Dataset[Any]],
+        collates: Mapping[str, Callable[[list[Any]], Any] | None],
+    ) -> None:
+        self._parts, self._collates = dict(parts), dict(collates)
+        self._random = set[str]()  # data sets that draw from the global generators, of which each sample is seeded
 
     def __getitem__(self, key: Key) -> Any:
         with isolated_randomness(key.seed):
-            sample = self._parts[key.part][key.sample]
+            return self._read(key)
+
+    def __getitems__(self, keys: list[Key]) -> Any:
+        """The collated samples."""
+        part = keys[0].part
+        collate = self._collates.get(part) or default_collate
+        if part not in self._random:  # seeding takes 0.1 ms a sample
+            states, batch = _states(), _NONE
+            try:
+                batch = collate([self._read(key) for key in keys])
+            except Exception:  # raised again below, if it does not depend on what was drawn
+                pass
+            finally:
+                drawn = not _restored(states)
+            if not drawn and batch is not _NONE:
+                return batch
+            self._random |= {part} if drawn else set()
+        samples = [self[key] for key in keys]
+        with isolated_randomness(derive_seed(keys[0].seed, "collate")):
+            return collate(samples)
+
+    def _read(self, key: Key) -> Any:
+        sample = self._parts[key.part][key.sample]
         if key.position is None:
             return sample
         if not isinstance(sample, tuple | list) or len(sample) < 2:
@@ -63,14 +96,60 @@ class KeyedDataset(Dataset[Any]):
         return sample[0], key.position
 
 
+class _Pass:
+    """One iteration over a pool's data: batches still to prepare, and batches prepared before their turn."""
+
+    def __init__(self, keys: Iterable[list[Key]]) -> None:
+        self.wanted, self.ready = deque(keys), deque[Any]()
+        self.ahead = 0  # batches sent to the workers and not yet yielded
+
+
+class _Turns:
+    """A batch sampler over all open iterations in turn; it ends if no batch is wanted, and continues once one is."""
+
+    def __init__(self, most_ahead: int) -> None:
+        self.open, self.sent = deque[_Pass](), deque[tuple[_Pass, list[Key]]]()
+        self.asking: _Pass | None = None
+        self._most_ahead = most_ahead
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        return self
+
+    def __next__(self) -> list[Key]:
+        asking = self.asking
+        one = asking if asking is not None and asking.wanted and not asking.ahead else self._in_turn()
+        one.ahead += 1
+        self.sent.append((one, one.wanted.popleft()))
+        return self.sent[-1][1]
+
+    def _in_turn(self) -> _Pass:
+        for _ in range(len(self.open)):
+            self.open.rotate(-1)
+            if (one := self.open[-1]).wanted and one.ahead < self._most_ahead:
+                return one
+        raise StopIteration
+
+    def take_back(self) -> None:
+        """Want the batches again that workers have and have not returned."""
+        while self.sent:
+            one, keys = self.sent.pop()
+            one.wanted.appendleft(keys)
+            one.ahead -= 1
+
+
 class WorkerPool:
     """Persistent worker processes, started at the first batch.
+
+    Several iterations may be open at once. The workers then prepare their batches in turn, and a batch that returns
+    before its iteration asks for it is kept.
 
     Args:
         parts: Map-style data sets by name.
         num_workers: Processes; 0 prepares the batches in the calling process.
         pin_memory: Whether batches go to an accelerator.
-        collate: The collate function; None for PyTorch's default.
+        collates: Collate functions by data set; PyTorch's default for others.
+        worker_init_fn: Called in each worker with its number; None for nothing.
+        options: Other arguments of the ``DataLoader``, for worker processes only.
     """
 
     def __init__(
@@ -78,49 +157,69 @@ class WorkerPool:
         parts: Mapping[str, Dataset[Any]],
         num_workers: int,
         pin_memory: bool = False,
-        collate: Callable[[list[Any]], Any] | None = None,
+        collates: Mapping[str, Callable[[list[Any]], Any] | None] | None = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        **options: Any,
     ) -> None:
-        self._plan = list[list[Key]]()  # a batch sampler whose batches change in place
-        self._iterations = 0
+        self._turns = _Turns(1 + num_workers * (options.get("prefetch_factor") or 2))  # as the loader prefetches
+        self._running: Iterator[Any] | None = None
         self._loader: DataLoader[Any] = DataLoader(
-            KeyedDataset(parts),
-            batch_sampler=self._plan,
+            KeyedDataset(parts, collates or {}),
+            batch_sampler=self._turns,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             pin_memory=pin_memory,
-            collate_fn=collate,
-            worker_init_fn=_leave_interrupts,
+            collate_fn=_collated,
+            worker_init_fn=partial(_begin, worker_init_fn),
             generator=torch.Generator(),  # else every start would advance the global one
+            **(options if num_workers else {}),
         )
 
     def batches(self, keys: Sequence[list[Key]]) -> Iterator[Any]:
-        """Prepare batches, one per list of keys.
-
-        Raises:
-            RuntimeError: Another iteration over the same workers began before the end of this one.
-        """
-        self._iterations += 1
-        mine = self._iterations
-        self._plan[:] = keys
-        for batch in self._prepared():
-            yield batch
-            if mine != self._iterations:
-                raise RuntimeError(
-                    "two loaders that share their workers were iterated at the same time; finish one before the other"
-                )
-
-    def _prepared(self) -> Iterator[Any]:
+        """Prepare batches, one per list of keys."""
+        turns, mine = self._turns, _Pass(keys)
+        turns.open.append(mine)
         try:
-            yield from self._loader
-        except ConfigError as error:
-            # A worker's error carries its traceback; the last line is the message.
-            raise ConfigError(str(error).strip().splitlines()[-1].split("ConfigError: ")[-1]) from error
+            for _ in keys:
+                turns.asking = mine
+                while not mine.ready:
+                    self._receive()
+                mine.ahead -= 1
+                yield mine.ready.popleft()
+        finally:
+            turns.open.remove(mine)
+
+    def _receive(self) -> None:
+        """Take the next batch from the workers, and start them again if they have none."""
+        try:
+            if self._running is None:
+                self._running = iter(self._loader)
+            batch = next(self._running, _NONE)
+            if batch is _NONE and self._turns.sent:
+                raise RuntimeError("the data set raised StopIteration for a sample that it should have")
+        except BaseException as error:  # also a time-out, after which the workers' order is unknown
+            self._running = None
+            self._turns.take_back()
+            if isinstance(error, ConfigError):  # a worker's error carries its traceback; the last line is the message
+                raise ConfigError(str(error).strip().splitlines()[-1].split("ConfigError: ")[-1]) from error
+            raise
+        if batch is _NONE:
+            self._running = None
+        else:
+            self._turns.sent.popleft()[0].ready.append(batch)
 
 
-def _leave_interrupts(worker: int) -> None:
+def _collated(batch: Any) -> Any:
+    """A batch of `KeyedDataset`, which collates its samples."""
+    return batch
+
+
+def _begin(then: Callable[[int], None] | None, worker: int) -> None:
     """Ignore Ctrl-C, which reaches every process of a terminal; the main process ends its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.excepthook = _tell_unless_nobody_reads
+    if then is not None:
+        then(worker)
 
 
 def _tell_unless_nobody_reads(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -180,7 +279,7 @@ class WorkerLoader:
         for positions in chosen:
             sizes.append(len(positions))
             indices = self._indices[positions.numpy()] if len(positions) else self._indices[:1]  # for its form
-            seeds = torch.randint(2**62, (len(indices),), generator=self._generator).tolist()
+            seeds = draw_seeds(len(indices), self._generator).tolist()
             keys.append([Key(self._part, idx, seed, None) for idx, seed in zip(indices.tolist(), seeds, strict=True)])
         for size, prepared in zip(sizes, self._pool.batches(keys), strict=True):
             batch = self._finished(prepared)
@@ -199,7 +298,7 @@ class WorkerLoader:
         else:
             order = draw_order(len(self._indices), count, self.batch_size, self._fresh, generator).tolist()
             indices = self._indices[order].tolist()
-            seeds = torch.randint(2**62, (count,), generator=generator).tolist()
+            seeds = draw_seeds(count, generator).tolist()
         keys = [
             Key(self._part, index, seed, position if self._unlabeled else None)
             for index, seed, position in zip(indices, seeds, order, strict=True)
@@ -212,13 +311,27 @@ def isolated_randomness(seed: int) -> Iterator[None]:
     """Seed Python's, NumPy's and torch's CPU generators for a while, then restore them; 0 ≤ seed < 2**63."""
     # Other packages' transforms draw from the global generators, among them NumPy's legacy one (NPY002), and would
     # disturb ours without workers. torch.manual_seed would also reseed the accelerators.
-    python, legacy, cpu = random.getstate(), np.random.get_state(), torch.random.get_rng_state()  # noqa: NPY002
+    states = _states()
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     torch.default_generator.manual_seed(seed)
     try:
         yield
     finally:
+        _restored(states)
+
+
+def _states() -> tuple[Any, Any, Tensor]:
+    return random.getstate(), np.random.get_state(), torch.random.get_rng_state()  # noqa: NPY002
+
+
+def _restored(states: tuple[Any, Any, Tensor]) -> bool:
+    """Restore the global generators' states where they changed; return whether none did."""
+    python, legacy, cpu = states
+    now = _states()
+    same = now[0] == python, np.array_equal(now[1][1], legacy[1]) and now[1][2:] == legacy[2:], torch.equal(now[2], cpu)
+    if not all(same):
         random.setstate(python)
         np.random.set_state(legacy)  # noqa: NPY002
         torch.random.set_rng_state(cpu)
+    return all(same)

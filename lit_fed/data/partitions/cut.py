@@ -66,6 +66,8 @@ class Part:
 
 def joined(parts: Sequence[Part]) -> Part:
     """Parts with arrays as one, in their order; clients only if the first part has clients."""
+    if len(parts) == 1:
+        return Part(parts[0].x, parts[0].y, parts[0].clients)
     clients = None if parts[0].clients is None else np.concatenate([part.clients for part in parts])
     x, y = (np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "y"))
     return Part(x, y, clients)

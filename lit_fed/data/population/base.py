@@ -28,6 +28,7 @@ from lit_fed.data.partitions.cut import Cut, CutSettings, Parts, cut_population,
 from lit_fed.data.partitions.partition import IID, Natural, Partition
 from lit_fed.data.population.census import Census, Contents, Scale, contents_of
 from lit_fed.data.population.files import NewInputs, Records
+from lit_fed.data.population.naming import check_names
 from lit_fed.data.population.pictures import Names, partition_picture, render, sizes_picture, target_picture
 from lit_fed.data.population.targets import quantiles
 from lit_fed.data.population.views import FeatureSkew, View, viewed
@@ -96,7 +97,7 @@ class FederatedDataModule(LightningDataModule, ABC):
     """
 
     keeps_missing = False
-    """Whether missing numbers stay NaN; statistics set it, before anything is read, to count them."""
+    """Whether missing numbers stay NaN, and others keep 64 bits; statistics set it, before anything is read."""
 
     def __init__(
         self,
@@ -202,6 +203,11 @@ class FederatedDataModule(LightningDataModule, ABC):
         """Names of the classes, in their order; None if they have no names."""
         return None
 
+    @property
+    def float_dtype(self) -> type[np.float32 | np.float64]:
+        """Type of published numbers that need no more than 32 bits in training."""
+        return np.float64 if self.keeps_missing else np.float32
+
     def preprocessing(self) -> list[Step] | None:
         """Steps from stored inputs to the model's inputs, for checkpoints; None for custom code."""
         return None
@@ -213,7 +219,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         """
         return None
 
-    def target_values(self, indices: IntArray) -> NDArray[np.float32] | None:
+    def target_values(self, indices: IntArray) -> NDArray[Any] | None:
         """Numerical targets (n,) or (n, k) of training samples, to describe and draw them.
 
         None for classes, and if only reading every sample would give the targets.
@@ -402,6 +408,7 @@ class FederatedDataModule(LightningDataModule, ABC):
     def make_cut(self, wanted: frozenset[int] | None) -> Cut:
         """Read the data and cut them; `wanted` are the clients whose data are wanted here, None for all."""
         parts = self.read_parts().checked(self.num_classes)
+        check_names([*(self.client_names or ()), *(self.class_names or ())])
         self._check_own_clients(parts.train.clients)
         settings = CutSettings(**{setting.name: getattr(self, setting.name) for setting in fields(CutSettings)})
         cut = cut_population(parts, self.partition, settings)
@@ -477,17 +484,24 @@ class FederatedDataModule(LightningDataModule, ABC):
             raise ConfigError(f"the data have no validation set; set data.val_fraction above {self.val_fraction:g}")
         if client_id is None:
             self._require_everybody("the shared validation set")
-            indices, size = self._ready.shared_val, self.shared_batch_size
+            indices = self._ready.shared_val
         else:
-            indices, size = self._ready.of(client_id).val[client_id], self.test_batch_size
+            indices = self._ready.of(client_id).val[client_id]
+        size = self.evaluation_batch_size("val", client_id is None)
         return viewed(self.make_loader(Batches("train", indices, size)), self.seen(client_id, view))
 
     def test_loader(self, client_id: int | None = None, view: str | None = None) -> Loader:
         """Test batches that match one client's data, or the shared test set, in a named view or the client's own."""
-        indices, size = self._ready.shared_test, self.shared_batch_size
+        indices = self._ready.shared_test
         if client_id is not None:
-            indices, size = indices[self._ready.of(client_id).test[client_id]], self.test_batch_size
+            indices = indices[self._ready.of(client_id).test[client_id]]
+        size = self.evaluation_batch_size("test", client_id is None)
         return viewed(self.make_loader(Batches("test", indices, size)), self.seen(client_id, view))
+
+    def evaluation_batch_size(self, part: Literal["val", "test"], shared: bool) -> int:
+        """Samples per batch of a client's validation or test samples, or of the shared set."""
+        del part
+        return self.shared_batch_size if shared else self.test_batch_size
 
     def calibration_loader(self, client_id: int) -> Loader:
         """One client's calibration batches, neither shuffled nor augmented.

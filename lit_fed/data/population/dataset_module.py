@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import ConcatDataset, Dataset
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate
 from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.data.loaders.image_files import ImageFiles, collate_images
+from lit_fed.data.loaders.tensor_loader import Loader, TensorLoader
 from lit_fed.data.loaders.transforms import Normalize, Step
 from lit_fed.data.loaders.worker_loader import Key, WorkerLoader, WorkerPool
 from lit_fed.data.partitions.csr import IntArray
@@ -89,8 +91,7 @@ class DatasetModule(FederatedDataModule):
                 return Datasets(train, np.array(train._labels), test, np.array(test._labels))
 
     Transforms may draw from Python's, NumPy's or torch's global generators: every sample comes with a seed, so the
-    result does not depend on `num_workers`. A loader's iteration ends before the next one begins, except that one
-    training loader and one other may run side by side.
+    result does not depend on `num_workers`.
 
     Args:
         num_workers: Processes that prepare samples for all clients; 0 prepares them in the training process.
@@ -103,7 +104,9 @@ class DatasetModule(FederatedDataModule):
         self.num_workers = num_workers
         self._datasets: dict[str, Dataset[Any]] = {}
         self._looked_at: dict[str, Part] = {}
+        self._val_begins: int | None = None
         self._pools: dict[bool, WorkerPool] = {}
+        self._tensors: dict[str, tuple[tuple[Tensor, ...], Tensor] | None] = {}
         self._device = torch.device("cpu")
 
     @abstractmethod
@@ -119,13 +122,23 @@ class DatasetModule(FederatedDataModule):
         del training
         return None
 
+    def collates(self) -> dict[str, Callable[[list[Any]], Any] | None]:
+        """The collate function of each part of the data set, by default of `collate`."""
+        return {part: self.collate(part == "train") for part in self._datasets}
+
+    def worker_options(self, training: bool) -> dict[str, Any]:
+        """Arguments of `WorkerPool` about the processes for training, or for everything else."""
+        del training
+        return {"num_workers": self.num_workers}
+
     @override
     def read_parts(self) -> Parts:
         parts = self.build_datasets()
         plain = parts.train.x if parts.train.plain is None else parts.train.plain
         if parts.val is not None:
+            self._val_begins = len(parts.train)
             plain = ConcatDataset([plain, parts.val.x])
-        self._datasets = {"train": parts.train.x, "plain": plain, "test": parts.test.x}
+        self._datasets = {"train": parts.train.x, "plain": plain, "val": plain, "test": parts.test.x}
         self._looked_at = {"plain": parts.train, "test": parts.test}
         return parts
 
@@ -153,6 +166,7 @@ class DatasetModule(FederatedDataModule):
         """Move batches to this device from now on."""
         self._device = torch.device(device)
         self._pools.clear()
+        self._tensors.clear()
 
     @override
     def teardown(self, stage: str) -> None:
@@ -160,12 +174,33 @@ class DatasetModule(FederatedDataModule):
         self._pools.clear()
 
     @override
-    def make_loader(self, batches: Batches) -> WorkerLoader:
-        training = batches.training
-        part = "plain" if batches.subset == "train" and not training else batches.subset
-        return self._worker_loader(
-            batches, part, drop_last=training and self.drop_last, fresh=training and self.fresh_batches
+    def make_loader(self, batches: Batches) -> Loader:
+        training, begins = batches.training, self._val_begins
+        part: str = "plain" if batches.subset == "train" and not training else batches.subset
+        if part == "plain" and begins is not None and (batches.indices >= begins).all():
+            part = "val"
+        drop_last, fresh = training and self.drop_last, training and self.fresh_batches
+        if part not in self._tensors:
+            self._tensors[part] = self._in_memory(part)
+        if (found := self._tensors[part]) is None:
+            return self._worker_loader(batches, part, drop_last=drop_last, fresh=fresh)
+        (x, y), rows = found[0], found[1][torch.from_numpy(batches.indices)]
+        return TensorLoader(
+            x, y, rows, batches.batch_size, batches.generator, drop_last=drop_last, fresh=fresh, collated=True
         )
+
+    def _in_memory(self, part: str) -> tuple[tuple[Tensor, ...], Tensor] | None:
+        """The tensors (x, y) of a part that workers would only copy, and each sample's row (n,); None for others."""
+        dataset: Any = self._datasets[part]
+        rows = torch.arange(len(Part(dataset)))
+        while type(dataset) is Subset:
+            dataset, rows = dataset.dataset, torch.as_tensor(dataset.indices, dtype=torch.int64)[rows]
+        workers = self.worker_options(part == "train")["num_workers"]
+        as_stored = type(self).finish_batch is DatasetModule.finish_batch and not workers
+        as_stored &= self.collates()[part] in (None, default_collate) and self._device.type == "cpu"
+        if not as_stored or type(dataset) is not TensorDataset or len(dataset.tensors) != 2:
+            return None
+        return dataset.tensors, rows
 
     @override
     def make_stored_loader(self, batches: Batches) -> WorkerLoader:
@@ -202,17 +237,16 @@ class DatasetModule(FederatedDataModule):
             if decoded is None:
                 raise ConfigError(f"{type(self).__name__} reads no images from files; name an .npz file with --inputs")
             files, dataset = [str(file) for file in paths], decoded
-        collate = None if files is None else collate_images
-        pool = WorkerPool({"inputs": dataset}, self.num_workers, self._device.type == "cuda", collate)
+        collates = {} if files is None else {"inputs": collate_images}
+        pool = WorkerPool({"inputs": dataset}, self.num_workers, self._device.type == "cuda", collates)
         count, size = np.arange(len(Part(dataset)), dtype=np.int64), self.test_batch_size
         return NewInputs(WorkerLoader(pool, "inputs", count, size, None, self.finish_batch, self._device), files)
 
     def _pool(self, training: bool) -> WorkerPool:
         """The workers for training, or for everything else."""
         if training not in self._pools:
-            self._pools[training] = WorkerPool(
-                self._datasets, self.num_workers, self._device.type == "cuda", self.collate(training)
-            )
+            pinned, options = self._device.type == "cuda", self.worker_options(training)
+            self._pools[training] = WorkerPool(self._datasets, pin_memory=pinned, collates=self.collates(), **options)
         return self._pools[training]
 
 

@@ -18,6 +18,7 @@ from typing_extensions import override
 from lit_fed.data.loaders.image_files import ImageFiles, collate_images
 from lit_fed.data.loaders.tensor_loader import TensorLoader
 from lit_fed.data.loaders.transforms import (
+    WIDE,
     Augmentation,
     InTurn,
     Normalize,
@@ -32,7 +33,7 @@ from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.population.base import SUBSETS, Batches, FederatedDataModule, Subset
 from lit_fed.data.population.figures import figures_instead_of
 from lit_fed.data.population.files import NewInputs, image_files, is_arrays, read_x
-from lit_fed.data.population.targets import check_finite, checked_targets, native
+from lit_fed.data.population.targets import check_finite, checked_targets, native, remark_merged
 from lit_fed.data.population.views import viewed
 from lit_fed.errors import ConfigError
 
@@ -141,7 +142,7 @@ class TensorDataModule(FederatedDataModule):
         return parts
 
     def hold(self, parts: Parts) -> None:
-        """Keep arrays as tensors; classes are int64, numerical targets float32.
+        """Keep arrays as tensors, with all bits of numbers; classes are int64.
 
         Raises:
             ConfigError: An input is not a finite number.
@@ -150,6 +151,11 @@ class TensorDataModule(FederatedDataModule):
             y = part.y if self.num_classes is None else part.strata
             self._x[subset] = _inputs(part.x, f"{name} inputs of {parts.source}", self._device, self.keeps_missing)
             self._y[subset] = _tensor(np.asarray(y), self._device)
+        x, y, normalize = self._x["train"], self._y["train"], self._pipeline[1]
+        if not self.keeps_missing and normalize is not None and x.dtype in WIDE and x.ndim > 1:
+            remark_merged(x, normalize, getattr(self, "feature_names", ()), parts.source)
+        if not self.keeps_missing and y.dtype == torch.float64 and len(y):
+            remark_merged(y.view(len(y), -1), Tensor.float, getattr(self, "target_names", ()), parts.source)
 
     def stored(self, subset: Subset, indices: IntArray) -> tuple[NDArray[Any], NDArray[Any]]:
         """Stored inputs and targets of samples (n,) of a subset."""
@@ -174,10 +180,10 @@ class TensorDataModule(FederatedDataModule):
                 self._kept_rows[subset] = rows
 
     @override
-    def target_values(self, indices: IntArray) -> NDArray[np.float32] | None:
+    def target_values(self, indices: IntArray) -> NDArray[Any] | None:
         if self.num_classes is not None:
             return None
-        values: NDArray[np.float32] = self._y["train"].index_select(0, self._positions("train", indices)).cpu().numpy()
+        values: NDArray[Any] = self._y["train"].index_select(0, self._positions("train", indices)).cpu().numpy()
         return values
 
     @override
@@ -208,7 +214,7 @@ class TensorDataModule(FederatedDataModule):
     def make_stored_loader(self, batches: Batches) -> TensorLoader:
         subset = batches.subset
         rows = torch.from_numpy(self._stored(subset, batches.indices))
-        return TensorLoader(self._x[subset], self._y[subset], rows, batches.batch_size)
+        return TensorLoader(self._x[subset], self._y[subset], rows, batches.batch_size, collated=True)
 
     @override
     def make_public_loader(self, batches: Batches) -> TensorLoader:

@@ -26,6 +26,15 @@ def in_order(values: Iterable[Any]) -> list[str]:
     return sorted(names, key=int) if all(map(_WHOLE.fullmatch, names)) else names
 
 
+def check_names(names: Iterable[str]) -> None:
+    """Refuse names that no file of a run could hold, such as those of folders in Latin-1."""
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"the name {name!r} is not UTF-8; rename its file or folder") from error
+
+
 def numbered(values: Sequence[Any] | NDArray[Any], names: Sequence[str]) -> IntArray:
     """The number of each value's name, shape (n,); −1 for an unknown name."""
     number = {name: position for position, name in enumerate(names)}

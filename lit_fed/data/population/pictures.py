@@ -62,7 +62,7 @@ def partition_picture(
 
 
 def target_picture(
-    targets: NDArray[np.float32],
+    targets: NDArray[Any],
     owners: NDArray[np.int64],
     num_clients: int,
     client_ids: NDArray[np.int64],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,13 @@ from torch import Tensor
 
 from lit_fed.checks import check_range
 from lit_fed.data.partitions.csr import IntArray
+from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError
+from lit_fed.printing import counted
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 _MANY_CLASSES = 1000  # fewer cost nothing, even if most are empty
+_LOOKED_AT = 2**14
 
 
 def count_classes(labels: NDArray[Any], what: str) -> int:
@@ -47,8 +51,8 @@ def check_finite(inputs: Tensor, what: str) -> None:
     raise ConfigError(f"{what}: sample {wrong} holds NaN or infinity; correct or remove it")
 
 
-def checked_targets(targets: NDArray[Any], output_shape: tuple[int, ...], what: str) -> NDArray[np.float32]:
-    """Targets (n, *output_shape) as float32, for an output_shape of () or (k,)."""
+def checked_targets(targets: NDArray[Any], output_shape: tuple[int, ...], what: str) -> NDArray[Any]:
+    """Targets (n, *output_shape) of a dtype of tensors, finite in float32, for an output_shape of () or (k,)."""
     array = np.asarray(targets)
     if array.dtype.kind in "iub":
         raise ConfigError(
@@ -67,7 +71,25 @@ def checked_targets(targets: NDArray[Any], output_shape: tuple[int, ...], what: 
     wrong = np.flatnonzero(~np.isfinite(numbers.reshape(len(numbers), -1)).all(axis=1))
     if len(wrong):
         raise ConfigError(f"{what}: that of sample {wrong[0]} is not finite; correct or remove the sample")
-    return numbers
+    return native(array, what)
+
+
+def remark_merged(stored: Tensor, narrow: Callable[[Tensor], Tensor], names: Sequence[str], source: str) -> None:
+    """Print a line if columns of inputs or targets (n, k, …) have fewer distinct values once they are narrowed.
+
+    Looks at some rows, among which 32 bits merge fewer than 1 % of values spread at random.
+    """
+    some, merged = stored[:: max(1, len(stored) // _LOOKED_AT)], list[tuple[str, int, int]]()
+    if (seen := narrow(some)).shape != some.shape:
+        return
+    for place in range(some.shape[1]):
+        before, after = (len(values[:, place].flatten()[:_LOOKED_AT].unique()) for values in (some, seen))
+        if after < 0.99 * before:
+            merged.append((names[place] if names else f"column {place}", before, after))
+    if merged:
+        name, before, after = merged[0]
+        more = f", and {counted(len(merged) - 1, 'other column')} lose some" if merged[1:] else ""
+        remark(f"{source}: 32 bits merge {before} distinct values of {name} into {after}{more}; shift and scale them")
 
 
 def quantile_strata(train: NDArray[Any], test: NDArray[Any], num_strata: int) -> tuple[IntArray, IntArray]:

@@ -313,7 +313,7 @@ def photograph_loader(data: PoseDataModule, path: Path, num_workers: int, device
     sizes = (*data.resolutions, *data.test_resolutions)
     widest = max(size[1] / size[0] for size in sizes)
     persons = _Persons(album, _Reader(remember=False), None, data.skeleton.upper, 1.0, widest)
-    pool = WorkerPool({"inputs": persons}, num_workers, device.type == "cuda", _collate)
+    pool = WorkerPool({"inputs": persons}, num_workers, device.type == "cuda", {"inputs": _collate})
     every = np.arange(len(persons), dtype=np.int64)
     loader = WorkerLoader(pool, "inputs", every, data.test_batch_size, None, lambda seen: seen, device)
     return NewInputs(loader, [str(image_path) for image_path in album.paths])

@@ -50,9 +50,9 @@ class Diabetes(TensorDataModule):
         )
         strata_train, strata_test = quantile_strata(y[~test], y[test], self.num_strata)
         return Arrays(
-            x[~test].astype(np.float32),
+            x[~test].astype(self.float_dtype),
             y[~test],
-            x[test].astype(np.float32),
+            x[test].astype(self.float_dtype),
             y[test],
             source="scikit-learn's diabetes",
             strata_train=strata_train,

@@ -85,7 +85,7 @@ class UCIHAR(TensorDataModule):
     def _read(self, split: str) -> Part:
         """Windows (n, 9, 128), activities from 0 and people of a split."""
         inside = self.folder / split / "Inertial Signals"
-        windows = [self._numbers(inside / f"{name}_{split}.txt", np.float32) for name in self.signals]
+        windows = [self._numbers(inside / f"{name}_{split}.txt", self.float_dtype) for name in self.signals]
         labels = self._numbers(self.folder / split / f"y_{split}.txt", np.int64).ravel() - 1
         people = self._subjects(split)
         for name, values in zip(self.signals, windows, strict=True):
@@ -173,7 +173,7 @@ class PAMAP2(TensorDataModule):
 
     @override
     def load_arrays(self) -> Parts:
-        parts: dict[bool, list[tuple[NDArray[np.float32], int, int]]] = {False: [], True: []}
+        parts: dict[bool, list[tuple[NDArray[Any], int, int]]] = {False: [], True: []}
         for client, path in enumerate(self._files()):
             windows = list(self._windows(path))
             if not any(not is_test for _, _, is_test in windows):
@@ -200,7 +200,7 @@ class PAMAP2(TensorDataModule):
             )
         return files
 
-    def _windows(self, path: Path) -> Iterator[tuple[NDArray[np.float32], int, bool]]:
+    def _windows(self, path: Path) -> Iterator[tuple[NDArray[Any], int, bool]]:
         """A person's windows (27, window), each with its class and whether it is a test window."""
         rows = _table(path, np.float64, "download the file anew", usecols=(1, *self.columns))
         labels, values = rows[:, 0].astype(np.int64), rows[:, 1:]
@@ -216,7 +216,7 @@ class PAMAP2(TensorDataModule):
                 middle = stop - int(self.test_fraction * (stop - start) + 1e-9)  # so that 0.29·100 = 28.999… gives 29
                 for begin, end, is_test in ((start, middle, False), (middle, stop, True)):
                     for at in range(begin, end - self.window + 1, self.stride):
-                        yield values[at : at + self.window].T.astype(np.float32), label, is_test
+                        yield values[at : at + self.window].T.astype(self.float_dtype), label, is_test
 
 
 def _table(path: Path, dtype: type[Any], advice: str, usecols: tuple[int, ...] | None = None) -> NDArray[Any]:

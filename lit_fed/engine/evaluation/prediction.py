@@ -150,7 +150,8 @@ def _predictions(
         ((kind, state),) = models.items()
         loop = federation.loops[kind]
         loop.model.load(state)
-        yield from _seen_through(new, data.seen(None), loop.predict) if new else loop.predict(data.test_loader())
+        whole = data.predict_dataloader
+        yield from _seen_through(new, data.seen(None), loop.predict) if new else loop.predict(whole())
         return
     session = federation.session
     client = session.enter(client_id, broadcast or federation.broadcast(round_idx, "predict"), "predict")

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from typing_extensions import override
 
 from lit_fed.data.loaders.tensor_loader import TensorLoader
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.engine.clients.local import num_batches
 from lit_fed.engine.method.client import Phase
-from lit_fed.engine.vectorized.objective import NotVectorizable
+from lit_fed.engine.vectorized.objective import NotVectorizable, differing
 from lit_fed.engine.wire.batches import batch_size_of
 
 
@@ -104,7 +104,7 @@ class Gathered(GroupBatches):
         sizes = self._sizes[:active, step].tolist()
         longest = _width(sizes, pad_to)
         x, y = self._like.fetch(self._rows[:active, step, :longest].reshape(-1))
-        return (x.unflatten(0, (active, longest)), y.unflatten(0, (active, longest))), sizes
+        return self._like.form((x.unflatten(0, (active, longest)), y.unflatten(0, (active, longest)))), sizes
 
 
 def can_gather(loaders: Iterable[Any]) -> bool:
@@ -163,22 +163,26 @@ def _width(sizes: Sequence[int], pad_to: int) -> int:
 
 def _stack(batches: Sequence[Any], sizes: Sequence[int], longest: int) -> Any:
     """One batch of tensors (n, B, …) from batches of any nesting, padded where they have a row a sample."""
-    flat = [tree_flatten(batch) for batch in batches]
+    flat = [tree_flatten(batch, is_leaf=_is_plain) for batch in batches]
     spec = flat[0][1]
     if any(other != spec for _, other in flat):
         raise NotVectorizable("the batches of a group's clients are nested differently")
     leaves = []
     for column in zip(*(leaves for leaves, _ in flat), strict=True):
         if not isinstance(column[0], Tensor):
-            if any(value != column[0] for value in column):
-                raise NotVectorizable("batches hold a value other than a tensor that differs between clients")
-            leaves.append(column[0])
+            alike = all(value == column[0] for value in column)
+            leaves.append(column[0] if alike else differing("a value of its batch that is not a tensor"))
             continue
         padded = [_pad(tensor, size, longest) for tensor, size in zip(column, sizes, strict=True)]
         if len({tensor.shape for tensor in padded}) > 1:
             raise NotVectorizable("the samples of a group's clients have different shapes")
         leaves.append(torch.stack(padded))
     return tree_unflatten(leaves, spec)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a list without tensors, such as the names of a batch's clients."""
+    return isinstance(value, list | tuple) and not any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
 
 
 def _pad(tensor: Tensor, size: int, longest: int) -> Tensor:

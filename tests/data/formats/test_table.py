@@ -255,6 +255,33 @@ def test_a_class_and_a_client_are_the_same_however_their_number_is_written(tmp_p
     assert ready(path, "y", features=["x"], kind="numbers", num_clients=2).num_classes is None
 
 
+@pytest.mark.parametrize("cell", ["1_0", "１２", "1_0.5", "0x10"])
+def test_a_cell_that_only_python_takes_for_a_number_is_none(cell: str, tmp_path: Path) -> None:
+    text = "a,y\n" + "\n".join(f"{row / 4},{row / 8}" for row in range(20))
+    with pytest.raises(ConfigError, match=f"line 22: a is '{cell}', not a number; correct or remove the row"):
+        ready(written(tmp_path, f"{text}\n{cell},0.5"), "y", ["a"])
+    with pytest.raises(ConfigError, match=f"line 22: y is '{cell}', not a number; correct or remove the row"):
+        ready(written(tmp_path, f"{text}\n0.5,{cell}"), "y", ["a"], kind="numbers")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_file_of_another_encoding_ends_in_a_line(encoding: str, tmp_path: Path) -> None:
+    lines = ["site,petal,kind", *(f"Köln,{row % 7},{'rose' if row % 2 else 'lily'}" for row in range(20))]
+    (tmp_path / "t.csv").write_bytes("\n".join(lines).encode(encoding))
+    with pytest.raises(ConfigError, match=r"t\.csv cannot be read \(.*\); it must be a UTF-8 CSV file"):
+        ready(str(tmp_path / "t.csv"), "kind", client="site")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such a name themselves")
+def test_a_clients_file_with_a_name_in_latin_1_ends_in_a_line(tmp_path: Path) -> None:
+    for name in (b"K\xf6ln", b"Bonn"):
+        rows = "\n".join(f"{row % 7}.5,{'rose' if row % 2 else 'lily'}" for row in range(20))
+        with open(bytes(tmp_path) + b"/" + name + b".csv", "w") as file:
+            file.write(f"petal,kind\n{rows}")
+    with pytest.raises(ConfigError, match=r"the name 'K\\udcf6ln' is not UTF-8; rename its file or folder"):
+        ready(str(tmp_path), "kind", ["petal"])
+
+
 def test_files_that_write_a_class_in_two_ways_are_asked_which(tmp_path: Path) -> None:
     for name, y in (("a", "1"), ("b", "1.0")):
         written(tmp_path, "x,y\n" + "\n".join(f"{i}.5,{y if i % 2 else 0}" for i in range(10)), f"sites/{name}.csv")
@@ -327,6 +354,9 @@ def test_parquet_is_read_as_csv_is(tmp_path: Path) -> None:
         ({"petal": [1, None, 3]}, "row 1: petal is empty, not a finite number"),
         ({"kind": ["a", None, "b"]}, "row 1: kind is empty, not a name or a whole number"),
         ({"petal": pyarrow.array([1, 2, 3], pyarrow.timestamp("s"))}, "petal holds datetime64["),
+        ({"petal": [[1.0], [2.0, 3.0], None]}, "petal holds lists, and data.features needs a number or a text in each"),
+        ({"petal": [None, {"a": 1}, None]}, "petal holds lists, and data.features needs a number or a text in each"),
+        ({"kind": [["a"], ["b"], ["a"]]}, "kind holds lists, and data.target needs a number or a text in each row"),
     ):
         table = {"petal": [1, 2, 2], "kind": ["a", "b", "a"]} | broken
         parquet.write_table(pyarrow.table(table), tmp_path / "broken.parquet")

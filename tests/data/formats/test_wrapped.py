@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
+    RandomSampler,
     Subset,
     TensorDataset,
     WeightedRandomSampler,
@@ -24,6 +27,7 @@ from torch.utils.data import (
 from lit_fed.command.cli import main
 from lit_fed.data import Digits, Dirichlet, Listed, Wrapped
 from lit_fed.errors import ConfigError
+from lit_fed.methods import FedAvg
 from lit_fed.tasks import Classifier
 from tests.support import fit, rows
 
@@ -84,7 +88,7 @@ class Clinic(LightningDataModule):
         self.parts = {"fit": Visits(60, 0), "test": Visits(20, 1)}
 
     def train_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(self.parts["fit"], 8)
+        return DataLoader(self.parts["fit"], 8, shuffle=True)
 
     def test_dataloader(self) -> DataLoader[Any]:
         return DataLoader(self.parts["test"], 8)
@@ -201,7 +205,7 @@ def test_from_datasets_and_collate_functions_of_either_kind_of_loader() -> None:
     data = ready(Wrapped(Collated(), num_clients=1, batch_size=120))
     ((train, _),) = data.train_loader(0, torch.Generator())
     assert torch.equal(train.sort(dim=0).values, 2 * samples(120, 0).tensors[0].sort(dim=0).values)
-    ((test, _),) = data.test_loader()
+    test = torch.cat([x for x, _ in data.test_loader()])
     assert torch.equal(test, samples(40, 2).tensors[0])
     plain = LightningDataModule.from_datasets(samples(20, 0), test_dataset=samples(10, 1), batch_size=5)
     data = ready(Wrapped(plain, num_clients=2))
@@ -242,7 +246,7 @@ def test_samples_without_tensors_are_judged_by_the_batch_that_the_collate_functi
     assert (data.input_shape, data.num_classes) == ((4,), 2)
     made = fit(tmp_path, Classifier("logistic", input_shape=(4,), num_classes=2), data)
     assert len(rows(made.log_dir / "metrics.csv")) == 2
-    x, y = next(iter(data.test_loader()))
+    x, y = (torch.cat(parts) for parts in zip(*data.test_loader(), strict=True))  # two batches of four
     # 0 0, 1 1 1, 2 2, 0 0 0, 1 1, 2 2 2, 0 0, 1 1 1
     assert x[:, 0].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
     assert x[:, 2].tolist() == [0, 1, 0, 0, 0, 2, 0, 1]
@@ -347,12 +351,171 @@ class Broken(MyData):
         raise FileNotFoundError("scans.h5 is gone")
 
 
+class Doubling(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return (2 * x for x, _ in super().__iter__())
+
+
 class Crooked(Visits):
     def __getitem__(self, index: int) -> dict[str, Any]:
         return super().__getitem__(index) | {"site": 0.5, "name": torch.zeros(index)}
 
 
 ONE = samples(8, 0)
+
+
+def doubled(batch: list[Any]) -> Any:
+    x, y = torch.utils.data.default_collate(batch)
+    return 2 * x, y
+
+
+def tripled(batch: list[Any]) -> Any:
+    x, y = torch.utils.data.default_collate(batch)
+    return 3 * x, y
+
+
+def begin(worker: int) -> None:
+    torch.set_num_threads(1)
+
+
+TABLE: dict[str, tuple[str, Any]] = {
+    "dataset": ("kept", ONE),
+    "batch_size": ("kept", 3),
+    "shuffle": ("replaced", None),
+    "sampler": ("refused", WeightedRandomSampler([1.0] * 8, 8)),
+    "batch_sampler": ("refused", [[0, 1]]),
+    "num_workers": ("kept", 1),
+    "collate_fn": ("kept", doubled),
+    "pin_memory": ("replaced", True),
+    "drop_last": ("kept", True),
+    "timeout": ("kept", 50),
+    "worker_init_fn": ("kept", begin),
+    "multiprocessing_context": ("kept", "fork"),
+    "generator": ("replaced", torch.Generator()),
+    "prefetch_factor": ("kept", 3),
+    "persistent_workers": ("replaced", False),
+    "pin_memory_device": ("replaced", ""),
+    "in_order": ("replaced", False),
+}
+"""The arguments of a loader: what becomes of each, and a value that a user may give."""
+OF_WORKERS = {"timeout": 50, "worker_init_fn": begin, "multiprocessing_context": "fork", "prefetch_factor": 3}
+
+
+def test_the_table_of_the_page_has_every_argument_of_a_loader() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "own_data.md").read_text(encoding="utf-8")
+    found = dict(re.findall(r"^\| `(\w+)` \| (kept|replaced|refused)", page, re.MULTILINE))
+    assert found == {name: what for name, (what, _) in TABLE.items()}
+    assert set(inspect.signature(DataLoader).parameters) <= found.keys()
+
+
+@pytest.mark.parametrize("part", ["train", "val", "test", "predict"])
+@pytest.mark.parametrize("name", [name for name, (what, _) in TABLE.items() if what != "refused"])
+def test_every_argument_of_every_loader_is_kept_or_named(
+    name: str, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    what, value = TABLE[name]
+    plain = {"shuffle": part == "train", "persistent_workers": True, "num_workers": 1}
+    given = {name: value} if name in ("dataset", "generator") else {name: value, "generator": None}
+    if name == "shuffle":
+        given = {"shuffle": part != "train"}
+    if name not in ("persistent_workers", "num_workers", *OF_WORKERS):
+        plain |= {"num_workers": 0, "persistent_workers": False}
+    loaders = {one: DataLoader(samples(8, at), 4, shuffle=one == "train") for at, one in enumerate(PARTS)}
+    loaders[part] = DataLoader(**{"dataset": samples(8, 5), "batch_size": 4} | plain | given)
+    module = LightningDataModule()
+    for one, loader in loaders.items():
+        setattr(module, f"{one}_dataloader", lambda loader=loader: loader)
+    data = Wrapped(module, num_clients=1)
+    data.setup()
+    found: Any = {
+        "train": lambda: data.train_loader(0, torch.Generator()),
+        "val": data.val_loader,
+        "test": data.test_loader,
+        "predict": data.predict_dataloader,
+    }[part]()
+    batches, dataset = list(found), loaders[part].dataset
+    x = torch.cat([batch[0] for batch in batches])
+    assert isinstance(dataset, TensorDataset)
+    own = dataset.tensors[0] * (2 if name == "collate_fn" else 1)
+    order = x[:, 0].argsort(), own[:, 0].argsort()
+    assert len(batches) == (3 if name == "batch_size" else 2)
+    if part == "train" or name != "shuffle":
+        assert torch.equal(x[order[0]], own[order[1]])
+    if part != "train":
+        assert torch.equal(x, own), "in the order of the data set"
+    # A loader of 8 samples in batches of 4 drops none; the test below has the others.
+    printed = capsys.readouterr().out
+    where = f"of MyData.{part}_dataloader".replace("MyData", "LightningDataModule")
+    says_so = what == "replaced" and name not in ("pin_memory", "pin_memory_device")
+    says_so |= name == "drop_last" and part != "train"
+    assert (f"{name}" in printed and where in printed) == says_so, printed
+    assert printed.count("the federation replaces") == says_so
+    if part in ("train", "test") and (name in OF_WORKERS or name == "num_workers"):
+        pool = data._pools[part == "train"]._loader
+        assert pool.num_workers == 1
+        if name == "worker_init_fn":
+            assert pool.worker_init_fn.args == (begin,)  # type: ignore[union-attr]
+        elif name == "multiprocessing_context":
+            assert pool.multiprocessing_context.get_start_method() == "fork"
+        elif name != "num_workers":
+            assert getattr(pool, name) == OF_WORKERS[name]
+    data.teardown("fit")
+
+
+PARTS = ("train", "val", "test", "predict")
+
+
+def test_settings_of_the_data_take_the_place_of_the_loaders(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"train": 7, "val": 3, "test": 5}
+
+    class Sized(MyData):
+        def train_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(self.train, sizes["train"], shuffle=True, drop_last=True, num_workers=1)
+
+        def val_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(self.val, sizes["val"], collate_fn=tripled)
+
+        def test_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(self.test, sizes["test"], drop_last=True, collate_fn=doubled)
+
+    data = ready(Wrapped(Sized(), num_clients=1, num_workers=0))
+    # 120 = 17·7 + 1 training samples, of which the last batch is dropped; no test sample is.
+    assert [len(x) for x, _ in data.train_loader(0, torch.Generator())] == [7] * 17
+    assert [len(x) for x, _ in data.val_loader()] == [len(x) for x, _ in data.val_loader(0)] == [3] * 10
+    assert [len(x) for x, _ in data.test_loader()] == [len(x) for x, _ in data.test_loader(0)] == [5] * 8
+    val, test = (torch.cat([x for x, _ in loader]) for loader in (data.val_loader(), data.test_loader()))
+    assert torch.equal(val, 3 * samples(30, 1).tensors[0])
+    assert torch.equal(test, 2 * samples(40, 2).tensors[0])
+    assert capsys.readouterr().out == (
+        "the federation replaces persistent_workers of Sized.train_dataloader; drop_last=True of "
+        "Sized.test_dataloader (docs/own_data.md has the table)\n"
+    )
+    few = Wrapped(Sized(), num_clients=1, num_workers=0, drop_last=False, test_batch_size=20, shared_batch_size=30)
+    few = ready(few)
+    assert [len(x) for x, _ in few.train_loader(0, torch.Generator())] == [7] * 17 + [1]
+    assert [len(x) for x, _ in few.test_loader(0)] == [20, 20]
+    assert [len(x) for x, _ in few.test_loader()] == [30, 10]
+    assert [len(x) for x, _ in few.val_loader(0)] == [20, 10]
+
+
+def test_a_client_with_less_than_a_batch_trains_in_spite_of_drop_last() -> None:
+    plain = LightningDataModule.from_datasets(samples(9, 0), test_dataset=samples(4, 1))
+    loader = DataLoader(samples(9, 0), 4, shuffle=True, drop_last=True)
+    data = ready(Wrapped(setting(plain, train_dataloader=lambda: loader), num_clients=3))
+    assert [len(x) for x, _ in data.train_loader(0, torch.Generator())] == [3]
+
+
+def test_predictions_are_on_the_modules_own_loader(tmp_path: Path) -> None:
+    class Predicting(MyData):
+        def predict_dataloader(self) -> DataLoader[Any]:
+            assert self.calls[-1] == "predict"
+            return DataLoader(samples(11, 7), 4)
+
+    task, data, method = Classifier("logistic", input_shape=(4,), num_classes=2), Wrapped(Predicting()), FedAvg()
+    made = fit(tmp_path, task, data, method, max_rounds=1)
+    made.predict(task, data, method, output=str(tmp_path / "out.npz"))
+    with np.load(tmp_path / "out.npz") as found:
+        assert np.array_equal(found["label"], samples(11, 7).tensors[1].numpy())
 
 
 def datasets(train: Dataset[Any], test: Dataset[Any] | None = None, **kwargs: Any) -> Wrapped:
@@ -365,6 +528,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "Digits is already a federated data module; use it as data, without Wrapped",
     ),
     "hook": (lambda: Wrapped(Streaming()), "overrides transfer_batch_to_device, which clients do not call; move it"),
+    "part": (
+        lambda: giving("train_dataloader", DataLoader(ONE, sampler=RandomSampler(ONE, num_samples=3))),
+        "train_dataloader has the sampler RandomSampler of 3 of 8 samples, which clients do not use; leave it out",
+    ),
+    "own iteration": (
+        lambda: giving("train_dataloader", Doubling(ONE)),
+        "returns a Doubling that overrides __iter__, which clients do not call; move it to the data set or to",
+    ),
     "several": (
         lambda: giving("train_dataloader", [DataLoader(ONE)]),
         "MyData.train_dataloader returns a list; return one torch.utils.data.DataLoader",

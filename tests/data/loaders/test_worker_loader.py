@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 from pathlib import Path
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from lit_fed.data import IID, ClientFolders, DatasetModule, Datasets
+from lit_fed.data.loaders.worker_loader import Key, WorkerPool
 from lit_fed.errors import ConfigError
 
 
@@ -114,15 +116,116 @@ def test_an_abandoned_iteration_leaves_no_trace(num_workers):
     data.teardown("fit")
 
 
-def test_training_and_public_batches_may_alternate_but_two_clients_may_not():
-    data = noisy(0)
-    pairs = list(zip(data.train_loader(0, torch.Generator()), data.public_loader(torch.Generator()), strict=False))
-    assert len(pairs) == 2
-    first, second = (iter(data.train_loader(k, torch.Generator())) for k in (0, 1))
-    next(first)
-    next(second)
-    with pytest.raises(RuntimeError, match="finish one before the other"):
-        next(first)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_iterations_in_any_turn_give_the_batches_of_each_alone(num_workers):
+    data, alone = noisy(num_workers), noisy(0)
+    sizes = {client_id: len(alone.train_loader(client_id, torch.Generator())) for client_id in range(3)}
+
+    def opened(data: Any) -> dict[int, Any]:
+        return {k: data.train_loader(k, torch.Generator().manual_seed(k)) for k in range(3)}
+
+    expected = {k: [*loader, *loader] for k, loader in opened(alone).items()}  # two passes
+    iterators = {k: itertools.chain.from_iterable(itertools.repeat(loader)) for k, loader in opened(data).items()}
+    left = iter(data.train_loader(0, torch.Generator()))  # an iteration that nobody ends
+    next(left)
+    turns = [k for k in range(3) for _ in range(2 * sizes[k])]
+    found: dict[int, list[Any]] = {0: [], 1: [], 2: []}
+    for k in [0, 1, 2, *random.Random(0).sample(turns, len(turns))][: len(turns)]:
+        if len(found[k]) < 2 * sizes[k]:
+            found[k].append(next(iterators[k]))
+    assert sum(map(len, found.values())) > 3 * max(sizes.values())
+    for k, batches in found.items():
+        wanted = expected[k][: len(batches)]
+        assert_equal([t for batch in batches for t in batch], [t for batch in wanted for t in batch])
+    del left, iterators
+    assert_equal(epochs(data), epochs(alone))
+    data.teardown("fit")
+
+
+class Failing(Noisy):
+    """Sample 3 cannot be read."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index == 3:
+            raise self.error
+        return super().__getitem__(index)
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(8)
+        self.error = error
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("error", [ConfigError("sample 3 is damaged"), StopIteration(), ValueError("torn")])
+def test_after_a_batch_that_fails_the_others_are_right(error: Exception, num_workers: int) -> None:
+    pool = WorkerPool({"train": Failing(error)}, num_workers)
+    keys = [[Key("train", index, index, None)] for index in range(8)]
+    good = [batch for key in (keys[:3], keys[4:]) for batch in WorkerPool({"train": Noisy(8)}, 0).batches(key)]
+    other = pool.batches(keys[4:])
+    found = [next(other)]
+    said = {ConfigError: "^sample 3 is damaged$", StopIteration: "StopIteration", ValueError: "torn"}[type(error)]
+    failing = pool.batches(keys[:4])
+    before = [next(failing) for _ in range(3)]
+    with pytest.raises(type(error) if type(error) is not StopIteration else RuntimeError, match=said):
+        next(failing)
+    found += other
+    assert_equal([t for batch in before + found for t in batch], [t for batch in good for t in batch])
+
+
+def masked(samples: list[Any]) -> Any:
+    """As a collate function that hides words at random."""
+    x, y = default_collate(samples)
+    return x * torch.bernoulli(torch.full_like(x, 0.5)), y
+
+
+class Masked(NoisyModule):
+    def build_datasets(self) -> Datasets:
+        x = torch.arange(1.0, 61).view(60, 1)
+        whole = TensorDataset(x, torch.arange(60) % 4)
+        return Datasets(whole, np.arange(60) % 4, whole, np.arange(60) % 4)
+
+    def collate(self, training: bool) -> Any:
+        return masked if training else None
+
+
+def test_a_collate_function_may_draw_whatever_the_number_of_workers():
+    both = []
+    for num_workers in (0, 2):
+        data = Masked(num_clients=3, batch_size=8, num_workers=num_workers)
+        data.setup()
+        torch.manual_seed(num_workers)
+        both.append([x for _ in range(2) for x, _ in data.train_loader(0, torch.Generator())])
+        data.teardown("fit")
+    assert_equal(*both)
+    assert 0 < sum(int((x == 0).sum()) for x in both[0]) < 40
+
+
+def test_tensors_in_memory_are_batched_as_pytorch_collates_their_samples():
+    x, y = torch.randn(40, 3), torch.arange(40)
+    order = torch.randperm(40).tolist()
+
+    class Memory(NoisyModule):
+        num_classes = None
+
+        def build_datasets(self) -> Datasets:
+            whole = Subset(TensorDataset(x, y), order)
+            return Datasets(whole, None, whole, None)
+
+    data = Memory(num_clients=1, batch_size=9, test_batch_size=7)
+    data.setup()
+    wanted = list(DataLoader(Subset(TensorDataset(x, y), order), 7))
+    for found, plain in zip(data.test_loader(), wanted, strict=True):
+        assert type(found) is type(plain) is list
+        assert_equal(found, plain)
+    # Two epochs of the workers' loader, whose generator draws an order and then a seed for each sample.
+    generator, epochs_found = torch.Generator().manual_seed(3), []
+    loader = data.train_loader(0, torch.Generator().manual_seed(3))
+    own = data._ready.train[0]
+    for _ in range(2):
+        epochs_found += [y for _, y in loader]
+        rows = own[torch.randperm(len(own), generator=generator).numpy()]
+        torch.randint(2**62, (len(own),), generator=generator)
+        assert torch.equal(torch.cat(epochs_found)[-len(own) :], torch.tensor(order)[rows])
 
 
 def test_public_batches_carry_positions_and_no_labels():
