@@ -21,7 +21,7 @@ from typing_extensions import override
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.lightning.meter import Meter, share
 from lit_fed.engine.method.model import Differs
-from lit_fed.engine.vectorized.objective import NotVectorizable, Rows, StepMeter, weight_of
+from lit_fed.engine.vectorized.objective import NotVectorizable, Rows, StepMeter
 
 _RECORDED = ("forward", "update", "compute", "reset")
 _SHARE_STATE = MetricCollection._compute_groups_create_state_ref.__name__
@@ -193,13 +193,6 @@ class GroupMeter(StepMeter):
     # ------------------------------------------------------------------ after a step
 
     @override
-    def told(self, taken: Sequence[Tensor], counts: Tensor | None = None) -> tuple[list[Any], list[list[Tensor]]]:
-        weights, _ = super().told(taken, counts)
-        later = [(name, weight_of(size, counts is not None)) for name, size, _ in self._later]
-        calls = [(call.place, call.method, call.spec, call.leaves) for call in self._calls]
-        return [*weights, *later, *self._objects, *calls], _columns(taken, counts)
-
-    @override
     @torch.no_grad()
     def replay(self, taken: Sequence[Tensor], rows: Rows, counts: Tensor | None = None) -> list[Tensor]:
         if not self.used:  # and the host need not wait for its device
@@ -246,8 +239,7 @@ def _joined(samples: Tensor, counts: Sequence[int]) -> list[Tensor]:
         counts: Of each client, without padding.
 
     Returns:
-        The rows of all samples, or the mean of a number; as for logged values, a comparison with the batch without
-        padding finds where this is wrong.
+        The rows of all samples, or the mean of a number.
     """
     parts = [part[:count] for part, count in zip(samples, counts, strict=True)]
     return [part.flatten(0, 1) if part.ndim > 1 else part.double().mean().to(_floating(part)) for part in parts]

@@ -108,6 +108,7 @@ def probe(session: Session, kind: str, broadcast: Broadcast, group: GroupLoop, f
         ids = sorted(alone, key=lambda one: (-session.data.census.num_samples(one), one))
         group.pad_to = _largest_smaller_batch(session)
         if group.pad_to and not _misfit(session, group, finish, ids, broadcast, alone):
+            group.pad_to = 0 if group.unproven else group.pad_to
             return
         group.pad_to = 0
         if misfit := _misfit(session, group, finish, ids, broadcast, alone):
