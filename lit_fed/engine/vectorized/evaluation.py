@@ -42,7 +42,7 @@ from lit_fed.engine.vectorized.objective import (
     differing,
     twice,
 )
-from lit_fed.engine.vectorized.training import OF_ALL, GroupLoop, holdings
+from lit_fed.engine.vectorized.training import OF_ALL, GroupLoop, holdings, one_of
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
 from lit_fed.tensors import on_device
 
@@ -318,9 +318,9 @@ class GroupEvaluation:
                 return
             yield from found
 
-    def _note(self, computation: Any, client: Client) -> None:
-        if computation not in self._shown:
-            self._fresh.setdefault(computation, client.id)
+    def _note(self, computation: Any, ids: Sequence[int]) -> None:
+        if computation not in self._shown and computation not in self._fresh:
+            self._fresh[computation] = one_of(ids, self._fresh.values())
 
     def _check(self, question: Question, found: Mapping[int, Mapping[str, float]], broadcast: Broadcast) -> None:
         """Compare a client of every new computation with the same client asked alone.
@@ -353,7 +353,7 @@ class GroupEvaluation:
             with self.loop.model.preserved():
                 tensors = self.group.train(clients).tensors
                 for computation, idx in self.group.fresh.items():
-                    self._note(computation, clients[idx])
+                    self._note(computation, [clients[idx].id])
                 metrics = self._test(clients, tensors, [loader for _, loader in alike], question.subset)
             for client, values in zip(clients, metrics, strict=True):
                 updates.append(ClientUpdate(client.id, {}, metrics=values, kind=self.kind))
@@ -375,7 +375,7 @@ class GroupEvaluation:
             return [{} for _ in clients]
         batches = Gathered([loaders[idx] for idx in order], lengths)
         stacks = {name: tensor[order] for name, tensor in tensors.items()}
-        step = _by_client(Stepper(loop.objective, loop.bound(f"{stage}_step")), recorder)
+        step = _ByClient(Stepper(loop.objective, loop.bound(f"{stage}_step")), recorder)
         loop.state.client, loop.state.meter = GroupClient(clients[0], loop.state.task_run), recorder
         loop.trainer.stage = "test" if subset == "test" else "validate"
         loop.trainer.meter = differing("self.trainer.callback_metrics")
@@ -386,15 +386,14 @@ class GroupEvaluation:
                     active = sum(length > batch_idx for length in lengths)
                     batch, sizes = batches.take(batch_idx, active, 0)
                     for size, alike in groupby(sorted(range(active), key=sizes.__getitem__), key=sizes.__getitem__):
-                        first, *_ = members = list(alike)
+                        members = list(alike)
                         rows = on_device(members, loop.fabric.device)
                         part = loop.to_device(cut(batch, rows, size, max(sizes)), loaders[0])
                         with loop.autocast():
                             own = {name: tensor[rows] for name, tensor in stacks.items()}
-                            with Called() as called:
-                                values, taken = step(own, part, batch_idx)
+                            values, taken = step.run(own, part, batch_idx)
                             values = values + recorder.replay(taken, rows)
-                        self._note((subset, *called.sequence), clients[order[first]])
+                        self._note((subset, *step.called), [clients[order[member]].id for member in members])
                         for (name, weight), value in zip(recorder.logged, values, strict=True):
                             weight = size if weight is None else weight
                             meter.add(name, value.double(), weight, weight, rows)
@@ -406,20 +405,32 @@ class GroupEvaluation:
         return [{plain_name(name): value for name, value in metrics.items()} for _, metrics in by_client]
 
 
-def _by_client(step: Stepper, recorder: StepMeter) -> Callable[[Tensors, Any, int], tuple[list[Tensor], list[Tensor]]]:
-    """The step for several clients, given stacked tensors and batches of one size: logged values, and `taken`."""
+class _ByClient:
+    """The step for several clients.
 
-    def several(tensors: Tensors, batch: Any, batch_idx: int) -> tuple[list[Tensor], list[Tensor]]:
+    Args:
+        step: Of one.
+        recorder: Takes what it logs.
+    """
+
+    def __init__(self, step: Stepper, recorder: StepMeter) -> None:
+        self._step, self._recorder = step, recorder
+        self.called: list[Any] = []
+        """Operations of the last step."""
+
+    def run(self, tensors: Tensors, batch: Any, batch_idx: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Logged values, and `StepMeter.taken`, given stacked tensors and batches of one size."""
+
         def one(own: Tensors, batch: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
             recorder.begin()
-            functional_call(step, {f"objective.{name}": tensor for name, tensor in own.items()}, (batch, batch_idx))
+            given = {f"objective.{name}": tensor for name, tensor in own.items()}
+            functional_call(self._step, given, (batch, batch_idx))
             return tuple(recorder.values), tuple(recorder.taken)
 
-        dims, count = batch_dims(batch), len(next(iter(tensors.values())))
+        recorder, dims, count = self._recorder, batch_dims(batch), len(next(iter(tensors.values())))
         if count == 1:  # other kernels multiply a single client than a group
             tensors, batch = tree_map(twice, (tensors, batch))
-        with recorder.recording():
+        with recorder.recording(), Called() as called:
             values, taken = torch.vmap(one, in_dims=(0, dims))(tensors, batch)
+        self.called = called.sequence
         return [value[:count] for value in values], [tensor[:count] for tensor in taken]
-
-    return several

@@ -229,7 +229,7 @@ class GroupObjective:
         self.batch_idx: Any = 0
         self.called: tuple[Any, ...] = ()
         """Operations of the last step; equal for equal computations."""
-        self._proof: BySample | None = None  # where samples are taken one by one
+        self._layers = GroupLayers()
         self._stepper = Stepper(loop.objective, loop.objective.training_step)
         self._rebound: list[str] = []
         self._common, begun = clients[0].begun, Tensors()
@@ -281,10 +281,9 @@ class GroupObjective:
         if self._streams is not None and self.loop.fabric.device.type == "cpu":
             held = range(len(next(iter(parameters.values())))) if isinstance(rows, slice) else rows.tolist()
             dropout = GroupDropout(self._streams, held, None if counts is None else counts.tolist())
-        self._proof = None if holds is None else BySample(2, holds, dropout)
-        with self._proof or GroupLayers(dropout) as layers, self.recorder.recording():
-            loss, values, taken = self._as_a_group(parameters, buffers, batch, of_rows, counts)
-        self.called = tuple(layers.sequence)
+        self._layers = GroupLayers(dropout) if holds is None else BySample(2, holds, dropout)
+        loss, values, taken = self._as_a_group(parameters, buffers, batch, of_rows, counts)
+        self.called = tuple(self._layers.sequence)
         return loss, values + self.recorder.replay(taken, rows, counts)
 
     def _as_a_group(
@@ -304,13 +303,15 @@ class GroupObjective:
         self.client.stacks = parameters if counts is None else None
         if counts is None:
             step = torch.vmap(self._step, in_dims=(0, 0, batch_dims(batch), 0))
-            loss, values, taken, rebound = step(parameters, buffers, batch, own)
+            with self._layers, self.recorder.recording():
+                loss, values, taken, rebound = step(parameters, buffers, batch, own)
             for name, tensor in zip(self._rebound, rebound, strict=True):
                 buffers[name].copy_(tensor)
             return loss, list(values), list(taken)
         by_sample = torch.vmap(self._step_on_sample, in_dims=(None, None, batch_dims(batch), None))
         run = torch.vmap(by_sample, in_dims=(0, 0, batch_dims(batch), 0))
-        loss, values, taken = run(parameters, buffers, batch, own)
+        with self._layers, self.recorder.recording():
+            loss, values, taken = run(parameters, buffers, batch, own)
         weights = (torch.arange(loss.shape[1], device=loss.device) < counts.unsqueeze(1)) / counts.unsqueeze(1)
         return (loss * weights).sum(1), [(value * weights).sum(1) for value in values], list(taken)
 
@@ -377,11 +378,11 @@ class GroupObjective:
         return loss, tuple(self.recorder.values), tuple(self.recorder.taken), rebound
 
     def _step_on_sample(self, parameters: Tensors, buffers: Tensors, sample: Any, own: dict[str, Any]) -> Any:
-        assert self._proof is not None
-        loss, values, taken, rebound = self._step(parameters, buffers, self._proof.begin(sample), own)
+        proof: BySample = self._layers  # type: ignore[assignment]  # a batch without padding is not taken by sample
+        loss, values, taken, rebound = self._step(parameters, buffers, proof.begin(sample), own)
         if rebound:
             raise Unproven("a step replaces a buffer")
-        self._proof.expect((loss, *values), taken)
+        proof.expect((loss, *values), taken)
         return loss, values, taken
 
     def _become(self, hook: Hook, tensors: Tensors, own: dict[str, Any]) -> None:

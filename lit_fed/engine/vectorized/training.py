@@ -82,10 +82,10 @@ class GroupLoop:
         """Whether all samples' targets, by their ``id``, hold a value."""
         self._trusted: set[Any] = set()
 
-    def note(self, computation: Any, idx: int) -> None:
+    def note(self, computation: Any, members: Sequence[int]) -> None:
         """Note a computation, by the operations that it is made of, and one of its clients."""
-        if computation not in self._trusted:
-            self.fresh.setdefault(computation, idx)
+        if computation not in self._trusted and computation not in self.fresh:
+            self.fresh[computation] = one_of(members, self.fresh.values())
 
     def trust(self, compared: Collection[int]) -> None:
         """Trust the new computations of the last group's clients whose results are those alone."""
@@ -358,14 +358,14 @@ class _PhaseOfGroup:
         recorder, width = self.objective.recorder, max(*sizes, self.pad_to)
         if len(ways) == 1 and width in (size for size, _ in ways):
             ((_, padded),) = ways
-            loss, values = self._losses_of(batch, slice(0, len(sizes)), sizes if padded else None)
+            loss, values = self._losses_of(batch, range(len(sizes)), slice(0, len(sizes)), sizes if padded else None)
             named = zip(recorder.logged, values, strict=True)
             return loss, [(name, None if size is None else [size] * len(sizes), v) for (name, size), v in named]
         parts, given = [], []
         for (size, padded), of_way in ways.items():
             rows = on_device(of_way, self.device)
             counts = [sizes[idx] for idx in of_way] if padded else None
-            parts.append(self._losses_of(cut(batch, rows, size, width), rows, counts))
+            parts.append(self._losses_of(cut(batch, rows, size, width), of_way, rows, counts))
             given.append([weight for _, weight in recorder.logged])
         back = on_device([idx for members in ways.values() for idx in members], self.device).argsort()
         loss = torch.cat([part[0] for part in parts])[back]
@@ -374,7 +374,9 @@ class _PhaseOfGroup:
         names = [name for name, _ in recorder.logged]
         return loss, list(zip(names, weights, values, strict=True))
 
-    def _losses_of(self, batch: Any, rows: slice | Tensor, sizes: Sequence[int] | None) -> tuple[Tensor, list[Tensor]]:
+    def _losses_of(
+        self, batch: Any, members: Sequence[int], rows: slice | Tensor, sizes: Sequence[int] | None
+    ) -> tuple[Tensor, list[Tensor]]:
         leaves = self.leaves if isinstance(rows, slice) else {name: leaf[rows] for name, leaf in self.leaves.items()}
         parameters = {**{name: tensor[rows] for name, tensor in self.still.items()}, **leaves}
         buffers = {name: tensor[rows] for name, tensor in self.buffers.items()}
@@ -385,7 +387,7 @@ class _PhaseOfGroup:
             counts, holds = on_device(sizes, self.device), partial(self._holds, batch)
             buffers = {name: tensor.clone() for name, tensor in buffers.items()}
         loss, values = self.objective.losses(parameters, buffers, batch, rows, counts, holds)
-        self.group.note((counts is None, *self.objective.called), 0 if isinstance(rows, slice) else int(rows[0]))
+        self.group.note((counts is None, *self.objective.called), members)
         if isinstance(rows, Tensor) or counts is not None:
             for name, tensor in buffers.items():
                 self.buffers[name][rows] = tensor
@@ -414,9 +416,14 @@ class _PhaseOfGroup:
         else:
             with Called() as called:
                 loop.take_step(optimizer)
-            self.group.note(("step", *called.sequence), 0)
+            self.group.note(("step", *called.sequence), range(active))
         if not isinstance(loop.trainer.global_step, Differs):
             loop.trainer.global_step += 1
+
+
+def one_of(members: Sequence[int], chosen: Collection[int]) -> int:
+    """A client to compare: one that is chosen already, or the first."""
+    return next((member for member in members if member in chosen), members[0])
 
 
 def _weights(given: Sequence[int | None], parts: Iterable[Sequence[int]], sizes: Sequence[int]) -> Sequence[int] | None:
