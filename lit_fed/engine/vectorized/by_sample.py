@@ -27,6 +27,7 @@ from lit_fed.engine.method.model import Differs
 from lit_fed.engine.vectorized.layers import GroupLayers
 
 _MANY = 10_007  # a prime: a dimension over samples is known by its size
+_MOST = 2**14  # proofs that are kept
 _IGNORED = -100  # torch's default of ``ignore_index``
 _ALL = (None,)
 # Kernels by their names in torch. Whose dimensions are an argument: its place, and its default.
@@ -49,7 +50,7 @@ _EACH = {
     "mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "native_layer_norm", "embedding", "index", "constant_pad_nd",
     "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty", "zero",
     "fill", "copy", "masked_fill", "rsub", "hardswish", "_prelu_kernel", "log_sigmoid_forward", "native_dropout",
-    "bernoulli", "where",
+    "bernoulli", "where", "stack",
 }  # fmt: skip
 _IMAGES = (  # beginnings of names: the first dimension is that of samples
     "convolution", "max_pool", "avg_pool", "_adaptive_avg_pool", "adaptive_max_pool", "upsample_", "reflection_pad",
@@ -81,10 +82,6 @@ class Ignored(Unproven):
         self.leaf, self.value = leaf, value
 
 
-def _refuse(*_args: Any) -> NoReturn:
-    raise Unproven("the task uses the number of samples in a batch")
-
-
 class Count(torch.SymInt):
     """A multiple of the number of samples, which a task may use as a size, and for nothing else.
 
@@ -93,26 +90,25 @@ class Count(torch.SymInt):
     """
 
     def __init__(self, factor: int) -> None:
-        super().__init__(Differs(_refuse))
+        super().__init__(Differs(self.refuse))
         self.factor = factor
 
-    def times(self) -> None:
-        """Refuse a true multiple, where the number of samples is the default."""
-        if self.factor != 1:
-            _refuse()
+    def refuse(self, *_args: Any) -> NoReturn:
+        """Refuse a use."""
+        raise Unproven("the task uses the number of samples in a batch")
 
     def __mul__(self, other: Any) -> Count:
-        return Count(self.factor * other) if type(other) is int and other > 0 else _refuse()
+        return Count(self.factor * other) if type(other) is int and other > 0 else self.refuse()
 
     @override
     def __eq__(self, other: object) -> bool:
-        return self.factor == other.factor if isinstance(other, Count) else _refuse()
+        return self.factor == other.factor if isinstance(other, Count) else self.refuse()
 
     @override
     def __hash__(self) -> int:
         return hash(("samples", self.factor))
 
-    __rmul__, __index__, __int__, __float__, __bool__ = __mul__, _refuse, _refuse, _refuse, _refuse
+    __rmul__, __index__, __int__, __float__, __bool__ = __mul__, refuse, refuse, refuse, refuse
 
 
 class _Kind(NamedTuple):
@@ -201,6 +197,8 @@ class BySample(GroupLayers):
         except TypeError as error:
             raise Unproven(str(error)) from error
         if proof is None:
+            if len(_PROOFS) > _MOST:
+                _PROOFS.clear()
             proof = _PROOFS[key] = self._prove(func, args, kwargs)
         if proof.ignored is not None and self._holds(*proof.ignored):
             raise Ignored(*proof.ignored)
@@ -273,23 +271,20 @@ class BySample(GroupLayers):
                 return torch.device("meta") if isinstance(value, torch.device) else value
 
             given, named = tree_map(many, (tuple(args), dict(kwargs)))
-            if func is F.linear:  # which joins dimensions for its product
-                func = _linear
             if func in (F.cross_entropy, F.nll_loss):
                 call = inspect.signature(func).bind(*given, **named).arguments
                 if any(call.get(key) is not None for key in ("weight", "size_average", "reduce")):
                     raise Unproven("a loss weighs classes")
                 if call.get("reduction", "mean") == "mean":
-                    if not call["target"].is_floating_point():
-                        leaf = follow.kind(call["target"])[1]
-                        if leaf is None:
-                            raise Unproven("a loss may ignore targets that are computed")
-                        ignored = leaf, int(call.get("ignore_index", _IGNORED))
+                    (_, leaf), target = follow.kind(call["target"]), call["target"]
+                    if leaf is None and not target.is_floating_point():
+                        raise Unproven("a loss may ignore targets that are computed")
+                    ignored = None if leaf is None else (leaf, int(call.get("ignore_index", _IGNORED)))
                     out = func(**call | {"reduction": "none"}).mean()
                 else:
                     out = func(*given, **named)
-            else:
-                out = func(*given, **named)
+            else:  # F.linear joins dimensions for its product
+                out = (_linear if func is F.linear else func)(*given, **named)
         if type(out) is int or (isinstance(out, tuple) and all(type(size) is int for size in out)):
             return _Proof([], [], _counted(out) if type(out) is int else tuple(map(_counted, out)), None, False)
         tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
@@ -335,20 +330,21 @@ class _Kernels(TorchDispatchMode):
     @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        kinds = [self.kind(tensor) for tensor in given]
-        before = [tensor.shape for tensor in given]
+        kinds, packet = [self.kind(tensor) for tensor in given], str(func.overloadpacket.__name__)
         out = func(*args, **(kwargs or {}))
         found = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-        call = _Call(func, args, kwargs or {}, list(zip(given, before, [kind for kind, _ in kinds], strict=True)))
-        kind = call.judged(found)
-        leaf = kinds[0][1] if call.keeps_values(found) and len(given) == 1 else None
-        if call.name != str(func.overloadpacket.__name__) and any(one is not None for _, one in kinds):
+        name = packet.rstrip("_") if func.namespace == "aten" else str(func)
+        held = [(tensor, kind) for tensor, (kind, _) in zip(given, kinds, strict=True)]
+        kind = _Call(name, torch.Tag.pointwise in func.tags, args, kwargs or {}, held).judged(found)
+        is_same = len(given) == 1 and name in _MOVED and not given[0].is_floating_point()
+        is_same = is_same and all(tensor.dtype in (given[0].dtype, torch.int64) for tensor in found)
+        if packet.endswith("_") and any(leaf is not None for _, leaf in kinds):
             raise Unproven("a tensor of the batch is changed in place")
         for idx, tensor in enumerate(found):
             lost = kind == "rows" and not _places(tensor)
             if lost and not idx:
-                raise Unproven(f"{call.name} joins samples")
-            self._held[id(tensor)] = tensor, "mixed" if lost else kind, leaf
+                raise Unproven(f"{name} joins samples")
+            self._held[id(tensor)] = tensor, "mixed" if lost else kind, kinds[0][1] if is_same else None
         return out
 
 
@@ -356,23 +352,22 @@ def _places(tensor: Tensor) -> list[int]:
     return [place for place, size in enumerate(tensor.shape) if size and size % _MANY == 0]
 
 
-class _Call:
+class _Call(NamedTuple):
     """A call of a kernel.
 
     Args:
-        func: The kernel.
+        name: The kernel's, without the mark of an operation in place.
+        is_pointwise: As torch tells.
         args: By place.
         kwargs: By name.
-        given: Its tensors, their shapes and kinds.
+        given: Its tensors and their kinds.
     """
 
-    def __init__(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], given: Sequence[tuple[Tensor, Any, str]]
-    ) -> None:
-        packet = str(func.overloadpacket.__name__)
-        self.name = packet.rstrip("_") if func.namespace == "aten" else str(func)
-        self.func, self.args, self.kwargs, self.given = func, args, kwargs, given
-        self.rows = [tensor for tensor, _, kind in given if kind == "rows"]
+    name: str
+    is_pointwise: bool
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    given: Sequence[tuple[Tensor, str]]
 
     def judged(self, found: Sequence[Tensor]) -> str:
         """The kind of the outputs.
@@ -380,76 +375,63 @@ class _Call:
         Raises:
             Unproven: If it is not known.
         """
-        kinds = {kind for _, _, kind in self.given} - {"same"}
-        if len(kinds) > 1 or "mixed" in kinds or any(len(_places(tensor)) > 1 for tensor in found):
-            raise self._unknown()
-        sized = any(_places(tensor) for tensor in found)
-        if not kinds:
-            if (sized and self.name not in _MADE) or self._numbers():
-                raise self._unknown()
-            return "rows" if sized else "same"
-        return self._of_rows(found) if "rows" in kinds else self._of_means(kinds.pop(), sized)
+        kinds = {kind for _, kind in self.given} - {"same"}
+        sized = any(map(_places, found))
+        if len(kinds) > 1 or any(len(_places(tensor)) > 1 for tensor in found):
+            kind = None
+        elif not kinds:
+            known = not self._numbers() and (not sized or self.name in _MADE)
+            kind = ("rows" if sized else "same") if known else None
+        elif "rows" in kinds:
+            kind = self._of_rows([tensor for tensor, kind in self.given if kind == "rows"], found)
+        else:
+            kind = self._of_means(kinds.pop()) if all(t.is_floating_point() for t in found) and not sized else None
+        if kind is None:
+            raise Unproven(f"{self.name} joins samples, or is not known")
+        return kind
 
-    def keeps_values(self, found: Sequence[Tensor]) -> bool:
-        """Whether the outputs hold values of the input."""
-        return self.name in _MOVED and found[0].dtype in (self.given[0][0].dtype, torch.int64)
-
-    def _of_rows(self, found: Sequence[Tensor]) -> str:
-        name, first = self.name, self.rows[0]
-        at = _places(first)[0]
-        if len({tensor.shape[_places(tensor)[0]] for tensor in self.rows}) > 1:
-            raise self._unknown()
-        if torch.Tag.pointwise in self.func.tags and self._numbers():
-            raise self._unknown()
+    def _of_rows(self, rows: Sequence[Tensor], found: Sequence[Tensor]) -> str | None:
+        name, first, at = self.name, rows[0], _places(rows[0])[0]
+        width, come_first = first.shape[at], all(_places(tensor) == [0] for tensor in rows)
+        if any(tensor.shape[_places(tensor)[0]] != width for tensor in rows):
+            return None
         if name in _LOSSES:
             reduction = self._at(_LOSSES[name], "reduction", 1)
-            if any(_places(tensor) != [0] for tensor in self.rows) or (reduction == 1 and name.startswith("nll")):
-                raise self._unknown()
-            return ("rows", "mean", "sum")[reduction]
+            known = come_first and not (reduction == 1 and name.startswith("nll"))
+            return ("rows", "mean", "sum")[reduction] if known else None
+        if name in _SHAPED:
+            outer = [tensor.shape[: _places(tensor)[0]].numel() for tensor in (first, found[0]) if _places(tensor)]
+            return "rows" if len(outer) == 2 and outer[0] == outer[1] else None
         if name in _DIMS:
             place, default = _DIMS[name]
             dims = self._at(place, "dim", default)
             dims = dims if isinstance(dims, list | tuple) and dims else _ALL if dims in (None, []) else [dims]
-            over = dims == _ALL or at in [dim % max(first.ndim, 1) for dim in dims if dim is not None]
-            if over and name in ("sum", "mean"):
+            known = dims != _ALL and at not in [dim % max(first.ndim, 1) for dim in dims]
+            if not known and name in ("sum", "mean"):
                 return name
-            if over and not (name == "slice" and found[0].shape == first.shape):
-                raise self._unknown()
-        elif name in _SHAPED:
-            (new,) = _places(found[0]) or [-1]
-            if new < 0 or first.shape[:at].numel() != found[0].shape[:new].numel():
-                raise self._unknown()
-            return "rows"
+            known |= name == "slice" and found[0].shape == first.shape
         elif name.startswith(_IMAGES):
             trains = "batch_norm" in name and "no_training" not in name and self._at(5, "training", True)
-            if any(_places(tensor) != [0] for tensor in self.rows) or trains:
-                raise self._unknown()
-        elif name == "embedding" or name == "index":
-            whole, *indices = self.args[0], *(self.args[1] if name == "index" else ())
-            of_rows = whole is first
-            if of_rows and (name == "embedding" or len(self.rows) > 1 or indices[at : at + 1] not in ([], [None])):
-                raise self._unknown()
-        elif torch.Tag.pointwise not in self.func.tags and name not in _EACH | _MOVED | {"stack"}:
-            raise self._unknown()
-        width = first.shape[at]
-        if any(_places(tensor) and tensor.shape[_places(tensor)[0]] != width for tensor in found):
-            raise self._unknown()
-        return "rows"
+            known = come_first and not trains
+        elif name == "embedding":
+            known = self.args[0] is not first
+        elif name == "index":
+            known = self.args[0] is not first or (len(rows) == 1 and self.args[1][at : at + 1] in ([], [None]))
+        else:
+            known = name in _EACH | _MOVED or (self.is_pointwise and not self._numbers())
+        alike = all(tensor.shape[place] == width for tensor in found for place in _places(tensor))
+        return "rows" if known and alike else None
 
-    def _of_means(self, kind: str, sized: bool) -> str:
-        if sized or self.name not in _LINEAR:
-            raise self._unknown()
-        held = [which != "same" for _, _, which in self.given]
-        count = self.args[1] if self.name == "div" else None
-        is_count = isinstance(count, int | float) and count and count % _MANY == 0
-        if kind == "sum" and is_count and self.name == "div":
+    def _of_means(self, kind: str) -> str | None:
+        held = [which != "same" for _, which in self.given]
+        if self.name == "div" and kind == "sum" and self._numbers():
             return "mean"
-        products = self.name in ("mul", "div") and (sum(held) > 1 or (self.name == "div" and not held[0]))
-        if products or self._numbers() or (kind == "sum" and self.name in ("add", "sub", "rsub") and sum(held) < 2):
-            raise self._unknown()
-        if kind == "sum" and not all(held) and self.name in ("stack", "cat"):
-            raise self._unknown()
-        return kind
+        known = self.name in _LINEAR and not self._numbers() and "rounding_mode" not in self.kwargs
+        if self.name in ("mul", "div"):
+            known &= sum(held) == 1 and (held[0] or self.name == "mul")
+        elif kind == "sum":
+            known &= all(held) and (len(held) > 1 or self.name not in ("add", "sub", "rsub"))
+        return kind if known else None
 
     def _at(self, place: int, name: str, default: Any) -> Any:
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
@@ -458,6 +440,3 @@ class _Call:
         """Whether an argument is a multiple of the number of samples."""
         numbers = [one for one in (*self.args, *self.kwargs.values()) if isinstance(one, int | float)]
         return any(one and one % _MANY == 0 for one in numbers)
-
-    def _unknown(self) -> Unproven:
-        return Unproven(f"{self.name} joins samples, or is not known")

@@ -21,6 +21,7 @@ from typing_extensions import override
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.lightning.meter import Meter, share
 from lit_fed.engine.method.model import Differs
+from lit_fed.engine.vectorized.by_sample import Count
 from lit_fed.engine.vectorized.objective import NotVectorizable, Rows, StepMeter
 
 _RECORDED = ("forward", "update", "compute", "reset")
@@ -180,6 +181,8 @@ class GroupMeter(StepMeter):
         for leaf in leaves:
             if isinstance(leaf, Differs):
                 leaf._refuse()
+            if isinstance(leaf, Count):
+                leaf.refuse()
         self.taken += [leaf.detach().clone() for leaf in leaves if isinstance(leaf, Tensor)]
         number = len(self._calls)
         self._calls.append(_Call(place, method, spec, [_TENSOR if isinstance(v, Tensor) else v for v in leaves]))

@@ -177,7 +177,7 @@ class StepMeter(Meter):
         if tensor.numel() != 1:
             raise ConfigError(f"self.log({name!r}, …) got {tensor.numel()} values; log one number, or their mean")
         if isinstance(batch_size, Count):
-            batch_size = batch_size.times()
+            batch_size = None if batch_size.factor == 1 else batch_size.refuse()
         self.logged.append((name, batch_size))
         self.values.append(tensor.reshape(()))
 

@@ -335,7 +335,6 @@ class _PhaseOfGroup:
             try:
                 return self._by_size(batch, sizes, pads)
             except Ignored as ignored:
-                self.group.unproven = str(ignored)
                 pads -= set(self._holding(batch, ignored.leaf, ignored.value))
             except Exception as error:
                 if not pads:
