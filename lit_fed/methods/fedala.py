@@ -49,7 +49,7 @@ class FedALA(FedAvg):
         may not end. Tests learn W, too, and do not keep it.
     """
 
-    needs = frozenset({"loss", "whole_batches"})
+    needs = frozenset({"loss", "whole_batches", "one_client"})
 
     def __init__(
         self, layers: int = 1, eta: float = 1.0, share: float = 0.8, threshold: float = 0.1, **kwargs: Any

@@ -139,6 +139,11 @@ class TensorLoader:
         return same and self._normalize is other._normalize
 
     @property
+    def targets(self) -> Tensor:
+        """The targets of all samples, also of other rows."""
+        return self._targets
+
+    @property
     def is_fixed(self) -> bool:
         """Whether every iteration takes all of `indices` in order."""
         return self._generator is None and self.num_samples == self.indices.shape[0]

@@ -48,6 +48,7 @@ NEEDS = {
     "one_optimizer": "a single optimizer with one learning rate, whose steps it measures",
     "linear_steps": "steps in proportion to the gradients; use torch.optim.SGD",
     "no_decay": "an optimizer without weight decay, because the method adds one itself; set weight_decay to 0",
+    "one_client": "one client at a time, which groups do not have",
     "whole_batches": "whole batches, which strategy=ddp would cut over processes; use 'clients'",
 }
 """Needs of a method beyond a LightningModule, each as completion of "needs …" in an error."""

@@ -157,17 +157,19 @@ def difference(
         expected: Its result alone.
         twin: The result alone from tensors that are rounded differently, whose distance is rounding too.
     """
-    close = closeness(loop)
+    close, names = closeness(loop), list(loop.model.parameters)
+    kin = _of_kin(expected.model, begun, names)
     for name, tensor in found.model.items():
-        if not _is_close(tensor, expected.model[name], begun.get(name), close, twin and twin.model[name]):
+        if not _is_close(tensor, expected.model[name], begun.get(name), close, kin[name], twin and twin.model[name]):
             return f"{name!r} differs after training in a group and alone: {_CAUSES}"
     for name, value in expected.metrics.items():
         off = 0.0 if twin is None else _GROWTH * abs(value - twin.metrics[name])
         if not abs(value - found.metrics.get(name, math.nan)) <= close * (1 + abs(value)) + off:
             return f"the logged {name!r} differs between a client in a group and alone"
+    kin = _of_kin(expected.answer, begun, names)
     for name, tensor in found.answer.items():
-        other = twin and twin.answer[name]
-        if name not in expected.answer or not _is_close(tensor, expected.answer[name], begun.get(name), close, other):
+        other, first = twin and twin.answer[name], begun.get(name)
+        if name not in kin or not _is_close(tensor, expected.answer[name], first, close, kin[name], other):
             return (
                 f"algorithm.finish gives a different {name!r} for a client in a group than alone, though its model "
                 "is the same after training; it must depend on the client only"
@@ -175,7 +177,24 @@ def difference(
     return ""
 
 
-def _is_close(found: Tensor, expected: Tensor, begun: Tensor | None, close: float, twin: Tensor | None = None) -> bool:
+def _of_kin(tensors: Mapping[str, Tensor], begun: Mapping[str, Tensor], names: list[str]) -> dict[str, float]:
+    """The movement of every tensor's kin, the tensors of all parameters under one prefix.
+
+    A gradient that is 0 but for rounding, as of a bias before batch norm, is rounded as coarsely as the others are.
+    """
+    prefix, squares = dict[str, str](), dict[str, float]()
+    for name, tensor in tensors.items():
+        own = max((one for one in names if name.endswith(one)), key=len, default=name)
+        prefix[name] = name.removesuffix(own) if own in names else name
+        moved = tensor.double() - begun[name].double() if name in begun else tensor.double()
+        size = float(moved[moved.isfinite()].square().sum())
+        squares[prefix[name]] = squares.get(prefix[name], 0.0) + size
+    return {name: math.sqrt(squares[of]) for name, of in prefix.items()}
+
+
+def _is_close(
+    found: Tensor, expected: Tensor, begun: Tensor | None, close: float, kin: float, twin: Tensor | None = None
+) -> bool:
     """Whether two results differ by rounding only, relative to the client's movement, or to its twin's distance."""
     if found.shape != expected.shape:
         return False
@@ -183,7 +202,7 @@ def _is_close(found: Tensor, expected: Tensor, begun: Tensor | None, close: floa
     found, expected = found.double().masked_fill(infinite, 0), expected.double().masked_fill(infinite, 0)
     moved = expected if begun is None else expected - begun.double().masked_fill(infinite, 0)
     off = 0 if twin is None else _GROWTH * (twin.double().masked_fill(infinite, 0) - expected).norm()
-    return bool((found - expected).norm() <= close * moved.norm() + _ROUNDING * expected.norm() + off)
+    return bool((found - expected).norm() <= close * moved.norm() + _ROUNDING * (expected.norm() + kin) + off)
 
 
 def closeness(loop: LocalLoop) -> float:

@@ -30,6 +30,12 @@ class GroupBatches(ABC):
     each: Sequence[int]
     """Steps of every client in one pass over its data."""
 
+    by_rows = True
+    """Whether every tensor of every batch so far had a row a sample."""
+
+    targets: Tensor | None = None
+    """All values that may be in the second leaf of a batch; None where they are not known."""
+
     @abstractmethod
     def take(self, step: int, active: int, pad_to: int) -> tuple[Any, list[int]]:
         """The batches of a step, stacked and padded to the largest, and their sizes.
@@ -61,6 +67,9 @@ class Collected(GroupBatches):
     def take(self, step: int, active: int, pad_to: int) -> tuple[Any, list[int]]:
         batches = [self._to_device(next(self._batches[idx]), self._loaders[idx]) for idx in range(active)]
         sizes = [batch_size_of(batch) for batch in batches]
+        for batch, size in zip(batches, sizes, strict=True):
+            tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+            self.by_rows &= all(leaf.ndim > 0 and leaf.shape[0] == size for leaf in tensors)
         return _stack(batches, sizes, _width(sizes, pad_to)), sizes
 
 
@@ -75,7 +84,7 @@ class Gathered(GroupBatches):
     def __init__(self, loaders: Sequence[TensorLoader], num_steps: Sequence[int]) -> None:
         self.num_steps = num_steps
         self.each = [len(loader) for loader in loaders]
-        self._like = loaders[0]
+        self._like, self.targets = loaders[0], loaders[0].targets
         size, longest = self._like.batch_size, num_steps[0]
         steps, each = np.array(num_steps), np.maximum(self.each, 1)
         taken = np.array([loader.num_samples for loader in loaders])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
@@ -27,8 +28,10 @@ from lit_fed.engine.lightning.meter import StackedSums
 from lit_fed.engine.lightning.metric_names import plain_name
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import Client, Tensors
-from lit_fed.engine.vectorized.alone import Outside
+from lit_fed.engine.vectorized.alone import Outside, closeness
 from lit_fed.engine.vectorized.batches import Gathered, can_gather, cut
+from lit_fed.engine.vectorized.by_sample import BySample, Unproven
+from lit_fed.engine.vectorized.layers import Called
 from lit_fed.engine.vectorized.metrics import GroupMeter
 from lit_fed.engine.vectorized.objective import (
     GroupClient,
@@ -39,15 +42,13 @@ from lit_fed.engine.vectorized.objective import (
     differing,
     twice,
 )
-from lit_fed.engine.vectorized.training import OF_ALL, GroupLoop, holdings
+from lit_fed.engine.vectorized.training import OF_ALL, GroupLoop, holdings, one_of
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
 from lit_fed.tensors import on_device
 
 Subset = Literal["val", "test"]
 Columns = dict[str, NDArray[np.float64]]
 _HOOKS = ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end", "model_eval", "model_train")
-_LOOK = 32  # samples on which both ways are compared
-_CLOSE = 1e-4
 _PIECE_VALUES = 2**19  # in the inputs of one pass, or a batch
 _HELD_VALUES = 2**25  # in the arguments of metrics, of all shared samples
 
@@ -108,12 +109,11 @@ class SharedEvaluation:
     def _together(
         self, ids: Sequence[int], loaders: Mapping[int, TensorLoader], whole: TensorLoader, subset: Subset
     ) -> list[ClientUpdate]:
-        if not self._fits(whole, subset):
-            return []
         rows = [loaders[client_id].indices.numpy() for client_id in ids]
         places = _places(np.concatenate(rows), whole.indices.numpy())
         if places is None:
             return []
+        self._proof = BySample(1, partial(_holds, whole.targets))
         sizes = np.array([len(rows_of_client) for rows_of_client in rows])
         samples, updates = self._samples(whole, subset, places), list[ClientUpdate]()
         means = {name: _means(values[places], sizes) for name, values in samples.columns.items()}
@@ -153,31 +153,6 @@ class SharedEvaluation:
                 alike.append(client_id)
         return alike
 
-    def _fits(self, whole: TensorLoader, subset: Subset) -> bool:
-        """Whether the values that the task logs of a batch follow from its samples', with the current model.
-
-        Checked every time, on samples from all over the shared data: another value may look like a mean while all
-        outputs, or all samples' classes, are equal. The result is a function of model and data, equal on all processes.
-        """
-        places = torch.linspace(0, len(whole.indices) - 1, min(_LOOK, len(whole.indices))).long()
-        rows = whole.indices[places].to(whole.device)
-        batches = [whole.fetch(rows)]
-        try:
-            values, taken = self._values(batches[0], whole, subset)
-            means = {name: float(column.mean()) for name, column in values.items()}
-            if len(whole.indices) * sum(tensor[0].numel() for tensor in taken) > _HELD_VALUES:
-                return False
-            if self._meter.used:  # a metric may depend on the sizes of batches
-                size = -(-2 * len(rows) // 3)
-                batches = [whole.fetch(part) for part in rows.split(size)]
-                means |= self._of_metrics(taken, np.arange(len(rows)), size)
-        except Exception:  # of any kind: the step cannot take a single sample
-            return False
-        expected = self.loop.evaluate(batches, subset)
-        return means.keys() == expected.keys() and all(
-            abs(means[name] - value) <= _CLOSE * (1 + abs(value)) for name, value in expected.items()
-        )
-
     def _samples(self, whole: TensorLoader, subset: Subset, places: NDArray[np.int64]) -> _Samples:
         """Values of every shared sample; NaN or 0 in pieces of the data without a sample at these places.
 
@@ -193,6 +168,8 @@ class SharedEvaluation:
             batch = whole.fetch(rows[nth * size : (nth + 1) * size].to(whole.device))
             values, taken = self._values(batch, whole, subset)
             pieces.append(taken)
+            if len(rows) * sum(tensor[0].numel() for tensor in taken) > _HELD_VALUES:
+                raise Unproven("too many arguments of metrics")
             for name, logged in values.items():
                 logs.setdefault(name, []).append(logged.double())
         known = np.concatenate([np.arange(number * size, min((number + 1) * size, len(rows))) for number in wanted])
@@ -229,20 +206,25 @@ class SharedEvaluation:
 
         def one(sample: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
             recorder.begin()
-            step(tree_map(lambda leaf: leaf.unsqueeze(0), sample), batch_idx)
+            step(self._proof.begin(sample), batch_idx)
+            self._proof.expect(recorder.values, recorder.taken)
             return tuple(recorder.values), tuple(recorder.taken)
 
         loop.state.meter, loop.trainer.stage = recorder, "test" if subset == "test" else "validate"
         loop.trainer.meter = differing("self.trainer.callback_metrics")
         loop.begin_metrics(sync=False)
         try:
-            with loop.mode(str(stage)), loop.autocast(), recorder.recording():
+            with loop.mode(str(stage)), loop.autocast(), recorder.recording(), self._proof:
                 values, taken = torch.vmap(one)(loop.to_device(batch, whole))
         finally:
             loop.state.meter = loop.trainer.meter = None
         _check_weights(recorder.logged)
         logged = zip(recorder.logged, values, strict=True)
         return {plain_name(name): value for (name, _), value in logged}, list(taken)
+
+
+def _holds(targets: Tensor, leaf: int, value: int) -> bool:
+    return leaf != 1 or bool((targets == value).any())
 
 
 def is_only_its_step(loop: LocalLoop, subset: Subset) -> bool:
@@ -252,7 +234,7 @@ def is_only_its_step(loop: LocalLoop, subset: Subset) -> bool:
 
 
 def _check_weights(logged: Iterable[tuple[str, int | None]]) -> None:
-    if any(weight not in (None, 1) for _, weight in logged):
+    if any(weight is not None for _, weight in logged):
         raise NotVectorizable("the step sets batch_size in self.log")
 
 
@@ -289,6 +271,8 @@ class GroupEvaluation:
     def __init__(self, session: Session, kind: str, group: GroupLoop) -> None:
         self.session, self.kind, self.group, self.loop = session, kind, group, group.loop
         self._impossible: set[tuple[str, str]] = set()  # protocols that failed, and on which data
+        self._shown: set[Any] = set()  # computations that gave a client's values alone
+        self._fresh: dict[Any, int] = {}  # others of the last group, and a client of each
 
     def answers(
         self, question: Question, ids: Sequence[int], broadcast: Broadcast, size: int
@@ -327,16 +311,38 @@ class GroupEvaluation:
                 found = self._answers(question, chosen, [loaders[one] for one in chosen], broadcast)
                 if (drawn := outside.drawn()) is not None:
                     raise NotVectorizable(f"a step of evaluation draws from {drawn}{OF_ALL}")
+                self._check(question, {one.client_id: one.metrics for one in found}, broadcast)
             except Exception:  # of any kind: a client asked alone raises its error
                 outside.restore()
                 self._impossible.add((question.protocol, question.subset))
                 return
             yield from found
 
+    def _note(self, computation: Any, ids: Sequence[int]) -> None:
+        if computation not in self._shown and computation not in self._fresh:
+            self._fresh[computation] = one_of(ids, self._fresh.values())
+
+    def _check(self, question: Question, found: Mapping[int, Mapping[str, float]], broadcast: Broadcast) -> None:
+        """Compare a client of every new computation with the same client asked alone.
+
+        Raises:
+            NotVectorizable: If they differ.
+        """
+        close = closeness(self.loop)
+        for client_id in sorted(set(self._fresh.values())):
+            alone = question.answer(client_id, broadcast)
+            expected, values = {} if alone is None else alone.metrics, found[client_id]
+            for name in expected.keys() | values.keys():
+                pair = values.get(name, math.inf), expected.get(name, math.inf)
+                if not np.isclose(*pair, rtol=close, atol=close, equal_nan=True):
+                    raise NotVectorizable(f"{name} of client {client_id} differs in a group and alone")
+        self._shown |= self._fresh.keys()
+
     def _answers(
         self, question: Question, ids: Sequence[int], loaders: Sequence[TensorLoader], broadcast: Broadcast
     ) -> list[ClientUpdate]:
         admitted: dict[Any, list[tuple[Client, TensorLoader]]] = {}
+        self._fresh = {}
         with self.session.store.reading(ids):
             for client_id, loader in zip(ids, loaders, strict=True):
                 client = self.session.admit(client_id, broadcast, question.stage, question.fine_tuning)
@@ -346,6 +352,8 @@ class GroupEvaluation:
             clients = [client for client, _ in alike]
             with self.loop.model.preserved():
                 tensors = self.group.train(clients).tensors
+                for computation, idx in self.group.fresh.items():
+                    self._note(computation, [clients[idx].id])
                 metrics = self._test(clients, tensors, [loader for _, loader in alike], question.subset)
             for client, values in zip(clients, metrics, strict=True):
                 updates.append(ClientUpdate(client.id, {}, metrics=values, kind=self.kind))
@@ -367,7 +375,7 @@ class GroupEvaluation:
             return [{} for _ in clients]
         batches = Gathered([loaders[idx] for idx in order], lengths)
         stacks = {name: tensor[order] for name, tensor in tensors.items()}
-        step = _by_client(Stepper(loop.objective, loop.bound(f"{stage}_step")), recorder)
+        step = _ByClient(Stepper(loop.objective, loop.bound(f"{stage}_step")), recorder)
         loop.state.client, loop.state.meter = GroupClient(clients[0], loop.state.task_run), recorder
         loop.trainer.stage = "test" if subset == "test" else "validate"
         loop.trainer.meter = differing("self.trainer.callback_metrics")
@@ -378,12 +386,14 @@ class GroupEvaluation:
                     active = sum(length > batch_idx for length in lengths)
                     batch, sizes = batches.take(batch_idx, active, 0)
                     for size, alike in groupby(sorted(range(active), key=sizes.__getitem__), key=sizes.__getitem__):
-                        rows = on_device(list(alike), loop.fabric.device)
+                        members = list(alike)
+                        rows = on_device(members, loop.fabric.device)
                         part = loop.to_device(cut(batch, rows, size, max(sizes)), loaders[0])
                         with loop.autocast():
-                            values = step(
-                                {name: tensor[rows] for name, tensor in stacks.items()}, part, batch_idx, rows
-                            )
+                            own = {name: tensor[rows] for name, tensor in stacks.items()}
+                            values, taken = step.run(own, part, batch_idx)
+                            values = values + recorder.replay(taken, rows)
+                        self._note((subset, *step.called), [clients[order[member]].id for member in members])
                         for (name, weight), value in zip(recorder.logged, values, strict=True):
                             weight = size if weight is None else weight
                             meter.add(name, value.double(), weight, weight, rows)
@@ -395,20 +405,32 @@ class GroupEvaluation:
         return [{plain_name(name): value for name, value in metrics.items()} for _, metrics in by_client]
 
 
-def _by_client(step: Stepper, recorder: StepMeter) -> Callable[[Tensors, Any, int, Tensor], list[Tensor]]:
-    """The step for several clients: each client's logged values, given stacked tensors and batches of one size."""
+class _ByClient:
+    """The step for several clients.
 
-    def several(tensors: Tensors, batch: Any, batch_idx: int, rows: Tensor) -> list[Tensor]:
+    Args:
+        step: Of one.
+        recorder: Takes what it logs.
+    """
+
+    def __init__(self, step: Stepper, recorder: StepMeter) -> None:
+        self._step, self._recorder = step, recorder
+        self.called: list[Any] = []
+        """Operations of the last step."""
+
+    def run(self, tensors: Tensors, batch: Any, batch_idx: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Logged values, and `StepMeter.taken`, given stacked tensors and batches of one size."""
+
         def one(own: Tensors, batch: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
             recorder.begin()
-            functional_call(step, {f"objective.{name}": tensor for name, tensor in own.items()}, (batch, batch_idx))
+            given = {f"objective.{name}": tensor for name, tensor in own.items()}
+            functional_call(self._step, given, (batch, batch_idx))
             return tuple(recorder.values), tuple(recorder.taken)
 
-        dims, count = batch_dims(batch), len(next(iter(tensors.values())))
+        recorder, dims, count = self._recorder, batch_dims(batch), len(next(iter(tensors.values())))
         if count == 1:  # other kernels multiply a single client than a group
             tensors, batch = tree_map(twice, (tensors, batch))
-        with recorder.recording():
+        with recorder.recording(), Called() as called:
             values, taken = torch.vmap(one, in_dims=(0, dims))(tensors, batch)
-        return [value[:count] for value in values] + recorder.replay([tensor[:count] for tensor in taken], rows)
-
-    return several
+        self.called = called.sequence
+        return [value[:count] for value in values], [tensor[:count] for tensor in taken]

@@ -110,11 +110,19 @@ class Streams:
     @contextmanager
     def repeated(self) -> Iterator[None]:
         """Draw the same numbers again on leaving."""
-        states = {idx: generator.get_state() for idx, generator in self._generators.items()}
+        states = self.states()
         try:
             yield
         finally:
-            self._generators = {idx: self._generators[idx].set_state(state) for idx, state in states.items()}
+            self.restore(states)
+
+    def states(self) -> dict[int, Tensor]:
+        """States of the generators that have been drawn from."""
+        return {idx: generator.get_state() for idx, generator in self._generators.items()}
+
+    def restore(self, states: Mapping[int, Tensor]) -> None:
+        """Draw as after `states`."""
+        self._generators = {idx: self._generators[idx].set_state(state) for idx, state in states.items()}
 
     def keep(self, idx: int, shape: Sequence[int], p: float, like: Tensor) -> Tensor:
         """A client's next mask as torch's ``dropout`` draws it on a CPU: 0 with probability p, else 1 / (1 − p)."""

@@ -21,7 +21,8 @@ from typing_extensions import override
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.lightning.meter import Meter, share
 from lit_fed.engine.method.model import Differs
-from lit_fed.engine.vectorized.objective import NotVectorizable, Rows, StepMeter, weight_of
+from lit_fed.engine.vectorized.by_sample import Count
+from lit_fed.engine.vectorized.objective import NotVectorizable, Rows, StepMeter
 
 _RECORDED = ("forward", "update", "compute", "reset")
 _SHARE_STATE = MetricCollection._compute_groups_create_state_ref.__name__
@@ -180,6 +181,8 @@ class GroupMeter(StepMeter):
         for leaf in leaves:
             if isinstance(leaf, Differs):
                 leaf._refuse()
+            if isinstance(leaf, Count):
+                leaf.refuse()
         self.taken += [leaf.detach().clone() for leaf in leaves if isinstance(leaf, Tensor)]
         number = len(self._calls)
         self._calls.append(_Call(place, method, spec, [_TENSOR if isinstance(v, Tensor) else v for v in leaves]))
@@ -191,13 +194,6 @@ class GroupMeter(StepMeter):
         return Returned(name, number)
 
     # ------------------------------------------------------------------ after a step
-
-    @override
-    def told(self, taken: Sequence[Tensor], counts: Tensor | None = None) -> tuple[list[Any], list[list[Tensor]]]:
-        weights, _ = super().told(taken, counts)
-        later = [(name, weight_of(size, counts is not None)) for name, size, _ in self._later]
-        calls = [(call.place, call.method, call.spec, call.leaves) for call in self._calls]
-        return [*weights, *later, *self._objects, *calls], _columns(taken, counts)
 
     @override
     @torch.no_grad()
@@ -246,8 +242,7 @@ def _joined(samples: Tensor, counts: Sequence[int]) -> list[Tensor]:
         counts: Of each client, without padding.
 
     Returns:
-        The rows of all samples, or the mean of a number; as for logged values, a comparison with the batch without
-        padding finds where this is wrong.
+        The rows of all samples, or the mean of a number.
     """
     parts = [part[:count] for part, count in zip(samples, counts, strict=True)]
     return [part.flatten(0, 1) if part.ndim > 1 else part.double().mean().to(_floating(part)) for part in parts]

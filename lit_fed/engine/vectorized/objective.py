@@ -23,6 +23,7 @@ from lit_fed.engine.lightning.meter import Meter
 from lit_fed.engine.method.client import Client, Tensors, Update, gradients_of
 from lit_fed.engine.method.model import Differs, ModelView
 from lit_fed.engine.method.task_run import TaskRun
+from lit_fed.engine.vectorized.by_sample import BySample, Count, Unproven
 from lit_fed.engine.vectorized.layers import GroupDropout, GroupLayers, Streams
 from lit_fed.errors import ConfigError
 
@@ -30,6 +31,7 @@ Rows = slice | Tensor
 _OfStep = tuple[Tensor, list[Tensor], list[Tensor]]  # objectives, logged values, and outputs for `StepMeter.replay`
 Hook = Literal["objective", "correct", "finish"]
 _DIFFERS = "which differs between the clients of a group"
+Holds = Callable[[int, int], bool]
 
 
 class NotVectorizable(ConfigError):
@@ -166,15 +168,6 @@ class StepMeter(Meter):
         """
         return []
 
-    def told(self, taken: Sequence[Tensor], counts: Tensor | None = None) -> tuple[list[Any], list[list[Tensor]]]:
-        """Weights of logged values and calls of metrics in a step, and the arguments of these calls by client.
-
-        Args:
-            taken: As in `replay`.
-            counts: As in `replay`.
-        """
-        return [(name, weight_of(size, counts is not None)) for name, size in self.logged], []
-
     @override
     def add(self, name: str, value: Any, batch_size: int | None = None, reduce_fx: Any = "mean") -> None:
         if isinstance(value, Metric):
@@ -183,6 +176,8 @@ class StepMeter(Meter):
         tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
         if tensor.numel() != 1:
             raise ConfigError(f"self.log({name!r}, …) got {tensor.numel()} values; log one number, or their mean")
+        if isinstance(batch_size, Count):
+            batch_size = None if batch_size.factor == 1 else batch_size.refuse()
         self.logged.append((name, batch_size))
         self.values.append(tensor.reshape(()))
 
@@ -191,11 +186,6 @@ class StepMeter(Meter):
         """Refuse another reduction than the mean."""
         if reduce_fx != "mean" and reduce_fx is not torch.mean:
             raise NotVectorizable(f"a step logs {name!r} with reduce_fx={reduce_fx!r}, which is not mean")
-
-
-def weight_of(size: int | None, by_sample: bool) -> int | None:
-    """The ``batch_size`` that a step gave to ``self.log``; None for the batch's, which by sample is 1."""
-    return None if by_sample and size == 1 else size
 
 
 class Stepper(nn.Module):
@@ -239,6 +229,7 @@ class GroupObjective:
         self.batch_idx: Any = 0
         self.called: tuple[Any, ...] = ()
         """Operations of the last step; equal for equal computations."""
+        self._layers = GroupLayers()
         self._stepper = Stepper(loop.objective, loop.objective.training_step)
         self._rebound: list[str] = []
         self._common, begun = clients[0].begun, Tensors()
@@ -260,7 +251,13 @@ class GroupObjective:
         }
 
     def losses(
-        self, parameters: Tensors, buffers: Tensors, batch: Any, rows: Rows, counts: Tensor | None = None
+        self,
+        parameters: Tensors,
+        buffers: Tensors,
+        batch: Any,
+        rows: Rows,
+        counts: Tensor | None = None,
+        holds: Holds | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Every client's objective on its batch, and its logged values, named in `StepMeter.logged`.
 
@@ -271,26 +268,23 @@ class GroupObjective:
             rows: The clients among the group's.
             counts: Real samples of each batch, (n,): the others are padding, and the objective is taken sample by
                 sample. None without padding.
+            holds: Whether one of these batches has a value in a leaf, as (place, value); with `counts`.
 
         Returns:
             The objective, (n,), and each logged value, (n,).
-        """
-        loss, values, taken = self.outputs(parameters, buffers, batch, rows, counts)
-        return loss, values + self.recorder.replay(taken, rows, counts)
 
-    def outputs(
-        self, parameters: Tensors, buffers: Tensors, batch: Any, rows: Rows, counts: Tensor | None = None
-    ) -> _OfStep:
-        """As `losses`, with the arguments of the task's metrics in place of their values."""
+        Raises:
+            Unproven: If a batch cannot be taken sample by sample.
+        """
         of_rows = self._of(rows)
         dropout = None
         if self._streams is not None and self.loop.fabric.device.type == "cpu":
             held = range(len(next(iter(parameters.values())))) if isinstance(rows, slice) else rows.tolist()
             dropout = GroupDropout(self._streams, held, None if counts is None else counts.tolist())
-        with GroupLayers(dropout, by_sample=counts is not None) as layers, self.recorder.recording():
-            loss, values, taken = self._as_a_group(parameters, buffers, batch, of_rows, counts)
-        self.called = tuple(layers.sequence)
-        return loss, values, taken
+        self._layers = GroupLayers(dropout) if holds is None else BySample(2, holds, dropout)
+        loss, values, taken = self._as_a_group(parameters, buffers, batch, of_rows, counts)
+        self.called = tuple(self._layers.sequence)
+        return loss, values + self.recorder.replay(taken, rows, counts)
 
     def _as_a_group(
         self, parameters: Tensors, buffers: Tensors, batch: Any, own: dict[str, Any], counts: Tensor | None
@@ -309,13 +303,15 @@ class GroupObjective:
         self.client.stacks = parameters if counts is None else None
         if counts is None:
             step = torch.vmap(self._step, in_dims=(0, 0, batch_dims(batch), 0))
-            loss, values, taken, rebound = step(parameters, buffers, batch, own)
+            with self._layers, self.recorder.recording():
+                loss, values, taken, rebound = step(parameters, buffers, batch, own)
             for name, tensor in zip(self._rebound, rebound, strict=True):
                 buffers[name].copy_(tensor)
             return loss, list(values), list(taken)
         by_sample = torch.vmap(self._step_on_sample, in_dims=(None, None, batch_dims(batch), None))
         run = torch.vmap(by_sample, in_dims=(0, 0, batch_dims(batch), 0))
-        loss, values, taken = run(parameters, buffers, batch, own)
+        with self._layers, self.recorder.recording():
+            loss, values, taken = run(parameters, buffers, batch, own)
         weights = (torch.arange(loss.shape[1], device=loss.device) < counts.unsqueeze(1)) / counts.unsqueeze(1)
         return (loss * weights).sum(1), [(value * weights).sum(1) for value in values], list(taken)
 
@@ -382,8 +378,12 @@ class GroupObjective:
         return loss, tuple(self.recorder.values), tuple(self.recorder.taken), rebound
 
     def _step_on_sample(self, parameters: Tensors, buffers: Tensors, sample: Any, own: dict[str, Any]) -> Any:
-        batch = tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, sample)
-        return self._step(parameters, buffers, batch, own)[:3]
+        proof: BySample = self._layers  # type: ignore[assignment]  # a batch without padding is not taken by sample
+        loss, values, taken, rebound = self._step(parameters, buffers, proof.begin(sample), own)
+        if rebound:
+            raise Unproven("a step replaces a buffer")
+        proof.expect((loss, *values), taken)
+        return loss, values, taken
 
     def _become(self, hook: Hook, tensors: Tensors, own: dict[str, Any]) -> None:
         """Make ``self.client`` the client with these tensors; others are the module's."""

@@ -19,6 +19,7 @@ from lit_fed.engine.clients.executor import failure
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.session import Session
 from lit_fed.engine.lightning.objective import task_name
+from lit_fed.engine.method.algorithm import NEEDS
 from lit_fed.engine.method.client import Client, LocalWork
 from lit_fed.engine.vectorized.alone import Result, aside, difference, tensors_of, train_alone
 from lit_fed.engine.vectorized.objective import NotVectorizable
@@ -59,6 +60,8 @@ def refuse(loop: LocalLoop) -> None:
     name = task_name(loop.objective)
     if not loop.objective.automatic_optimization:
         raise NotVectorizable(f"model {name} optimises by hand")
+    if "one_client" in loop.algorithm.all_needs:
+        raise NotVectorizable(f"algorithm {type(loop.algorithm).__name__} needs {NEEDS['one_client']}")
     if loop.workers.data_parallel:
         raise NotVectorizable("strategy=ddp divides each client's batches over processes")
     if loop.replays is not None:
@@ -107,11 +110,10 @@ def probe(session: Session, kind: str, broadcast: Broadcast, group: GroupLoop, f
             raise NotVectorizable(f"training draws from {drawn}{OF_ALL}")
         ids = sorted(alone, key=lambda one: (-session.data.census.num_samples(one), one))
         group.pad_to = _largest_smaller_batch(session)
-        if group.pad_to and not _misfit(session, group, finish, ids, broadcast, alone):
-            return
-        group.pad_to = 0
         if misfit := _misfit(session, group, finish, ids, broadcast, alone):
             raise NotVectorizable(misfit)
+        if group.unproven:
+            group.pad_to = 0
 
 
 @contextmanager

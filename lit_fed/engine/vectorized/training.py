@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.session import Answer, Session
@@ -25,15 +26,15 @@ from lit_fed.engine.lightning.meter import StackedSums
 from lit_fed.engine.method.client import Client, EffectiveSteps, Pass, Phase, Tensors
 from lit_fed.engine.method.model import Differs, ModelView
 from lit_fed.engine.method.task_run import TaskRunOn
-from lit_fed.engine.vectorized.alone import Outside, closeness
+from lit_fed.engine.vectorized.alone import Outside
 from lit_fed.engine.vectorized.batches import Collected, Gathered, GroupBatches, can_gather, cut, total_steps
+from lit_fed.engine.vectorized.by_sample import Ignored, Unproven
 from lit_fed.engine.vectorized.layers import Called, Streams
 from lit_fed.engine.vectorized.metrics import GroupMeter
-from lit_fed.engine.vectorized.objective import GroupObjective, NotVectorizable, StackedTensors, differing, weight_of
+from lit_fed.engine.vectorized.objective import GroupObjective, NotVectorizable, StackedTensors, differing
 from lit_fed.engine.wire.payload import MOST_VALUES, Flat, FlatPayload, Payload
 from lit_fed.tensors import on_device
 
-_ROUNDING = 1e-6
 OF_ALL = ", which all clients share"
 _CLOCK = ("num_training_batches", "estimated_stepping_batches", "global_step")
 _Logged = tuple[str, Sequence[int] | None, Tensor]  # a name, each client's weight (None: its batch's size) and value
@@ -60,29 +61,13 @@ def holdings(client: Client) -> Any:
     return client.is_new, tuple(client.begun), tuple(client.results), shapes
 
 
-class _Tried(NamedTuple):
-    """A step of some clients, to be compared with another way through it.
-
-    Args:
-        values: The objective and logged values, (n,) each.
-        gradients: Of every trained parameter, (n, …).
-        told: Weights of logged values, and calls of metrics.
-        columns: Arguments of the calls, by client.
-    """
-
-    values: list[Tensor]
-    gradients: list[Tensor]
-    told: list[Any]
-    columns: list[list[Tensor]]
-
-
 class GroupLoop:
     """Trains groups of clients of one kind.
 
     Args:
         loop: Trains one of them.
-        pad_to: Pad smaller batches to this many samples, which is right where a batch's objective is the mean of its
-            samples'; 0 pads none.
+        pad_to: Pad smaller batches to this many samples, where a batch's objective is proven to be the mean of its
+            samples' (`BySample`); 0 pads none.
     """
 
     def __init__(self, loop: LocalLoop, pad_to: int = 0) -> None:
@@ -91,14 +76,16 @@ class GroupLoop:
         self.meter = GroupMeter(loop)
         self.fresh: dict[Any, int] = {}
         """Computations of the last group that no comparison with a client alone has shown, and a client of each."""
-        self.checked: set[int] = set()
-        """Sizes of padded batches that were compared with batches without padding."""
+        self.unproven = ""
+        """The reason for which a smaller batch was not padded; empty where all were."""
+        self.held: dict[tuple[int, int], bool] = {}
+        """Whether all samples' targets, by their ``id``, hold a value."""
         self._trusted: set[Any] = set()
 
-    def note(self, computation: Any, idx: int) -> None:
+    def note(self, computation: Any, members: Sequence[int]) -> None:
         """Note a computation, by the operations that it is made of, and one of its clients."""
-        if computation not in self._trusted:
-            self.fresh.setdefault(computation, idx)
+        if computation not in self._trusted and computation not in self.fresh:
+            self.fresh[computation] = one_of(members, self.fresh.values())
 
     def trust(self, compared: Collection[int]) -> None:
         """Trust the new computations of the last group's clients whose results are those alone."""
@@ -342,26 +329,43 @@ class _PhaseOfGroup:
         The computation for a client depends on the size of its own batch alone, so that its bits do not depend on the
         other clients of the group.
         """
-        ways: dict[tuple[int, bool], list[int]] = {}
+        pads = {idx for idx, size in enumerate(sizes) if size < self.pad_to}
+        drawn = self.streams.states() if pads else {}
+        while True:
+            try:
+                return self._by_size(batch, sizes, pads)
+            except Ignored as ignored:
+                pads -= set(self._holding(batch, ignored.leaf, ignored.value))
+            except Exception as error:
+                if not pads:
+                    raise
+                self.group.unproven, pads = str(error), set()
+            self.streams.restore(drawn)
+
+    def _holding(self, batch: Any, leaf: int, value: int) -> list[int]:
+        """Clients whose batches have a value in a leaf."""
+        held = (tree_leaves(batch)[leaf] == value).flatten(1).any(1)
+        found: list[int] = held.nonzero().flatten().tolist()
+        return found
+
+    def _by_size(self, batch: Any, sizes: Sequence[int], pads: Collection[int]) -> tuple[Tensor, list[_Logged]]:
+        """As `_losses`, with the batches of some clients padded; these come first, and fail before any other."""
+        ways: dict[tuple[int, bool], list[int]] = {(self.pad_to, True): sorted(pads)} if pads else {}
         for idx, size in enumerate(sizes):
-            ways.setdefault((self.pad_to, True) if size < self.pad_to else (size, False), []).append(idx)
+            if idx not in pads:
+                ways.setdefault((size, False), []).append(idx)
         recorder, width = self.objective.recorder, max(*sizes, self.pad_to)
-        for size in sorted({size for size in sizes if size < self.pad_to} - self.group.checked):
-            self._check_padding(
-                batch, size, on_device([i for i, n in enumerate(sizes) if n == size], self.device), width
-            )
-        if len(ways) == 1:
+        if len(ways) == 1 and width in (size for size, _ in ways):
             ((_, padded),) = ways
-            loss, values = self._losses_of(batch, slice(0, len(sizes)), sizes if padded else None)
-            weighed = [(name, weight_of(size, padded)) for name, size in recorder.logged]
-            named = zip(weighed, values, strict=True)
+            loss, values = self._losses_of(batch, range(len(sizes)), slice(0, len(sizes)), sizes if padded else None)
+            named = zip(recorder.logged, values, strict=True)
             return loss, [(name, None if size is None else [size] * len(sizes), v) for (name, size), v in named]
         parts, given = [], []
         for (size, padded), of_way in ways.items():
             rows = on_device(of_way, self.device)
             counts = [sizes[idx] for idx in of_way] if padded else None
-            parts.append(self._losses_of(cut(batch, rows, size, width), rows, counts))
-            given.append([weight_of(weight, padded) for _, weight in recorder.logged])
+            parts.append(self._losses_of(cut(batch, rows, size, width), of_way, rows, counts))
+            given.append([weight for _, weight in recorder.logged])
         back = on_device([idx for members in ways.values() for idx in members], self.device).argsort()
         loss = torch.cat([part[0] for part in parts])[back]
         values = [torch.cat(column)[back] for column in zip(*(part[1] for part in parts), strict=True)]
@@ -369,47 +373,31 @@ class _PhaseOfGroup:
         names = [name for name, _ in recorder.logged]
         return loss, list(zip(names, weights, values, strict=True))
 
-    def _losses_of(self, batch: Any, rows: slice | Tensor, sizes: Sequence[int] | None) -> tuple[Tensor, list[Tensor]]:
+    def _losses_of(
+        self, batch: Any, members: Sequence[int], rows: slice | Tensor, sizes: Sequence[int] | None
+    ) -> tuple[Tensor, list[Tensor]]:
         leaves = self.leaves if isinstance(rows, slice) else {name: leaf[rows] for name, leaf in self.leaves.items()}
         parameters = {**{name: tensor[rows] for name, tensor in self.still.items()}, **leaves}
         buffers = {name: tensor[rows] for name, tensor in self.buffers.items()}
-        counts = None if sizes is None else on_device(sizes, self.device)
-        loss, values = self.objective.losses(parameters, buffers, batch, rows, counts)
-        self.group.note((counts is None, *self.objective.called), 0 if isinstance(rows, slice) else int(rows[0]))
-        if isinstance(rows, Tensor):
+        counts, holds = None, None
+        if sizes is not None:
+            if not self.batches.by_rows:
+                raise Unproven("a tensor of a batch has no row for each sample")
+            counts, holds = on_device(sizes, self.device), partial(self._holds, batch)
+            buffers = {name: tensor.clone() for name, tensor in buffers.items()}
+        loss, values = self.objective.losses(parameters, buffers, batch, rows, counts, holds)
+        self.group.note((counts is None, *self.objective.called), members)
+        if isinstance(rows, Tensor) or counts is not None:
             for name, tensor in buffers.items():
                 self.buffers[name][rows] = tensor
         return loss, values
 
-    def _check_padding(self, batch: Any, size: int, rows: Tensor, width: int) -> None:
-        """Compare a step's batches of one size, padded, with the same batches without padding.
-
-        Raises:
-            NotVectorizable: If they differ in an objective, a gradient, a logged value, or a metric.
-        """
-        self.group.checked.add(size)
-        counts = on_device([size] * len(rows), self.device)
-        padded, plain = (
-            self._tried(cut(batch, rows, to, width), rows, given) for to, given in ((self.pad_to, counts), (size, None))
-        )
-        if not _alike(padded, plain, closeness(self.loop)):
-            raise NotVectorizable(
-                f"a batch of {size} samples has other gradients, logged values or metrics than its samples one by one"
-            )
-
-    def _tried(self, batch: Any, rows: Tensor, counts: Tensor | None) -> _Tried:
-        """Outputs and gradients of a step, without a trace."""
-        leaves = {name: leaf.detach()[rows].requires_grad_() for name, leaf in self.leaves.items()}
-        parameters = {**{name: tensor[rows] for name, tensor in self.still.items()}, **leaves}
-        buffers = {name: tensor[rows] for name, tensor in self.buffers.items()}
-        with self.streams.repeated():
-            loss, values, taken = self.objective.outputs(parameters, buffers, batch, rows, counts)
-        grads = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
-        gradients = [
-            torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves.values(), grads, strict=True)
-        ]
-        objects, columns = self.objective.recorder.told(taken, counts)
-        return _Tried([loss, *values], gradients, objects, columns)
+    def _holds(self, batch: Any, leaf: int, value: int) -> bool:
+        """Whether a value is in a leaf of a batch; the targets of all samples are looked through once."""
+        targets, held = self.batches.targets if leaf == 1 else None, self.group.held
+        if targets is not None and (id(targets), value) not in held:
+            held[id(targets), value] = bool((targets == value).any())
+        return (targets is None or held[id(targets), value]) and bool(self._holding(batch, leaf, value))
 
     def _step(self, optimizer: Optimizer, active: int) -> None:
         loop, leaves = self.loop, self.leaves
@@ -427,31 +415,14 @@ class _PhaseOfGroup:
         else:
             with Called() as called:
                 loop.take_step(optimizer)
-            self.group.note(("step", *called.sequence), 0)
+            self.group.note(("step", *called.sequence), range(active))
         if not isinstance(loop.trainer.global_step, Differs):
             loop.trainer.global_step += 1
 
 
-def _alike(found: _Tried, expected: _Tried, close: float) -> bool:
-    """Whether two ways through a step differ by rounding only; a client without finite values shows nothing."""
-    if found.told != expected.told:
-        return False
-    loss = expected.values[0].double()
-    apart, whole = torch.zeros_like(loss), torch.zeros_like(loss)
-    for got, other in zip(found.gradients, expected.gradients, strict=True):
-        apart += (got.double() - other.double()).square().reshape(len(loss), -1).sum(1)
-        whole += other.double().square().reshape(len(loss), -1).sum(1)
-    near = (apart.sqrt() <= close * whole.sqrt() + _ROUNDING * (1 + loss.abs())) | ~whole.isfinite()
-    for got, other in zip(found.values, expected.values, strict=True):
-        near &= ((got - other).abs() <= close * (1 + other.abs())) | ~other.isfinite()
-    for parts in zip(found.columns, expected.columns, strict=True):
-        for got, other in zip(*parts, strict=True):
-            if got.shape != other.shape:
-                return False
-            off = (got.double() - other.double()).norm()
-            if off > close * (1 + other.double().norm()):  # False for NaN
-                return False
-    return bool(near.all())
+def one_of(members: Sequence[int], chosen: Collection[int]) -> int:
+    """A client to compare: one that is chosen already, or the first."""
+    return next((member for member in members if member in chosen), members[0])
 
 
 def _weights(given: Sequence[int | None], parts: Iterable[Sequence[int]], sizes: Sequence[int]) -> Sequence[int] | None:

@@ -128,6 +128,8 @@ class FedGen(DataFree[Arrived]):
         self.beta = check_range("algorithm.beta", beta, least=0)
         self.decay = check_range("algorithm.decay", decay, least=0)
         self.hidden = hidden
+        if generator_steps and (alpha or beta):  # noise is drawn in every step
+            self.needs |= {"one_client"}
 
     def make_generator(self) -> Generator:
         """A generator of features."""

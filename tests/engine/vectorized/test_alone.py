@@ -20,7 +20,8 @@ def result(weight: float, loss: float) -> Result:
 
 def loop(precision: str) -> Any:
     strategy = SimpleNamespace(precision=SimpleNamespace(precision=precision))
-    return SimpleNamespace(fabric=SimpleNamespace(strategy=strategy, device=torch.device("cpu")))
+    model = SimpleNamespace(parameters=dict.fromkeys(["weight", "bias", "other.bias"]))
+    return SimpleNamespace(model=model, fabric=SimpleNamespace(strategy=strategy, device=torch.device("cpu")))
 
 
 def test_a_difference_is_measured_by_the_clients_movement_or_by_that_of_rounded_weights() -> None:
@@ -33,6 +34,22 @@ def test_a_difference_is_measured_by_the_clients_movement_or_by_that_of_rounded_
     # The last bits of the first weights have moved the result alone by .001: 32 times as much is rounding here.
     assert not difference(loop("32-true"), begun, result(2.03, 1.03), result(2, 1), result(2.001, 0.999))
     assert difference(loop("32-true"), begun, result(2.04, 1), result(2, 1), result(2.001, 0.999))
+
+
+def test_a_tensor_that_hardly_moves_is_measured_by_the_movement_of_all_parameters_under_its_prefix() -> None:
+    # The dual's weight is 3, its other bias 4: the bias, which is 0 but for rounding, may be off by 1e-5 of 5.
+    def dual(bias: float, prefix: str = "state/") -> Result:
+        values = {"weight": 3.0, "bias": bias, "other.bias": 4.0}
+        return Result({}, {f"{prefix}{name}": torch.tensor([value]) for name, value in values.items()}, {})
+
+    assert not difference(loop("32-true"), {}, dual(4.9e-5), dual(1e-9))
+    assert "gives a different 'state/bias'" in difference(loop("32-true"), {}, dual(5.2e-5), dual(1e-9))
+    # Large tensors under another prefix measure no others.
+    large = dual(1.0, "large/state/").answer
+    found, expected = ({**one.answer, **{n: 1e6 * t for n, t in large.items()}} for one in (dual(1e-4), dual(0)))
+    assert "gives a different 'state/bias'" in difference(
+        loop("32-true"), {}, Result({}, found, {}), Result({}, expected, {})
+    )
 
 
 class Drawing(nn.Module):

@@ -118,13 +118,28 @@ def test_values_are_those_of_one_client_after_the_other(tmp_path: Path, task: ty
     assert_close(found_by_client(alone), found_by_client(grouped))
 
 
-def test_what_looked_like_a_mean_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[bool] = []
-    fits = SharedEvaluation._fits
-    monkeypatch.setattr(SharedEvaluation, "_fits", lambda *args: found.append(fits(*args)) or found[-1])
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of clients that each pass over shared data answered for; empty passes are not shared."""
+    counts: list[int] = []
+    together = SharedEvaluation._together
+
+    def counted(*args: Any) -> Any:
+        counts.append(0)
+        updates = together(*args)
+        counts[-1] = len(updates)
+        return updates
+
+    monkeypatch.setattr(SharedEvaluation, "_together", counted)
+    return counts
+
+
+def test_what_looks_like_a_mean_while_all_outputs_are_alike_is_not_taken_for_one(
+    tmp_path: Path, shared: list[int]
+) -> None:
     settings = {"max_rounds": 2, "protocols": [ClientTest()]}
     alone, grouped = (federate(tmp_path / how, how, Perplexed(), **settings) for how in ("sequential", "vectorized"))
-    assert found == [True, False]
+    assert shared == [0, 0]
     assert_close(found_by_client(alone), found_by_client(grouped))
 
 
@@ -143,22 +158,20 @@ def test_the_shared_data_are_gone_through_once(
     batches = len(made.run.federation.data.test_loader())
     assert batches == 4
     pieces = batches if piece_values == 1 else 1  # 4 × 100 × 64 values are fewer than 2**19
-    look = 2 if kind is Counting else 3  # at some samples, both ways, each time; for a metric, in two batches
-    assert task.steps == 2 * (pieces + look)
+    assert task.steps == 2 * pieces
 
 
-def test_arguments_of_metrics_are_held_for_few_values_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_of_metrics_are_held_for_few_values_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: list[int]
+) -> None:
     """11 values a sample: 10 logits and a label."""
-    fits: list[bool] = []
-    inner = SharedEvaluation._fits
-    monkeypatch.setattr(SharedEvaluation, "_fits", lambda *args: fits.append(inner(*args)) or fits[-1])
     held = "lit_fed.engine.vectorized.evaluation._HELD_VALUES"
     samples = len(federate(tmp_path / "all", "vectorized", LogsAMetric()).run.federation.data.test_loader().indices)
     found = []
     for values in (11 * samples, 11 * samples - 1):
         monkeypatch.setattr(held, values)
         found.append(found_by_client(federate(tmp_path / str(values), "vectorized", LogsAMetric())))
-    assert fits == [True] * 2 + [True] * 2 + [False] * 2
+    assert shared == [NUM_CLIENTS] * 4 + [0] * 2
     assert_close(*found)
 
 

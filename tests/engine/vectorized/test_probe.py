@@ -18,7 +18,7 @@ from lit_fed import Classifier, FederatedTrainer
 from lit_fed.data import Arrays
 from lit_fed.engine.vectorized.executor import VectorizedExecutor
 from lit_fed.errors import ClientFailure, ConfigError
-from lit_fed.methods import FedAvg, Scaffold
+from lit_fed.methods import FedALA, FedAvg, FedDyn, FedGen, FedSpeed, Scaffold
 from tests.engine.vectorized.test_executor import Cracked, Sized, everything, federate, sgd
 from tests.support import (
     ROOT,
@@ -223,8 +223,8 @@ CASES: dict[str, Case] = {
     "estimated_stepping_batches": Case(SteppingBatches, UNEQUAL.format("estimated_stepping_batches")),
     "global_step": Case(GlobalStep, UNEQUAL.format("global_step"), schedule_steps="run"),
     "batch_idx": Case(BatchIdx, "batch_idx, which differs"),
-    "later objective": Case(LaterSum, "in round 3: .* differs after training in a group and alone"),
-    "late step": Case(LateStepSum, "differs after training in a group and alone"),
+    "later objective": Case(LaterSum, None),
+    "late step": Case(LateStepSum, None),
     "threshold": Case(Threshold, "differs after training in a group and alone"),
     "random": Case(PythonsDraw, r"draws from Python's generator \(random\), which all clients share"),
     "numpy": Case(NumpysDraw, r"draws from NumPy's generator \(numpy\.random\), which all clients share"),
@@ -358,3 +358,27 @@ class Counting(FedAvg):
 def test_a_client_that_is_compared_is_finished_once(tmp_path: Path, executor: str) -> None:
     made = fit(tmp_path, LeastSquares(lr=0.05), Threes(3), Counting(), max_rounds=3, executor=executor)
     assert [float(state["state/finished"]) for state in client_states(made.log_dir).values()] == [3.0] * 3
+
+
+@pytest.mark.parametrize("method", [FedALA, FedGen])
+def test_a_method_that_needs_one_client_at_a_time_is_refused_before_its_first_round(
+    tmp_path: Path, method: type[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match=rf"cannot train these clients: algorithm {method.__name__} needs one client"):
+        federate(tmp_path / "groups", "vectorized", method())
+    assert not list(tmp_path.rglob("metrics.csv"))
+    federate(tmp_path / "auto", "auto", method(), max_rounds=1)
+    assert f"one client after the other: algorithm {method.__name__} needs one client" in capsys.readouterr().out
+
+
+def convolution() -> Classifier:
+    """Its bias has no gradient but rounding, because batch norm takes the mean away."""
+    layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)]
+    return Classifier(network=nn.Sequential(*layers), optimizer=sgd)
+
+
+@pytest.mark.parametrize("method", [FedDyn, FedSpeed, Scaffold])
+def test_a_gradient_that_is_rounding_is_compared_at_the_scale_of_the_others(tmp_path: Path, method: type[Any]) -> None:
+    alone, grouped = (federate(tmp_path / how, how, method(), convolution) for how in ("sequential", "vectorized"))
+    for name, tensor in weights(alone).items():
+        torch.testing.assert_close(weights(grouped)[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
