@@ -100,11 +100,10 @@ def headed(
         f"{name} " + ", ".join(f"{_ours(row)} ({_ran(row, found)})" for row in found) for name, found in claims.items()
     )
     settings = dict.fromkeys(row.setting for found in claims.values() for row in found)
-    chosen = [setting for setting in settings if setting in on_test]
-    of = "" if len(chosen) == len(settings) else f" of {'; '.join(chosen)}"
-    high = f" The test set chose the round of every number{of}, which is therefore too high." if chosen else ""
+    chosen = "; ".join(setting for setting in settings if setting in on_test)
+    high = f" The test set chose the round of every number of {chosen}: these are too high." if chosen else ""
     told_by_verdict = (
-        f"**{verdict}** " + ", ".join(f"{name} ({', '.join(dict.fromkeys(there))})" for name, there in names.items())
+        f"**{verdict}** " + ", ".join(f"{name} ({'; '.join(dict.fromkeys(there))})" for name, there in names.items())
         for verdict, names in sorted(verdicts.items(), key=lambda one: OUTCOMES.index(one[0].partition(",")[0]))
     )
     group = _group({row.verdict for found in claims.values() for row in found})
@@ -234,26 +233,15 @@ def overview(
 ) -> list[str]:
     """Return a line per paper with the number of its statements by outcome, and what is counted."""
     lines = head(("paper", "statements", "asked", *GROUPS, "by Holm"))
-    remaining, holding = list[Row](), 0
+    verdicts: list[str] = []
     for paper, rows in claims.items():
-        survive = _holm(rows, earlier or {})
-        remaining += survive
-        holding += sum(row.verdict == "holds" for row in _decided(rows))
+        left, decided = _holm(rows, earlier or {}), _decided(rows)
+        verdicts += [_verdict(row, left) for row in decided if row.verdict == "holds"]
         if theirs := [row for row in rows if not row.is_ours]:
             counts = _counts(theirs)
-            lines.append(
-                line(
-                    (
-                        f"[{titles[paper]}]({paper}.md)",
-                        counts.total(),
-                        len(theirs),
-                        *(counts[group] for group in GROUPS),
-                        f"{len(survive)} of {len(_decided(rows))}",
-                    )
-                )
-            )
-    left = sum(row.verdict == "holds" for row in remaining)
-    by_holm = f"Of {counted(holding, 'verdict')} “holds” on all pages, {left} remain by Holm."
+            groups = (counts.total(), len(theirs), *(counts[group] for group in GROUPS))
+            lines.append(line((f"[{titles[paper]}]({paper}.md)", *groups, f"{len(left)} of {len(decided)}")))
+    by_holm = f"Of {counted(len(verdicts), 'verdict')} “holds” on all pages, {verdicts.count('holds')} remain by Holm."
     return [*_styled("overview", lines), "", f"{_COUNTED} {by_holm}"]
 
 
