@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -141,9 +142,9 @@ class Dashboard(Callback):
         if run.withholds:
             return
         participation = run.federation.participation
-        drawn = {"participation": participation_map}
+        drawn: dict[str, Callable[..., Figure]] = {"participation": participation_map}
         if not participation.one_model:
-            drawn["schedule"] = schedule_picture
+            drawn["schedule"] = partial(schedule_picture, at_work=participation.at_work(round_idx))
         for name, draw in drawn.items():
             figure = draw(
                 participation.plan,

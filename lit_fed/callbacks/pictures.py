@@ -144,17 +144,19 @@ def schedule_picture(
     num_clients: int,
     cohort_size: int,
     names: Sequence[str] | None = None,
+    at_work: Sequence[Participant] = (),
 ) -> Figure:
     """Clients over virtual time, a bar from a client's download to its arrival, and how often each one arrived.
 
-    The last steps are shown, about `_MOST_BARS` bars; the other arguments are those of `participation_map`.
+    The last steps are shown, about `_MOST_BARS` bars; bars of the clients `at_work` end with the last step, and are
+    open. The other arguments are those of `participation_map`.
     """
     first = max(0, num_rounds - max(1, _MOST_BARS // max(cohort_size, 1)))
     steps = [plan(round_idx) for round_idx in range(first, num_rounds)]
     every = [(round_idx, one) for round_idx, step in enumerate(steps, start=first) for one in step]
     clients = np.arange(num_clients)
     if num_clients > _MOST_ROWS:  # those at work in these steps
-        clients = np.unique([one.client_id for _, one in every])
+        clients = np.unique([one.client_id for one in (*(one for _, one in every), *at_work)])
         clients = clients[even_subset(len(clients), _MOST_ROWS)]
     rows = {client_id: row for row, client_id in enumerate(clients.tolist())}
     shown = [(round_idx, one) for round_idx, one in every if one.client_id in rows]
@@ -177,9 +179,14 @@ def schedule_picture(
         edgecolor="white",
         linewidth=0.5,
     )
+    now = max((one.ended for _, one in every), default=0.0)
+    still = [one for one in at_work if one.client_id in rows]
+    left = [one.began for one in still]
+    open_bars: dict[str, Any] = {"height": 0.7, "color": "none", "edgecolor": "#777777", "linewidth": 0.8}
+    axes.barh([rows[one.client_id] for one in still], [now - begun for begun in left], left=left, **open_bars)
     axes.set_xlabel("virtual time, s")
     label_axis(axes.yaxis, clients, "client", names)
-    figure.colorbar(scale, ax=axes, label="staleness (grey: lost)", location="left")
+    figure.colorbar(scale, ax=axes, label="staleness (grey: lost, open: still at work)", location="left")
     counts = axes.inset_axes((1.03, 0, 0.2, 1), sharey=axes)
     counts.barh(range(len(clients)), [arrivals[client_id] for client_id in clients.tolist()], color="#2a7fba")
     counts.tick_params(labelleft=False)

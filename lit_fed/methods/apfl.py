@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from lit_fed.algorithm import Client, Model, Payload, Server, Split, Stage, Tensors, Terms
+from lit_fed.algorithm import Client, Model, Payload, Population, Server, Split, Stage, Tensors, Terms
 from lit_fed.checks import check_range
 from lit_fed.methods.fedavg import FedAvg
 
@@ -67,6 +66,15 @@ class APFL(FedAvg):
                         module.register_parameter(MIXTURE, nn.Parameter(w.new_tensor(self.alpha)))
                     module.register_parameter(f"{name}{OWN}", made.setdefault(w, nn.Parameter(w.detach().clone())))
 
+    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+        """Give α its digits in the run's precision, which `adapt` does not know."""
+        for model in models.values():
+            for held in ({name: model.tensor(name) for name in model.parameters}, model.initial):
+                for name in held:
+                    if name.endswith(MIXTURE):
+                        held[name].fill_(self.alpha)
+        return super().setup(models, population)
+
     def split(self, model: Model, round_idx: int) -> Split:
         """V and α stay."""
         personal = tuple(name for name in model.parameters if name.endswith(OWN))
@@ -92,8 +100,8 @@ class APFL(FedAvg):
 
     def _mixed(self, held: Mapping[str, Tensor]) -> Tensors:
         """V̄ under the names of w."""
-        found = next((held[name] for name in held if name.endswith(MIXTURE)), torch.tensor(self.alpha))
-        alpha = found.clamp(0, 1)
+        found = next((held[name] for name in held if name.endswith(MIXTURE)), None)
+        alpha = self.alpha if found is None else found.clamp(0, 1)
         pairs = ((name, held[f"{name}{OWN}"]) for name in held if f"{name}{OWN}" in held)
         return {name: alpha * v + (1 - alpha) * held[name].detach() for name, v in pairs}
 

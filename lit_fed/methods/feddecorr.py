@@ -28,7 +28,7 @@ class FedDecorr(Regularizer):
     """
 
     name = "feddecorr"
-    needs = frozenset({"loss", "features"})
+    needs = frozenset({"loss", "features", "body"})
 
     def term(self, client: Client, batch: Any) -> Tensor:
         """Between 1/d and 1."""

@@ -31,7 +31,7 @@ class FedPer(FedAvg):
         super().__init__(**kwargs)
         self.personal = personal
         if personal is None:
-            self.needs = self.needs | {"head"}
+            self.needs = self.needs | {"head", "body"}
 
     def split(self, model: Model, round_idx: int) -> Split:
         """The personal layers stay, all others travel."""

@@ -139,7 +139,8 @@ class MoFedSAM(FedSAM):
     def finish(self, client: Client) -> Update:
         """Send the model and ηK."""
         made = super().finish(client)
-        distance = torch.tensor(client.steps.distance, device=client.device)
+        exact = torch.promote_types(next(iter(client.parameters.values())).dtype, torch.float32)
+        distance = torch.tensor(client.steps.distance, device=client.device, dtype=exact)
         return replace(made, payload={**made.payload, DISTANCE: distance})
 
     def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:

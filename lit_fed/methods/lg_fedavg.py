@@ -35,7 +35,7 @@ class LGFedAvg(FedAvg):
         super().__init__(**kwargs)
         self.shared = shared
         if shared is None:
-            self.needs = self.needs | {"head"}
+            self.needs = self.needs | {"head", "body"}
 
     def split(self, model: Model, round_idx: int) -> Split:
         """The named layers travel, all others stay."""

@@ -41,7 +41,7 @@ class Moon(FedAvg):
         to reproduce it, use a network with such a projection.
     """
 
-    needs = frozenset({"loss", "features"})
+    needs = frozenset({"loss", "features", "body"})
 
     def __init__(self, mu: float = 0.1, temperature: float = 0.5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -70,7 +70,7 @@ class Contrast(Regularizer):
     """
 
     name = "contrast"
-    needs = frozenset({"loss", "features"})
+    needs = frozenset({"loss", "features", "body"})
 
     def __init__(self, weight: float, temperature: float) -> None:
         super().__init__(weight)

@@ -90,7 +90,7 @@ class FD(Regularizer):
     """Distance between the raw features; see `lit_fed.losses.feature_distillation`."""
 
     name = "fd"
-    needs = frozenset({"loss", "features"})
+    needs = frozenset({"loss", "features", "body"})
 
     def term(self, client: Client, batch: Any) -> Tensor:
         """The mean over B × d."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -89,6 +90,8 @@ class BertTiny(ClassificationNetwork):
 
 
 def _build_bert(vocab_size: int, weights: str | None) -> Any:
+    if weights is not None and not Path(weights).is_dir():
+        raise ConfigError(f"network bert_tiny reads weights from a folder, and {weights} is not one; name the folder")
     try:
         from transformers import BertConfig, BertModel
     except ImportError as error:

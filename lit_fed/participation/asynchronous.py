@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from pathlib import Path
@@ -123,12 +123,9 @@ class Asynchronous(Participation):
         return self._at(round_idx).plan
 
     @override
-    def in_flight(self, round_idx: int) -> Mapping[int, Mapping[int, float]]:
+    def at_work(self, round_idx: int) -> list[Participant]:
         self._at(round_idx)
-        found: dict[int, dict[int, float]] = {}
-        for *_, one in sorted(self._flying):
-            found.setdefault(one.version or 0, {})[one.client_id] = one.ended
-        return found
+        return [one for *_, one in sorted(self._flying)]
 
     @override
     def clock(self, round_idx: int, before: float) -> float:

@@ -289,7 +289,14 @@ class Participation(ABC):
 
         They are listed by the round whose broadcast they started from.
         """
-        return {}
+        found: dict[int, dict[int, float]] = {}
+        for one in self.at_work(round_idx):
+            found.setdefault(one.version or 0, {})[one.client_id] = one.ended
+        return found
+
+    def at_work(self, round_idx: int) -> list[Participant]:
+        """The clients of `in_flight`, by the time of their end."""
+        return []
 
     def duration(self, client_id: int) -> float:
         """Virtual seconds of a client's work; 0 without `speeds` and `stragglers`."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ENDINGS = (".png", ".svg")
 _MOST_COLUMNS, _MOST_CLIENTS, _WIDE, _MOST_NAMED = 11, 40, 4, 12
-_ALL, _CLIENT, _WITHHELD = "#2a7fba", "#5f6b76", "#d98c2b"
+_ALL, _WITHHELD = "#2a7fba", "#d98c2b"
 
 
 def draw(statistics: Statistics) -> Figure:
@@ -37,7 +37,7 @@ def draw(statistics: Statistics) -> Figure:
         axis.tick_params(labelsize=7)
         axis.spines[["top", "right"]].set_visible(False)
     more = len(statistics.columns) - _MOST_COLUMNS
-    title = "Share of values by cell: all clients (bars), each client (lines)"
+    title = "Share of values by cell: all clients (bars), each client (a line in the colour of its name)"
     figure.suptitle(title + (f"; {more} columns more in the file" if more > 0 else ""), fontsize=10)
     return figure
 
@@ -47,16 +47,24 @@ def _histogram(axis: Any, statistics: Statistics, place: int) -> None:
     borders = edges(low, high, statistics.question.bins)
     shares = _shares(statistics.whole.cells[place], statistics.whole.count[place])
     axis.stairs(np.nan_to_num(shares), borders, fill=True, color=_ALL, alpha=0.45)
-    for site in list(statistics.sites.values())[:_MOST_CLIENTS]:
+    sites = list(statistics.sites.values())[:_MOST_CLIENTS]
+    for site, colour in zip(sites, _colours(len(sites)), strict=True):
         if site.count[place] > 0:
             shares = _shares(site.cells[place], site.count[place])
-            axis.stairs(shares, borders, color=_CLIENT, linewidth=0.6, alpha=0.8, baseline=None)
+            axis.stairs(shares, borders, color=colour, linewidth=0.8, alpha=0.9, baseline=None)
             if (hidden := np.isnan(shares)).any():
                 middles = ((borders[:-1] + borders[1:]) / 2)[hidden]
                 axis.plot(middles, np.zeros(len(middles)), "|", color=_WITHHELD, markersize=5, clip_on=False)
     axis.set_ylim(bottom=0)
     if statistics.question.least > 1:
         axis.set_xlabel("orange: a client withholds the cell", fontsize=7)
+
+
+def _colours(count: int) -> list[Any]:
+    from matplotlib import colormaps
+
+    few = colormaps["tab10" if count <= 10 else "tab20"]
+    return [few(place) if count <= 20 else colormaps["turbo"](place / (count - 1)) for place in range(count)]
 
 
 def _shares(cells: Floats, count: float) -> Floats:
@@ -88,5 +96,7 @@ def _clients(axis: Any, statistics: Statistics) -> None:
             axis.plot(place, 0, "x", color=_WITHHELD, clip_on=False)
     step = -(-len(names) // 10)
     axis.set_xticks(places[::step], [name if len(name) <= 8 else f"{name[:7]}…" for name in names[::step]])
+    for label, colour in zip(axis.get_xticklabels(), _colours(len(names))[::step], strict=True):
+        label.set_color(colour)
     axis.tick_params(axis="x", rotation=45 if max(map(len, names)) > 3 else 0)
     axis.set_title("samples by client" + (" and class" if classes.size else ""), fontsize=9)

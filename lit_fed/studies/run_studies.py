@@ -123,6 +123,13 @@ def _dry_run(grids: Sequence[CellGrid], todo: Sequence[tuple[CellGrid, Cell]], o
         say(console, "all cells are finished")
         return 0
     slots = share_machine(waiting, options.jobs)
+
+    def ask(grid: CellGrid, cell: Cell) -> Sequence[str]:
+        with locked(grid.folder) as lock:
+            return _asker(grid, slots, [lock], console)(cell)
+
+    for grid in grids:
+        check_metrics(grid, waiting, partial(ask, grid))
     seconds = estimate(waiting, [cell for grid in grids for cell in grid.cells if cell.done], None)
     basis = "from finished cells"
     if seconds is None:
@@ -304,7 +311,7 @@ def _shown(entry: Entry) -> str:
 def _summarise(results: Sequence[Results], output: Path, console: Console) -> None:
     """Show the claims of these studies on the terminal, and write all claims of the folder to files and a page."""
     if any(result.verdicts for result in results):
-        bounds = "±: each end is a one-sided 95 % bound"
+        bounds = "±: a two-sided 95 % confidence interval"
         table = Table(title="claims", title_justify="left", caption=bounds, caption_justify="left")
         for heading in ("study", "claim", "verdict", "difference", "seeds"):
             table.add_column(heading, overflow="fold", justify="right" if heading == "seeds" else "left")

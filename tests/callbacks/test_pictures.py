@@ -107,10 +107,14 @@ def test_a_schedule_has_a_bar_from_each_download_to_its_arrival() -> None:
         [Participant(0, Fate.ON_TIME, 0, 0.0, 2.0), Participant(1, Fate.LOST_AFTER, 0, 0.0, 3.0)],
         [Participant(2, Fate.ON_TIME, 0, 0.0, 4.0), Participant(0, Fate.ON_TIME, 1, 3.0, 5.0)],
     ]
-    figure = schedule_picture(plans.__getitem__, 2, 3, 2, ["Aarhus", "Basel", "Cork"])
+    still = [Participant(1, Fate.ON_TIME, 1, 3.5, 9.0)]
+    figure = schedule_picture(plans.__getitem__, 2, 3, 2, ["Aarhus", "Basel", "Cork"], still)
     axes, counts = figure.axes[0], figure.axes[0].child_axes[0]
     bars = [(bar.get_x(), bar.get_width(), round(bar.get_y() + 0.4)) for bar in axes.patches]  # type: ignore[attr-defined]
-    assert bars == [(0.0, 2.0, 0), (0.0, 3.0, 1), (0.0, 4.0, 2), (3.0, 2.0, 0)]
+    assert bars[:4] == [(0.0, 2.0, 0), (0.0, 3.0, 1), (0.0, 4.0, 2), (3.0, 2.0, 0)]
+    (begun, so_far, _) = bars[4]
+    assert (begun, so_far) == (3.5, 1.5), "until the last step"
+    assert axes.patches[4].get_facecolor()[3] == 0, "open"  # type: ignore[attr-defined]
     assert [bar.get_width() for bar in counts.patches] == [2, 0, 1]  # type: ignore[attr-defined]  # updates that count
     assert [text.get_text() for text in axes.get_yticklabels()] == ["Aarhus", "Basel", "Cork"]
     render(figure)

@@ -58,6 +58,7 @@ COLUMNS = {
     ],
 }
 OWN = {
+    ("fedbn", "`Classifier`"): ["--model.init_args.network", "test_resnet", *DIGITS],
     ("fedfrozen", "`Classifier`"): ["-c", str(CONFIGS / "network" / "vit_pocket.yaml"), *DIGITS],
     **{
         (name, "`Classifier`"): [*COLUMNS["`Classifier`"], "-c", str(CONFIGS / "network" / "lora.yaml")]
@@ -83,16 +84,19 @@ MISSING = {
         }.items()
     },
     "attention": "no attention",
+    "body": "no hidden layer",
     "adapters": "no adapters",
+    "batch norm": "no batch norm",
     "scores": "no class scores",
 }
 """What a cell says for what is missing."""
 
 
 def test_every_word_of_the_table_is_a_need() -> None:
+    not_needs = {"adapters", "attention", "batch norm", "scores"}
     not_of_the_model = {"one_model", "one_client", "public", "probability", "whole_batches"}
     of_a_setting = {"no_decay", "linear_steps"}  # which no file of configs/method/ has
-    assert MISSING.keys() - {"adapters", "attention", "scores"} == NEEDS.keys() - not_of_the_model - of_a_setting
+    assert MISSING.keys() - not_needs == NEEDS.keys() - not_of_the_model - of_a_setting
 
 
 @pytest.mark.long
@@ -138,7 +142,7 @@ def missing(method: Path, column: str, err: str) -> str:
     where = f"{method.stem} on {column}"
     assert re.fullmatch(r"lit-fed: error: .+\n", err), f"{where}: {err}"
     found = [need for need, text in NEEDS.items() if text in err]
-    found += [word for word in ("attention", "adapters") if f"needs {word}" in err]
+    found += [word for word in ("attention", "adapters", "batch norm") if f"needs {word}" in err]
     found += ["scores"] if "mixes class scores" in err else []
     assert len(found) == 1, f"{where}: {err}"
     assert re.search(r"\b(algorithm|model) \w+", err), f"{where}: {err}"

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from lit_fed import Classifier, Model, objective_of
+from lit_fed.data import Digits
 from lit_fed.engine.lightning.compatibility import check_optimization
 from lit_fed.engine.lightning.task_trainer import GradientOptions
 from lit_fed.errors import ConfigError
-from lit_fed.methods import LD, Ditto, FedPer, FedRep, LGFedAvg, LocalOnly, PerFedAvg, Prox
+from lit_fed.methods import LD, Ditto, FedBABU, FedPer, FedRep, LGFedAvg, LocalOnly, PerFedAvg, Prox
 from lit_fed.protocols import ClientTest, GlobalTest, PersonalTest
 from tests.methods.support import Automatic, ByHand, client_state, global_weight, run_quickstart
 from tests.support import LeastSquares, Points, assert_same, client_states, fit, saved_weights, weights
@@ -73,6 +74,23 @@ def test_fedper_keeps_the_head_by_default(tmp_path: Path) -> None:
     assert (named.shared, named.personal) == (split.personal, split.shared)
     with pytest.raises(ConfigError, match=r"algorithm FedPer needs a last layer: name it as algorithm\.head"):
         fit(tmp_path, WithBias(), algorithm=FedPer())
+
+
+@pytest.mark.parametrize("method", [FedPer, FedRep, LGFedAvg])
+def test_a_network_that_is_a_head_alone_is_refused(tmp_path: Path, method: Any) -> None:
+    # FedPer and FedRep would be LocalOnly, and LG-FedAvg FedAvg.
+    task = Classifier("logistic", input_shape=(1, 8, 8))
+    needs = f"{method.__name__} needs parameters that train below the head: choose a network with hidden layers"
+    with pytest.raises(ConfigError, match=needs):
+        fit(tmp_path, task, Digits(num_clients=2, max_train_samples=40), method())
+
+
+@pytest.mark.parametrize("method", [FedPer, FedRep, LGFedAvg, FedBABU])
+def test_a_head_without_parameters_is_refused(tmp_path: Path, method: Any) -> None:
+    task = Classifier("mlp", input_shape=(1, 8, 8))
+    flat = next(name for name, one in task.named_modules() if isinstance(one, nn.Flatten))
+    with pytest.raises(ConfigError, match="does not train, and the method would do nothing to it: Flatten has no para"):
+        fit(tmp_path, task, Digits(num_clients=2, max_train_samples=40), method(head=flat))
 
 
 def test_fedper_takes_names_modules_and_patterns() -> None:

@@ -12,7 +12,7 @@ from lit_fed.methods import APFL, FedAvg
 from lit_fed.methods.apfl import MIXTURE, OWN
 from lit_fed.protocols import ClientTest, GlobalTest, PersonalTest
 from tests.methods.support import ByHand, client_state, global_weight, run_quickstart
-from tests.support import Points, Wanderer, assert_same, client_states, fit, saved_weights, weights
+from tests.support import LeastSquares, Points, Wanderer, assert_same, client_states, fit, saved_weights, weights
 
 V, ALPHA = f"network.weight{OWN}", f"network.{MIXTURE}"
 
@@ -93,3 +93,16 @@ def test_wrong_settings(tmp_path: Path) -> None:
         APFL(alpha=1.5)
     with pytest.raises(ConfigError, match="ByHand optimises by hand, and algorithm APFL needs a loss"):
         fit(tmp_path, ByHand(), algorithm=APFL())
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_alpha_has_all_digits_of_a_64_bit_run(tmp_path: Path, adaptive: bool) -> None:
+    # Of w = 0 and v = 1 the mixture is α; 0.1 in float32 is 0.10000000149.
+    task = LeastSquares()
+    method = APFL(alpha=0.1, adaptive=adaptive)
+    made = fit(tmp_path, task, algorithm=method, max_rounds=1, precision="64-true", evaluate_every=0)
+    assert {tensor.dtype for tensor in weights(made).values()} == {torch.float64}
+    found = [float(tensor) for name, tensor in made.run.federation.server["model"].items() if "alpha" in name]
+    assert found == ([0.1] if adaptive else [])
+    held = {"w": torch.zeros(1, dtype=torch.float64), "w_apfl": torch.ones(1, dtype=torch.float64)}
+    assert adaptive or float(method._mixed(held)["w"]) == 0.1

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from lit_fed import Classifier, Model
-from lit_fed.data import Arrays, Natural, TensorDataModule
-from lit_fed.methods import FedBN
-from tests.methods.support import Rota, client_state, run_quickstart
-from tests.support import LeastSquares, assert_same, fit, kept, saved_weights, weights
+from lit_fed.data import Arrays, Digits, Natural, TensorDataModule
+from lit_fed.errors import ConfigError
+from lit_fed.methods import FedBN, FedPer
+from tests.methods.support import Rota, client_state
+from tests.support import LeastSquares, assert_same, fit, kept, weights
 
 
 class Pairs(TensorDataModule):
@@ -91,6 +92,17 @@ def test_other_buffers_follow_the_policy(tmp_path: Path) -> None:
     assert model.shared_names() == ["network.1.weight", "seen"]
 
 
-def test_without_batch_norm_it_is_fedavg(tmp_path: Path) -> None:
-    fedbn = run_quickstart(tmp_path / "fedbn", "--algorithm", "FedBN")
-    assert_same(saved_weights(fedbn), saved_weights(run_quickstart(tmp_path / "fedavg")))
+def test_with_local_buffers_it_is_fedper_that_keeps_batch_norm(tmp_path: Path) -> None:
+    one = fit(tmp_path / "fedbn", Normed(), Pairs(), FedBN(), buffers="local")
+    other = fit(tmp_path / "fedper", Normed(), Pairs(), FedPer(personal=["network.0"]), buffers="local")
+    assert_same(weights(one), weights(other))
+    assert [kept(one, client) for client in (0, 1)] == [kept(other, client) for client in (0, 1)]
+
+
+def test_a_network_without_batch_norm_is_refused_which_would_make_it_fedavg(tmp_path: Path) -> None:
+    bare = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8, affine=False, track_running_stats=False))
+    bare.add_module("head", nn.Linear(8, 10))
+    for network in ("mlp", bare):
+        task = Classifier(network, input_shape=(1, 8, 8))
+        with pytest.raises(ConfigError, match=r"FedBN needs batch norm in model Classifier.*; choose a network with"):
+            fit(tmp_path, task, Digits(num_clients=2, max_train_samples=40), FedBN())

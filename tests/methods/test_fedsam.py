@@ -178,3 +178,18 @@ def test_wrong_settings(tmp_path: Path) -> None:
         fit(tmp_path, ByHand(), algorithm=FedSAM())
     with pytest.raises(ConfigError, match="algorithm FedSAM needs whole batches, which strategy=ddp would cut"):
         check_optimization(LeastSquares(), FedSAM(), data_parallel=True, gradients=GradientOptions())
+
+
+@pytest.mark.parametrize(("precision", "digits"), [("64-true", 0.3), ("32-true", float(torch.tensor(0.3)))])
+def test_the_length_of_the_steps_has_the_digits_of_the_run(tmp_path: Path, precision: Any, digits: float) -> None:
+    # Of three steps at 0.1; 0.3 in float32 is 0.30000001192.
+    sent: list[float] = []
+
+    class Listens(MoFedSAM):
+        def step(self, server: Any, aggregate: Any, cohort: Any) -> Any:
+            sent.append(float(aggregate["distance"]))
+            return super().step(server, aggregate, cohort)
+
+    task = LeastSquares(lr=0.1)
+    fit(tmp_path, task, algorithm=Listens(), max_rounds=1, local_epochs=3, precision=precision, evaluate_every=0)
+    assert sent == pytest.approx([digits], abs=1e-15)

@@ -9,11 +9,13 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
+from lit_fed import Classifier
+from lit_fed.data import Digits
 from lit_fed.errors import ConfigError
 from lit_fed.losses import model_contrast
-from lit_fed.methods import Moon
+from lit_fed.methods import FD, FedAvg, FedDecorr, FedProx, Moon
 from tests.methods.support import client_state, run_quickstart
-from tests.support import LeastSquares, Points, assert_same, fit, rows, saved_weights, weights
+from tests.support import LeastSquares, Points, assert_same, fit, saved_weights, weights
 
 
 class Drawn(LightningModule):
@@ -74,14 +76,19 @@ def test_without_the_term_it_is_fedavg(tmp_path: Path) -> None:
     assert_same(saved_weights(moon), saved_weights(run_quickstart(tmp_path / "fedavg")))
 
 
-def test_where_features_cannot_move_it_is_fedavg(tmp_path: Path) -> None:
-    # Logistic regression's features are its input: every model has the same, the contrast is ln 2.
-    network = ("--model.network", "logistic")
-    moon = run_quickstart(tmp_path / "moon", "--algorithm", "Moon", "--algorithm.mu", "1", *network)
-    fedavg = run_quickstart(tmp_path / "fedavg", *network)
-    for name, tensor in saved_weights(fedavg).items():
-        torch.testing.assert_close(saved_weights(moon)[name], tensor, rtol=0, atol=1e-6)
-    assert float(rows(moon / "metrics.csv")[-1]["train/contrast"]) == pytest.approx(math.log(2), abs=1e-6)
+@pytest.mark.parametrize(
+    ("method", "who"),
+    [
+        (Moon(), "algorithm Moon"),
+        (FedAvg(regularizer=FD()), "regularizer FD"),
+        (FedProx(regularizer=FedDecorr()), "regularizer FedDecorr"),
+    ],
+)
+def test_where_features_cannot_move_it_is_refused(tmp_path: Path, method: Any, who: str) -> None:
+    # Logistic regression's features are its input: every model has the same, and a term of them no gradient.
+    task = Classifier("logistic", input_shape=(1, 8, 8))
+    with pytest.raises(ConfigError, match=rf"{who} needs parameters that train below the head: choose a network with"):
+        fit(tmp_path, task, Digits(num_clients=2, max_train_samples=40), method)
 
 
 def test_wrong_settings() -> None:

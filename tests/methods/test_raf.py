@@ -397,3 +397,12 @@ def test_a_task_that_lacks_something_is_refused(tmp_path: Path) -> None:
         one_round(tmp_path, FedAvg(regularizer=RAF()), Headless())
     with pytest.raises(ConfigError, match="ByHand optimises by hand, and algorithm FedRAF needs a loss"):
         fit(tmp_path, ByHand(), algorithm=FedRAF())
+
+
+@pytest.mark.parametrize("method", [FedRAF(), FedProx(regularizer=RAF())])
+def test_data_where_every_client_has_the_lowest_resolution_alone_are_refused(tmp_path: Path, method: Any) -> None:
+    who = "algorithm FedRAF" if isinstance(method, FedRAF) else "regularizer RAF"
+    data = puppets(clients_per_level=[0, 4])
+    with pytest.raises(ConfigError, match=rf"{who} needs several resolutions of a batch, and no client"):
+        fit(tmp_path, estimator(), data, method)
+    fit(tmp_path, estimator(), puppets(clients_per_level=[1, 3]), method, participation=SecondHalf(), evaluate_every=0)

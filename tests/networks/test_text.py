@@ -49,5 +49,13 @@ def test_bert_tiny_reads_weights_from_a_folder(tmp_path: Path) -> None:
     found = build_network("bert_tiny", 10, 1, (16,), vocab_size=100, weights=str(tmp_path))
     for name, tensor in source.bert.state_dict().items():  # type: ignore[union-attr, operator]
         assert torch.equal(found.state_dict()[f"bert.{name}"], tensor)
-    with pytest.raises(ConfigError, match="no weights can be read"):
-        build_network("bert_tiny", 10, 1, (16,), weights=str(tmp_path / "nowhere"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="bert_tiny cannot read weights from"):
+        build_network("bert_tiny", 10, 1, (16,), weights=str(tmp_path / "empty"))
+
+
+def test_bert_tiny_names_a_folder_of_weights_that_does_not_exist(tmp_path: Path) -> None:
+    """Before transformers reads the path, which takes what is not a folder for a name on a hub."""
+    nowhere = tmp_path / "nowhere"
+    with pytest.raises(ConfigError, match=f"bert_tiny reads weights from a folder, and {nowhere} is not one; name the"):
+        build_network("bert_tiny", 10, 1, (16,), weights=str(nowhere))

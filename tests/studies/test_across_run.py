@@ -222,6 +222,21 @@ def test_a_dry_run_lists_cells_where_the_data_are_missing_too(tmp_path, capsys):
     assert not Path("studies_out").exists()
 
 
+@pytest.mark.long
+def test_a_dry_run_looks_at_the_names_of_metrics_as_the_run_does(tmp_path, capsys):
+    held_out = {
+        "set": TINY["set"] | {"data.init_args.val_fraction": 0.2},
+        "rows": {"ditto": {"set": {"algorithm": "Ditto"}}},
+    }
+    for options in ([], ["--dry_run"]):
+        study = write_study(tmp_path, **held_out, metric="train/lass")
+        line = error_of(["-c", str(study), *options], capsys)
+        assert line == f"{study}: ditto/iid does not report the metric 'train/lass'; did you mean train/loss?"
+    study = write_study(tmp_path, **held_out, metric="val/clients/acc_mean", report="best")
+    run_here("-c", str(study), "--dry_run")
+    assert "1 cells to run" in capsys.readouterr().out
+
+
 def test_help_is_there(capsys):
     run_here("--help")
     assert "--dry_run" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.studies.support import commit_in, finish, grid_of, write_study
 CLAIMS = [
     {"claim": "prox > fedavg at iid", "says": "It | helps", "cause": "of no use where it holds"},
     {"claim": "fedavg > prox + 2 at iid", "cause": "its steps are | short"},
-    {"claim": "prox - fedavg > 20 at iid", "equal": 5, "published": 1.5},
+    {"claim": "prox - fedavg > 20 at iid", "equal": 8, "published": 1.5},
     {"claim": "prox rises at iid"},
     {"claim": "prox > fedavg at iid", "metric": "train/loss"},
 ]
@@ -61,7 +62,7 @@ def test_every_claim_is_a_line_with_the_papers_margin_and_ours(studied, tmp_path
     results(*studied, tmp_path / "page")
     lines = lines_of(tmp_path / "page", "claims")
     assert ",".join(lines[0]) == (
-        "paper,source,claim,published,ours,interval,verdict,seeds,network,data,setting,commit,cause"
+        "paper,source,claim,published,ours,interval,limit,p,verdict,seeds,network,data,setting,commit,cause"
     )
     assert {(line["paper"], line["source"], line["setting"]) for line in lines} == {
         ("tiny", "Somebody, 2026, Table 1", "tiny, pocket")
@@ -70,11 +71,15 @@ def test_every_claim_is_a_line_with_the_papers_margin_and_ours(studied, tmp_path
     assert [len(commit) for commit in lines[0]["commit"].split(" + ")] == [12, 12]
     assert len(lines) == 4, "of the fifth, about a loss that nobody reports, there is no number"
     assert [line["claim"] for line in lines[:2]] == ["It | helps [prox > fedavg at iid]", "fedavg > prox + 2 at iid"]
-    # 70 − 50 and 72 − 51: 20 and 21, mean 20.5, s = 0.7071; t(1) = 6.314, so ± 6.314·0.7071/√2 = 3.157.
+    # 70 − 50 and 72 − 51: 20 and 21, mean 20.5, s = 0.7071; t(1) = 12.706, so ± 12.706·0.7071/√2 = 6.353.
     # The paper's: 80 − 54 = 26; against 2, 54 − 80 − 2 = −28; a number beside the claim goes before the table's.
     ours = [line["ours"] for line in lines]
     assert ours == ["20.5", "-22.5", "0.5", "61"]  # the last: 70 − 10 and 72 − 10
-    assert [line["interval"] for line in lines[:3]] == ["17.34 to 23.66", "-25.66 to -19.34", "-2.657 to 3.657"]
+    assert [line["interval"] for line in lines[:3]] == ["14.15 to 26.85", "-28.85 to -16.15", "-5.853 to 6.853"]
+    assert [line["limit"] for line in lines] == ["", "2", "20", ""]
+    # Student's t of one degree of freedom is Cauchy's: P = 1 − 2·arctan(t)/π, with t of 20.5/0.5, 22.5/0.5 and 61/1.
+    chances = [1 - 2 * math.atan(t) / math.pi for t in (41, 45, 1, 61)]
+    assert [float(line["p"]) for line in lines] == pytest.approx(chances, rel=1e-3)
     assert [line["published"] for line in lines] == ["26", "-28", "1.5", ""]
     assert [line["verdict"] for line in lines] == ["holds", "fails", "equal", "holds"]
     assert [line["cause"] for line in lines] == ["", "its steps are | short", "", ""]
@@ -105,11 +110,10 @@ def test_a_papers_page_is_a_table_and_keeps_the_text_around_it(studied, tmp_path
     results(*studied, tmp_path / "page")
     page = tmp_path / "page" / "tiny.md"
     text = page.read_text(encoding="utf-8")
-    assert "| It \\| helps<br>`prox > fedavg at iid` | +26 | +20.5 ± 3.2 (2, small_cnn, Digits) | holds |  |\n" in text
-    assert (
-        "| `fedavg > prox + 2 at iid` | −28 | −22.5 ± 3.2 (2, small_cnn, Digits) | fails | its steps are \\| short |\n"
-        in text
-    )
+    ran = "(2, small_cnn, Digits, pocket)"
+    assert f"| It \\| helps<br>`prox > fedavg at iid` | +26 | +20.5 ± 6.4 {ran} | holds |  |\n" in text
+    ours = f"−20.5 ± 6.4, to exceed 2 {ran}"
+    assert f"| `fedavg > prox + 2 at iid` | −26 | {ours} | fails | its steps are \\| short |\n" in text
     page.write_text(f"# Tiny and *small*\n\nBefore.\n\n{text.partition('# tiny')[2].strip()}\n\nAfter.\n")
     results(*studied, tmp_path / "page")
     told = page.read_text(encoding="utf-8")
@@ -117,7 +121,7 @@ def test_a_papers_page_is_a_table_and_keeps_the_text_around_it(studied, tmp_path
     assert told.endswith("\nAfter.\n")
     assert told.count("It \\| helps") == 1
     overview = (tmp_path / "page" / "README.md").read_text(encoding="utf-8")
-    assert "| [Tiny and *small*](tiny.md) | 4 | 4 | 2 | 1 | 0 | 1 | 0 |\n" in overview
+    assert "| [Tiny and *small*](tiny.md) | 4 | 4 | 2 | 1 | 0 | 1 | 0 | 3 of 3 |\n" in overview
 
 
 def test_a_page_without_a_place_for_the_table_stands_and_is_named(studied, tmp_path, capsys):
@@ -201,8 +205,8 @@ def test_a_study_that_is_run_again_replaces_its_lines_and_others_stand(studied, 
     page = (tmp_path / "page" / "README.md").read_text(encoding="utf-8")
     # Of the four claims two hold, one fails, and one is equal.
     assert (
-        "| [another](another.md) | 1 | 1 | 1 | 0 | 0 | 0 | 0 |\n| [tiny](tiny.md) | 4 | 4 | 2 | 1 | 0 | 1 | 0 |\n"
-        in page
+        "| [another](another.md) | 1 | 1 | 1 | 0 | 0 | 0 | 0 | 1 of 1 |\n"
+        "| [tiny](tiny.md) | 4 | 4 | 2 | 1 | 0 | 1 | 0 | 3 of 3 |\n" in page
     )
 
 
@@ -272,10 +276,12 @@ def test_what_was_asked_again_stands_in_place_of_what_was_undecided(studied, tmp
             "again": ["holds", "fails"],
         }
     page = (tmp_path / "page" / "tiny.md").read_text(encoding="utf-8")
-    # One statement, asked of two pairs of seeds: 20 and 21, then 75 − 90 and 75.1 − 91.1.
+    # One statement, asked of two pairs of seeds: 20 and 21, then 75 − 90 and 75.1 − 91.1. By Holm nothing remains of
+    # the page's 4 + 2·2 questions: the smallest P is that of 5 and 5.1, 1 − 2·arctan(101)/π = 0.0063 > 0.05/8.
+    first, second = (f"(2, small_cnn, Digits, {profile})" for profile in ("pocket", "again"))
     assert (
-        "| It \\| helps<br>`prox > fedavg at iid` | – | +20.5 ± 3.2 (2, small_cnn, Digits) | holds |  |\n"
-        "|  |  | −15.5 ± 3.2 (2, small_cnn, Digits) | fails |  |\n"
+        f"| It \\| helps<br>`prox > fedavg at iid` | – | +20.5 ± 6.4 {first} | holds, not by Holm |  |\n"
+        f"|  |  | −15.5 ± 6.4 {second} | fails, not by Holm |  |\n"
     ) in page
 
 

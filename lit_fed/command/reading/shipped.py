@@ -26,7 +26,8 @@ def shipped() -> dict[str, Path]:
 def examples(name: str) -> dict[str, Path]:
     """Files of an example by their names, ``examples/my_data.py`` and so on: with one stem, or in one folder."""
     folder = shipped_folder(_EXAMPLES)
-    files = {path.relative_to(folder.parent): path for path in sorted(folder.rglob("*.[py][ya]*")) if path.is_file()}
+    kinds = (".py", ".yaml", ".toml", ".ipynb")
+    files = {path.relative_to(folder.parent): path for path in sorted(folder.rglob("*")) if path.suffix in kinds}
     wanted = Path(name)
     return {
         relative.as_posix(): path

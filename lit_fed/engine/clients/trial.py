@@ -124,6 +124,26 @@ def told_of_schedule(loop: LocalLoop, data: FederatedDataModule, found: Extremes
     )
 
 
+def told_of_length(loop: LocalLoop) -> str:
+    """A line on a schedule by rounds whose length is not the run's; empty without one.
+
+    A schedule that ends before the run counts where its rate then turns (``T_max``), and not a warm-up.
+    """
+    from lit_fed.parsing import ROUNDS  # takes a second to import
+
+    rounds = loop.trainer.max_epochs
+    for entry in loop.optimizers.make()[1] if loop.objective.automatic_optimization else ():
+        name = next((name for name in ROUNDS if isinstance(getattr(entry.scheduler, name, None), int)), "")
+        length = getattr(entry.scheduler, name) * entry.frequency if name else rounds
+        if length > rounds or (name == "T_max" and length < rounds - 1):  # the last of n rounds has step n − 1
+            kind = type(entry.scheduler).__name__
+            return (
+                f"model {task_name(loop.objective)}: its schedule {kind} is made for {length} rounds, and the run has "
+                f"{rounds}; {name}: null in a configuration stands for all rounds"
+            )
+    return ""
+
+
 def _only_rises(loop: LocalLoop, optimizers: Sequence[Optimizer], by_step: Sequence[Schedule]) -> bool:
     """Whether no learning rate ever falls over a client's steps, and one is about to rise once more after them.
 

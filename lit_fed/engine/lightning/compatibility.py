@@ -50,11 +50,15 @@ def check_task(task: LightningModule, algorithm: Algorithm[Any]) -> None:
             raise ConfigError(f"model {name} has the hook {hook}, which a federation does not call; {instead}")
     needs = algorithm.all_needs
     if "loss" in needs and not task.automatic_optimization:
-        raise ConfigError(f"model {name} optimises by hand, and {_who(algorithm, 'loss')} needs {NEEDS['loss']}")
-    if needs & {"logits", "outputs", "features", "head"} and head_of(task, algorithm.head) is None:
+        raise ConfigError(f"model {name} optimises by hand, and {whose(algorithm, 'loss')} needs {NEEDS['loss']}")
+    head = head_of(task, algorithm.head)
+    if needs & {"logits", "outputs", "features", "head"} and head is None:
         raise _missing(
             task, algorithm, next(need for need in ("head", "features", "logits", "outputs") if need in needs)
         )
+    of_head = {id(parameter) for parameter in (head.parameters() if head is not None else ())}
+    if "body" in needs and not any(one.requires_grad and id(one) not in of_head for one in task.parameters()):
+        raise _missing(task, algorithm, "body")
     if "levels" in needs and not callable(getattr(task, "levels", None)):
         raise _missing(task, algorithm, "levels")
     if "forward" in needs and type(task).forward is LightningModule.forward:
@@ -65,11 +69,11 @@ def check_participation(algorithm: Algorithm[Any], participation: Participation)
     """Refuse a participation that lacks a need of the method."""
     if "probability" in algorithm.all_needs and participation.probability_is == "unknown":
         raise ConfigError(
-            f"{_who(algorithm, 'probability')} needs {NEEDS['probability']}; choose another than {participation.label}"
+            f"{whose(algorithm, 'probability')} needs {NEEDS['probability']}; choose another than {participation.label}"
         )
     if "one_model" in algorithm.all_needs and not participation.one_model:
         raise ConfigError(
-            f"{_who(algorithm, 'one_model')} needs {NEEDS['one_model']}; choose another trainer.participation than "
+            f"{whose(algorithm, 'one_model')} needs {NEEDS['one_model']}; choose another trainer.participation than "
             f"{participation.label}"
         )
 
@@ -158,7 +162,7 @@ def check_decay(task: LightningModule, algorithm: Algorithm[Any], groups: Iterab
     decay = max((float(group.get("weight_decay", 0.0)) for group in groups), default=0.0)
     if decay:
         raise ConfigError(
-            f"model {task_name(task)} has an optimizer of weight_decay {decay:g}, and {_who(algorithm, 'no_decay')} "
+            f"model {task_name(task)} has an optimizer of weight_decay {decay:g}, and {whose(algorithm, 'no_decay')} "
             f"needs {NEEDS['no_decay']}"
         )
 
@@ -204,10 +208,12 @@ def overrides(task: LightningModule, hook: str) -> bool:
 
 
 def _missing(task: LightningModule, algorithm: Algorithm[Any], need: str) -> ConfigError:
-    return ConfigError(f"{_who(algorithm, need)} needs {NEEDS[need]}; model {task_name(task)} with these data has none")
+    return ConfigError(
+        f"{whose(algorithm, need)} needs {NEEDS[need]}; model {task_name(task)} with these data has none"
+    )
 
 
-def _who(algorithm: Algorithm[Any], need: str) -> str:
+def whose(algorithm: Algorithm[Any], need: str) -> str:
     """The method or its regularizer, whichever has the need."""
     if need not in algorithm.needs and algorithm.regularizer is not None:
         return f"regularizer {type(algorithm.regularizer).__name__}"

@@ -262,10 +262,11 @@ def head_names(model: Model, name: str | None) -> tuple[str, ...]:
     head = head_of(model.task, name)
     of_head = {id(parameter) for parameter in head.parameters()} if head is not None else set()
     names = tuple(key for key, parameter in model.task.named_parameters() if id(parameter) in of_head)
-    if names and set(names) <= set(model.fixed):
+    if head is not None and set(names) <= set(model.fixed):
+        why = f"{names[0]!r} is frozen" if names else f"{type(head).__name__} has no parameters"
         raise ConfigError(
             f"the head of model {task_name(model.task)} does not train, and the method would do nothing to it: "
-            f"{names[0]!r} is frozen; name the module that trains as algorithm.head, or choose FedAvg"
+            f"{why}; name the module that trains as algorithm.head, or choose FedAvg"
         )
     return names
 

@@ -16,7 +16,7 @@ from lit_fed.engine.clients.executor import Executor, SequentialExecutor, layout
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.server_training import ServerLoop
 from lit_fed.engine.clients.session import Session
-from lit_fed.engine.clients.trial import extremes, told_of_schedule, try_out
+from lit_fed.engine.clients.trial import extremes, told_of_length, told_of_schedule, try_out
 from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.lightning.compatibility import (
     check_data,
@@ -24,6 +24,7 @@ from lit_fed.engine.lightning.compatibility import (
     check_participation,
     check_task,
     probe,
+    whose,
 )
 from lit_fed.engine.lightning.task_trainer import TaskTrainer
 from lit_fed.engine.loop.settings import LocalSettings, RunParts, RunSettings
@@ -147,6 +148,8 @@ def assemble(
     with session.at_work():
         for kind in models:
             _prepare_kind(kind, loops[kind], parts, local, max_rounds, stage)
+        if stage == "fit" and "levels" in algorithm.all_needs:
+            _check_levels(loops, parts)
         server = map_tensors(algorithm.setup(models, population), lambda tensor: tensor.to(fabric.device))
         server = shared(server, [model.base for model in models.values()])
     federation = Federation(
@@ -243,7 +246,7 @@ def _prepare_kind(
     probe(loop.objective, algorithm, loop.batches(loader))
     if stage == "fit" and (sizes := extremes(parts.data, parts.kinds, kind, work)) is not None:
         try_out(loop, parts.data, sizes, work, max_rounds)
-        if line := told_of_schedule(loop, parts.data, sizes, work):
+        for line in filter(None, (told_of_length(loop), told_of_schedule(loop, parts.data, sizes, work))):
             loop.fabric.print(line)
     compile = local.networks.compile
     if compile == "graph":
@@ -275,6 +278,22 @@ def _some_batches(parts: RunParts, kind: str) -> Iterable[Any]:
         if parts.kinds[client_id] == kind and parts.data.census.num_samples(client_id):
             return parts.data.train_loader(client_id, torch.Generator().manual_seed(0))
     return []
+
+
+def _check_levels(loops: dict[str, LocalLoop], parts: RunParts) -> None:
+    """Refuse data without a lower resolution at any client, where all clients are here."""
+    census, kinds = parts.data.census, parts.kinds
+    if len(census.clients) < parts.data.num_clients:
+        return
+    for client_id in filter(census.num_samples, census.clients):
+        loop = loops[kinds[client_id]]
+        loader = parts.data.train_loader(client_id, torch.Generator().manual_seed(0))
+        if loop.model.task.levels(next(iter(loop.batches(loader)))):  # type: ignore[operator]  # declared in `needs`
+            return
+    raise ConfigError(
+        f"{whose(parts.algorithm, 'levels')} needs several resolutions of a batch, and no client has any but its "
+        "lowest; give clients a higher one, such as by data.clients_per_level, or choose a method without levels"
+    )
 
 
 def _same_start_everywhere(model: Model, fabric: Fabric) -> None:

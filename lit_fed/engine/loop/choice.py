@@ -13,7 +13,7 @@ _BY_DEFAULT = ("global", "clients")  # protocols whose metrics may choose, see `
 def choose(run: Run, round_idx: int, tested: Mapping[str, float]) -> dict[str, float]:
     """Evaluate on validation data what callbacks choose by, and name the metric that chooses by default.
 
-    Only protocols that the choice needs run again, and none if no callback chooses. Called on every process.
+    Only protocols that may choose run again, and none if no callback chooses. Called on every process.
 
     Args:
         run: The run.
@@ -54,12 +54,12 @@ def _why_not(run: Run) -> str | None:
 
 
 def _validated(run: Run, round_idx: int, monitors: Iterable[str]) -> dict[str, float]:
-    """Metrics on validation data of the protocols that monitors name, and of the first one that chooses by default."""
+    """Metrics on validation data of the protocols that monitors name, and of those that may choose by default."""
     protocols, validated = {protocol.name: protocol for protocol in run.settings.protocols}, dict[str, float]()
     for monitor in sorted(monitors, key=lambda name: name != "auto"):
         prefix = monitor.removeprefix(ON_VALIDATION).partition("/")[0]
         named = [prefix if prefix in protocols else prefix.partition("_")[0]]  # ``global_<kind>`` is of ``global``
         for name in _BY_DEFAULT if monitor == "auto" else named if monitor.startswith(ON_VALIDATION) else ():
-            if name in protocols and not (monitor == "auto" and run.names.best_of(validated)):
+            if name in protocols:
                 validated |= protocols.pop(name).run(run.federation, round_idx, "val").metrics
     return validated

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -35,25 +35,32 @@ class Moves(NamedTuple):
         clients: Its clients whose movements were measured.
         norms: Of these movements, float64.
         size: Measured values of a movement; 0 without clients.
+        buffers: Norms of the movements of the clients' buffers, float64; empty without any.
     """
 
     clients: list[int]
     norms: NDArray[np.float64]
     size: int
+    buffers: NDArray[np.float64]
 
 
 class DriftMeter:
     r"""Mean norm and mean pairwise cosine of the clients' movements, in the memory of one model.
 
-    The movement :math:`d_k` is update minus broadcast over their common tensors; the mean cosine is
+    The movement :math:`d_k` is update minus broadcast over their common tensors without buffers, of which the mean norm
+    stands beside it; the mean cosine is
     :math:`(\|\sum_k u_k\|^2 - K) / (K(K-1))` with :math:`u_k = d_k / \|d_k\|`. Movements of small models are batched.
+
+    Args:
+        buffers: Names of buffers.
 
     Note:
         A model over 2²² values is sampled, every fifth, sixth, … value of each tensor, about 2²⁰ in all: a full copy
         would cost too much memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, buffers: Collection[str] = ()) -> None:
+        self._buffers, self._buffer_norms = buffers, list[Tensor]()
         self._clients: list[int] = []
         self._norms: list[Tensor] = []
         self._units: Tensor | None = None
@@ -75,11 +82,16 @@ class DriftMeter:
         elif not self._take_unlike(update.payload, flat, broadcast):
             return
         self._clients.append(update.client_id)
+        sent = {name: broadcast[name] for name in self._buffers if name in update.payload and name in broadcast}
+        moves = [update.payload[name].detach() - one for name, one in sent.items() if one.is_floating_point()]
+        if moves:
+            self._buffer_norms.append(torch.linalg.vector_norm(torch.cat([move.flatten() for move in moves])))
         if len(self._waiting) >= self._most:
             self._measure()
 
     def _take_unlike(self, payload: Payload, flat: Flat | None, broadcast: Payload) -> bool:
-        names = [name for name, tensor in payload.items() if name in broadcast and tensor.is_floating_point()]
+        floating = (name for name, tensor in payload.items() if name in broadcast and tensor.is_floating_point())
+        names = [name for name in floating if name not in self._buffers]
         if not names:
             return False
         if self._origin is None:
@@ -115,10 +127,11 @@ class DriftMeter:
         """The process's part of `result`."""
         self._measure()
         norms = (torch.cat(self._norms) if self._norms else torch.empty(0)).double() / self._share**0.5
-        return Moves(self._clients, norms.cpu().numpy(), 0 if self._units is None else self._units.numel())
+        buffers = (torch.stack(self._buffer_norms) if self._buffer_norms else torch.empty(0)).double().cpu().numpy()
+        return Moves(self._clients, norms.cpu().numpy(), 0 if self._units is None else self._units.numel(), buffers)
 
     def result(self, parts: Sequence[Moves], workers: Workers) -> dict[str, float]:
-        """``drift/update_norm_mean`` and, for two clients or more, ``drift/cosine_mean``, over all processes.
+        """``drift/update_norm_mean``, of buffers ``drift/buffer_norm_mean``, and of two clients ``drift/cosine_mean``.
 
         Args:
             parts: Of every process.
@@ -128,6 +141,8 @@ class DriftMeter:
         if not len(norms):
             return {}
         drift = {"drift/update_norm_mean": float(np.mean(norms))}
+        if len(buffers := np.concatenate([part.buffers for part in parts])):
+            drift["drift/buffer_norm_mean"] = float(np.mean(buffers))
         moved = int(np.count_nonzero(norms > 0))
         size = max(part.size for part in parts)
         units = workers.all_reduce(workers.zeros([size]) if self._units is None else self._units.double())

@@ -127,7 +127,8 @@ def _begin(run: Run, round_idx: int) -> Round:
     run.call("on_round_start", round_idx, plan)
     broadcast = federation.broadcast(round_idx)
     measured = len(federation.kinds.names) == 1 and not federation.wrappers.blind
-    ledger = RoundLedger(DriftMeter() if measured else None)
+    buffers = next(iter(federation.loops.values())).model.buffers
+    ledger = RoundLedger(DriftMeter(buffers) if measured else None)
     algorithm = federation.algorithm
     reducer = federation.wrappers.reducer(algorithm.reducer(federation.server), broadcast)
     return Round(round_idx, plan, broadcast, reducer, ledger, algorithm.all_needs, started)

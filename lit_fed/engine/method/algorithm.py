@@ -38,6 +38,7 @@ NEEDS = {
     "outputs": "the head's outputs: name the submodule that puts them out as algorithm.head",
     "features": "features: name the submodule that reads them as algorithm.head",
     "head": "a last layer: name it as algorithm.head",
+    "body": "parameters that train below the head: choose a network with hidden layers",
     "targets": "integer class labels: batches (x, y), or a method targets(batch) of the model",
     "levels": "lower resolutions of a batch: a method levels(batch) of the model",
     "classes": "classes to predict",

@@ -71,6 +71,11 @@ class FedFrozen(FedAvg):
             self.attention = separate_attention(task)
         except ConfigError as error:
             raise ConfigError(f"algorithm FedFrozen needs attention in model {task_name(task)}: {error}") from None
+        if not any(task.get_parameter(name).requires_grad for name in self.attention.kernel):
+            raise ConfigError(
+                f"algorithm FedFrozen needs attention that trains in model {task_name(task)}, and "
+                f"{self.attention.kernel[0]!r} and all other queries and keys are frozen; choose FedAvg"
+            )
 
     def split(self, model: Model, round_idx: int) -> Split:
         """All parameters travel during the warm-up, all but queries and keys after it."""

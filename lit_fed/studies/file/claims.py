@@ -36,16 +36,16 @@ UNDECIDED = "undecided"
 NOT_APPLICABLE = "not applicable"
 OUTCOMES = ("holds", "equal", UNDECIDED, "fails", NOT_APPLICABLE)  # the first four from the best to the worst
 HOW_DECIDED = (
-    "The margin is what is left beyond the claimed one: mean over seeds ± t·s/√n, of which each end is a one-sided "
-    "95 % confidence bound. A claim holds where both ends lie above zero, fails where both lie below, is equal where a "
-    "margin of equality is fixed beside it and neither end lies as far from zero, is not applicable where the study "
-    "file says why it cannot be asked at this scale, and is undecided else."
-)
-HOW_SHOWN = (
     "The difference is the mean over seeds of what a claim says is greater minus what it says is smaller, or the "
-    "change of a curve; beside it is the number that it must exceed, if this is not zero. "
-) + HOW_DECIDED
-_LEVEL = 0.05  # of tests
+    "change of a curve; ± t·s/√n is its two-sided 95 % confidence interval, and beside it is the number that it "
+    "must exceed, if this is not zero. A claim holds where the interval lies above this number, fails where it lies "
+    "below, is equal where a margin of equality is fixed beside it and neither end lies as far from the number, is not "
+    "applicable where the study file says why it cannot be asked at this scale, and is undecided else. A claim of "
+    "several inequalities holds where all of them do; it fails where one of k does at 5 %/k, so that where nothing "
+    "differs, no more than 5 % of claims are decided."
+)
+LEVEL = 0.05
+"""Probability that a claim is decided where nothing differs: half of it for “holds”, half for “fails”."""
 _TEXTS = ("claim", "says", "metric", "report", "cause", "not_applicable")
 _NUMBERS = ("equal", "published")
 
@@ -119,11 +119,12 @@ class Verdict:
     Args:
         outcome: One of `OUTCOMES`.
         margin: Mean over seeds of the margin beyond the limit, for the worst link.
-        spread: Half width of the confidence interval of `margin`; None with fewer than two seeds.
+        spread: Half width of the two-sided 95 % confidence interval of `margin`; None with fewer than two seeds.
         seeds: The number of seeds with all values that the claim needs.
         note: Why the claim is undecided, and which link is the worst.
         link: The worst link, to which the numbers belong.
         difference: Mean over seeds without subtracting the limit.
+        p: Two-sided p-value of the claim; None without one.
     """
 
     outcome: str
@@ -133,29 +134,39 @@ class Verdict:
     note: str = ""
     link: Link | None = field(default=None, compare=False)
     difference: float | None = None
+    p: float | None = None
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """The order of inequalities, from the worst on: by outcome, then by the margin in units of its spread."""
+        margin = float("-inf") if self.margin is None else self.margin
+        return -OUTCOMES.index(self.outcome), margin / self.spread if self.spread else margin
 
 
 # ---------------------------------------------------------------------- checking
 
 
-def decide(differences: Sequence[float], equal: float | None = None) -> Verdict:
+def decide(differences: Sequence[float], equal: float | None = None, inequalities: int = 1) -> Verdict:
     """Decide the inequality d > 0 from one difference d per seed.
 
-    With n seeds, mean m and sample standard deviation s (n − 1), the spread is h = t·s/√n, where t is the 95 % quantile
-    of Student's t with n − 1 degrees of freedom. The claim holds if m − h > 0, fails if m + h < 0, and is undecided in
-    between. One seed has no spread and decides nothing.
+    With n seeds, mean m and sample standard deviation s (n − 1), the spread is h = t·s/√n, where t is the 97.5 %
+    quantile of Student's t with n − 1 degrees of freedom. The inequality holds if m − h > 0, fails if m + h < 0, and is
+    undecided in between: a two-sided test at 5 %. One seed has no spread and decides nothing. A claim of k inequalities
+    holds if each one does, and fails if one does; an inequality of it therefore fails if its two-sided p-value is
+    at most 0.05/k (Bonferroni), so that where nothing differs the claim holds or fails in at most 5 % of all cases.
 
     If a value is infinite, as after divergence, there is no mean, and the sign test decides, also at 5 %: with n seeds,
-    k of them above zero, the claim holds if Σ_{i≥k} C(n, i)/2^n ≤ 0.05, as for five of five or nine of ten, and fails
-    if equally many are below zero. Zero and NaN count for neither side.
+    a of them above zero, the p-value is 2·Σ_{i≥a} C(n, i)/2^n, which is below 0.05 for six of six or nine of ten; it
+    fails if equally many are below zero. Zero and NaN count for neither side.
 
-    An undecided claim is ``equal`` if −e < m − h and m + h < e: two one-sided t tests at 5 %, of d ≤ −e and of d ≥ e,
+    An undecided claim is ``equal`` if −e < m − h and m + h < e: two one-sided t tests at 2.5 %, of d ≤ −e and of d ≥ e,
     both reject (Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing the
     equivalence of average bioavailability", 1987).
 
     Args:
         differences: One value per seed.
         equal: e; None rules the outcome ``equal`` out.
+        inequalities: k, of the claim.
     """
     count = len(differences)
     if not count:
@@ -164,23 +175,26 @@ def decide(differences: Sequence[float], equal: float | None = None) -> Verdict:
     with np.errstate(invalid="ignore"):  # of ∞ and −∞
         mean = float(values.mean())
     if not np.isfinite(values).all():
-        for outcome, side, there in (("holds", "above", values > 0), ("fails", "below", values < 0)):
+        sides = ("holds", "above", values > 0, 1), ("fails", "below", values < 0, inequalities)
+        for outcome, side, there, k in sides:
             agree = int(there.sum())
-            if sum(comb(count, more) for more in range(agree, count + 1)) <= _LEVEL * 2**count:
-                return Verdict(outcome, mean, None, count, f"a value is not finite, and {agree} are {side} zero")
+            p = min(1.0, 2 * k * sum(comb(count, more) for more in range(agree, count + 1)) / 2**count)
+            if p <= LEVEL:
+                return Verdict(outcome, mean, None, count, f"a value is not finite, and {agree} are {side} zero", p=p)
         return Verdict(UNDECIDED, mean, None, count, "a value is not finite")
     if count == 1:
         return Verdict(UNDECIDED, mean, None, 1, "one seed has no spread")
     from scipy.stats import t  # takes a second to import
 
-    spread = float(t.ppf(1 - _LEVEL, count - 1)) * float(values.std(ddof=1)) / count**0.5
-    if mean - spread > 0:
-        return Verdict("holds", mean, spread, count)
-    if mean + spread < 0:
-        return Verdict("fails", mean, spread, count)
+    error = float(values.std(ddof=1)) / count**0.5
+    spread = float(t.ppf(1 - LEVEL / 2, count - 1)) * error
+    two_sided = 2 * float(t.sf(abs(mean) / error, count - 1)) if error else float(mean == 0)
+    p = min(1.0, two_sided * (inequalities if mean < 0 else 1))
+    if p <= LEVEL:
+        return Verdict("holds" if mean > 0 else "fails", mean, spread, count, p=p)
     if equal is not None and abs(mean) + spread < equal:
-        return Verdict("equal", mean, spread, count, f"within {equal:g}")
-    return Verdict(UNDECIDED, mean, spread, count, "within the spread")
+        return Verdict("equal", mean, spread, count, f"within {equal:g}", p=p)
+    return Verdict(UNDECIDED, mean, spread, count, "within the spread", p=p)
 
 
 def check(claim: Claim, seeds: Sequence[int], value: ValueOf, curve: CurveOf) -> Verdict:
@@ -201,7 +215,7 @@ def check(claim: Claim, seeds: Sequence[int], value: ValueOf, curve: CurveOf) ->
             if len(known) == len(parts):
                 sums = sum(weight * part for (weight, _), part in zip(link.terms, known, strict=True))
                 sums_by_seed.append(sums)
-        verdict = decide([sums - link.limit for sums in sums_by_seed], claim.equal)
+        verdict = decide([sums - link.limit for sums in sums_by_seed], claim.equal, len(claim.links))
         with np.errstate(invalid="ignore"):  # of ∞ and −∞
             verdict = replace(verdict, link=link, difference=float(np.mean(sums_by_seed)) if sums_by_seed else None)
         if 0 < len(sums_by_seed) < len(seeds) and not verdict.note:
@@ -209,7 +223,7 @@ def check(claim: Claim, seeds: Sequence[int], value: ValueOf, curve: CurveOf) ->
         if len(claim.links) > 1:
             verdict = replace(verdict, note="; ".join(part for part in (verdict.note, f"at worst {link.text}") if part))
         verdicts.append(verdict)
-    worst = min(verdicts, key=lambda v: (-OUTCOMES.index(v.outcome), float("-inf") if v.margin is None else v.margin))
+    worst = min(verdicts, key=lambda verdict: verdict.rank)
     return replace(worst, outcome=NOT_APPLICABLE) if claim.not_applicable else worst
 
 

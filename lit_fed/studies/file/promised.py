@@ -37,7 +37,7 @@ def metric_names(config: Mapping[str, Any]) -> MetricNames:
 def known_names(config: Mapping[str, Any]) -> list[str]:
     """Return the names that follow from a configuration."""
     protocols = [name for name in _protocols(config) if name]
-    return [name for prefix in (*protocols, "train", "comm") for name in names_with(config, prefix)[0]]
+    return [name for prefix in (*protocols, "train", "comm", "val") for name in names_with(config, prefix)[0]]
 
 
 def names_with(config: Mapping[str, Any], prefix: str) -> tuple[list[str], bool]:
@@ -51,10 +51,11 @@ def names_with(config: Mapping[str, Any], prefix: str) -> tuple[list[str], bool]
         return ["train/loss"], False  # plus a name per term of the loss
     if prefix in ("server", "clock", "staleness"):  # of the method; of the participation
         return [], False
-    if prefix == "val":  # of the protocol by which a run chooses
+    if prefix == "val":  # of the protocols by which a run may choose
         held_out = (config["data"].get("init_args") or {}).get("val_fraction")
         chooses = held_out and trainer["evaluate_on"] == "test" and not trainer["privacy"]
-        return [f"{ON_VALIDATION}{name}" for name in names_with(config, "global")[0] if chooses], False
+        names = [name for of in ("global", "clients") if chooses for name in names_with(config, of)[0]]
+        return [f"{ON_VALIDATION}{name}" for name in names], False
     protocols = _protocols(config)
     if prefix not in protocols:
         return [], None not in protocols and not trainer["callbacks"]  # a callback may add metrics

@@ -24,6 +24,9 @@ _GUIDE = "best of "
 _GOAL = re.compile(r"first (\S+) at (-?\d+(?:\.\d+)?)")
 _WORDS = {"last": "last round", "best": "best evaluated round", "mean": "mean over evaluated rounds"}
 
+ON_TEST = " on the test set"
+"""Words that follow a ``report`` whose round the test set chose."""
+
 Curve = Sequence[tuple[int, float]]  # round and value, in the order of rounds
 
 
@@ -62,7 +65,7 @@ def chosen_on_test(report: str, metric: str, evaluated_on: str) -> str:
     """
     by = metric if report == "best" else guide_of(report)
     chose = by and evaluated_on == "test" and not by.startswith((ON_VALIDATION, "train/"))
-    return " on the test set" if chose else ""
+    return ON_TEST if chose else ""
 
 
 def reported(report: str, curve: Curve, guide: Curve, lower: bool) -> float | None:

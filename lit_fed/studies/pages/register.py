@@ -14,6 +14,7 @@ from typing import TypeVar
 from lit_fed.engine.storage.files import in_place_of, write_text
 from lit_fed.errors import ConfigError
 from lit_fed.studies.file.claims import UNDECIDED
+from lit_fed.studies.file.rounds import ON_TEST
 from lit_fed.studies.pages.claims_picture import drawn
 from lit_fed.studies.pages.paper_page import filled, headed, overview, read, table, tally
 from lit_fed.studies.results.register_lines import Finished, Number, Row, StudyRow
@@ -95,15 +96,16 @@ class Register:
             for paper in dict.fromkeys(entry.paper for entry in entries)
         }
         earlier = {entry.setting: self._askings_before(entry) for entry in entries}
+        on_test = {name for name, numbers in self._numbers.items() if any(ON_TEST in one.metric for one in numbers)}
         pages = {}
         for paper, rows in claims.items():
             path = self._folder / f"{paper}.md"
-            text = headed(path, read(path, "claims"), rows, earlier)
+            text = headed(path, read(path, "claims"), rows, earlier, on_test)
             lines = table(rows, self._pictures(paper), f"{paper}_claims" if rows else "", earlier)
             pages[paper] = filled(path, text, "claims", lines)
         titles = {paper: text.partition("\n")[0].lstrip("# ") for paper, text in pages.items()}
         readme = self._folder / "README.md"
-        pages["README"] = filled(readme, read(readme, "overview"), "overview", overview(titles, claims))
+        pages["README"] = filled(readme, read(readme, "overview"), "overview", overview(titles, claims, earlier))
         for paper in claims:
             numbers = [one for entry in entries if entry.paper == paper for one in self._numbers[entry.setting]]
             write_text([csv_text(Number._fields, numbers)], self._folder / f"{paper}.csv")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_fed.command.reading.shipped import located
-from lit_fed.studies.file.claims import HOW_SHOWN, OUTCOMES
+from lit_fed.studies.file.claims import HOW_DECIDED, OUTCOMES
 from lit_fed.studies.file.study import PLAIN, Place
 from lit_fed.studies.results.results import Results, caption
 from lit_fed.studies.results.summary import Summary, summary_of, tally_text
@@ -51,7 +51,7 @@ def _templates() -> Environment:
 
 
 def _page(template: str, **content: Any) -> str:
-    return _templates().get_template(template).render(note=HOW_SHOWN, **content)
+    return _templates().get_template(template).render(note=HOW_DECIDED, **content)
 
 
 def report_html(results: Results, pictures: Iterable[Path]) -> str:

@@ -32,7 +32,9 @@ class Row(NamedTuple):
         claim: The paper's wording, whole, and the sentence that was checked.
         published: The margin beyond the limit in the paper's numbers.
         ours: The margin in our numbers, mean over seeds.
-        interval: The ends of its confidence interval, see `lit_fed.studies.file.claims.decide`.
+        interval: The ends of its two-sided 95 % confidence interval, see `lit_fed.studies.file.claims.decide`.
+        limit: The number that the difference must exceed, if it is not zero: the difference is margin + limit.
+        p: The claim's two-sided p-value.
         verdict: One of `lit_fed.studies.file.claims.OUTCOMES`.
         seeds: The number of seeds with all values that the claim needs.
         network: The networks of the claim's runs.
@@ -48,6 +50,8 @@ class Row(NamedTuple):
     published: str
     ours: str
     interval: str
+    limit: str
+    p: str
     verdict: str
     seeds: str
     network: str
@@ -60,6 +64,11 @@ class Row(NamedTuple):
     def study(self) -> str:
         """The study's name."""
         return self.setting.partition(", ")[0]
+
+    @property
+    def profile(self) -> str:
+        """The study's profile, or ``simulation``."""
+        return self.setting.partition(", ")[2]
 
     @property
     def sentence(self) -> str:
@@ -241,6 +250,8 @@ def row_of(
         published=_text(published),
         ours=_text(verdict.margin),
         interval=_interval(verdict),
+        limit=_text(verdict.link.limit or None) if verdict.link else "",
+        p=_text(verdict.p),
         verdict=verdict.outcome,
         seeds=str(verdict.seeds),
         network=network,

@@ -170,7 +170,7 @@ def caption(results: Results) -> list[str]:
     count = len(study.seeds)
     lines.append(
         f"Mean ± sample standard deviation over {count} seeds ({', '.join(map(str, study.seeds))})."
-        " Bold: the best of a column, and what it does not beat (paired one-sided t test at 5 %)."
+        " Bold: the best of a column, and what it does not beat (paired t test, two-sided at 5 %)."
         if count > 1
         else f"One seed ({study.seeds[0]}), so there is no spread."
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fed.printing import counted
-from lit_fed.studies.file.claims import HOW_SHOWN, OUTCOMES
+from lit_fed.studies.file.claims import HOW_DECIDED, OUTCOMES
 from lit_fed.studies.results.results import Results, head, line, verdict_text
 
 _FILE = "summary.json"
@@ -114,4 +114,4 @@ def claims_markdown(several: Sequence[Summary]) -> str:
             lines.append(line((summary.name, said, claim.outcome, claim.difference, claim.seeds)))
     if len(lines) == 2:
         return "No claims.\n"
-    return "\n".join([*lines, "", HOW_SHOWN]) + "\n"
+    return "\n".join([*lines, "", HOW_DECIDED]) + "\n"

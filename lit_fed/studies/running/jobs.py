@@ -194,7 +194,7 @@ def one_round(cell: Cell, folder: Path, slots: Slots, locks: Sequence[int]) -> F
     """
     aside = folder / ".first_round"
     shutil.rmtree(aside, ignore_errors=True)
-    options = ("max_rounds=1", "logger=false", "enable_checkpointing=false", f"default_root_dir={aside}")
+    options = ("max_rounds=1", "logger=false", f"default_root_dir={aside}")  # a checkpoint's choice has metrics, too
     probe = Cell(cell.row, cell.column, cell.seed, cell.args, cell.config, aside)
     command = ["fit", *cell.args, *(f"--trainer.{option}" for option in options)]
     began = time.monotonic()

@@ -17,6 +17,7 @@ from lit_fed.command.cli import user_error
 from lit_fed.command.reading.parts import ReadParts, add_parts, build_parts
 from lit_fed.data.population.census import Contents
 from lit_fed.engine.lightning import compatibility
+from lit_fed.engine.lightning.metric_names import ON_VALIDATION
 from lit_fed.errors import ConfigError
 from lit_fed.parsing import Parser
 from lit_fed.studies.file.claims import meant
@@ -169,9 +170,12 @@ def check_metrics(grid: CellGrid, cells: Iterable[Cell] = (), ask: Ask | None = 
                     names_by_kind[kind] = list(ask(cell))
             names = [name for name in names_by_kind[kind] if name != "round"]
         if metric not in names:
-            every = list(dict.fromkeys([*names, *known_names(cell.config)]))
+            held_out = metric.startswith(ON_VALIDATION)  # a metric on the test set does not replace it
+            known = dict.fromkeys([*names, *known_names(cell.config)])
+            every = [name for name in known if name.startswith(ON_VALIDATION) == held_out]
+            instead = meant(metric, every) if every else "set data.init_args.val_fraction above 0"
             where = f"{grid.study.path}: {cell.row}/{cell.column}"
-            raise ConfigError(f"{where} does not report the metric {metric!r}; {meant(metric, every)}")
+            raise ConfigError(f"{where} does not report the metric {metric!r}; {instead}")
 
 
 def _wanted(grid: CellGrid) -> list[tuple[Cell, str]]:

@@ -78,9 +78,9 @@ def test_where_the_users_own_class_is_broken_its_place_is_shown(tmp_path, monkey
     assert printed.splitlines()[-1] == ("lit-fed: error: Broken cannot be made: IndexError: list index out of range")
 
 
-def test_a_schedule_without_a_length_takes_all_rounds_and_the_learning_rate_is_logged():
+def test_the_quickstarts_schedule_takes_all_rounds_and_the_learning_rate_is_logged():
     # Cosine annealing from 0.1 over R = 3 rounds: ½·0.1·(1 + cos(πr/3)), and r = 0, 1, 2.
-    main(command("fit", "--trainer.max_rounds", "3", f"{SCHEDULE}.T_max", "null"))
+    main(command("fit", "--trainer.max_rounds", "3"))
     run = Path("lightning_logs/version_0")
     rates = [float(row["train/lr"]) for row in rows(run / "metrics.csv")]
     assert rates == pytest.approx([0.05 * (1 + math.cos(math.pi * r / 3)) for r in range(3)])
@@ -89,10 +89,14 @@ def test_a_schedule_without_a_length_takes_all_rounds_and_the_learning_rate_is_l
     load_network(run)
 
 
-def test_the_quickstart_keeps_its_forty_rounds():
-    main(command("fit", "--trainer.max_rounds", "2"))
+def test_a_length_that_is_not_the_runs_is_kept_and_told(capsys):
+    main(command("fit", "--trainer.max_rounds", "2", f"{SCHEDULE}.T_max", "40"))
     rates = [float(row["train/lr"]) for row in rows(Path("lightning_logs/version_0/metrics.csv"))]
     assert rates == pytest.approx([0.05 * (1 + math.cos(math.pi * r / 40)) for r in range(2)])
+    told = (
+        "model Classifier: its schedule CosineAnnealingLR is made for 40 rounds, and the run has 2; T_max: null in a "
+    )
+    assert f"{told}configuration stands for all rounds\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

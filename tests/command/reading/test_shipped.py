@@ -90,7 +90,11 @@ def test_examples_are_copied_with_the_module_that_they_name(capsys: pytest.Captu
     told = error_of(["copy", "examples"], capsys)
     assert told == "examples/my_module.py exists already; name another folder with --output"
     main(["copy", "examples", "-o", "there"])
-    wanted = {path.relative_to(ROOT) for path in (ROOT / "examples").rglob("*.*") if path.suffix in (".py", ".yaml")}
+    listed = subprocess.run(
+        ["git", "ls-files", "examples"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    wanted = {Path(name) for name in listed.split()}
+    assert {Path("examples/flower_app/pyproject.toml"), Path("examples/notebooks/first_federation.ipynb")} <= wanted
     assert {path.relative_to("there") for path in Path("there").rglob("*.*")} == wanted
     assert error_of(["copy", "examples/mine.yaml"], capsys).startswith("there is no configuration file named")
 

@@ -113,7 +113,7 @@ def test_another_schedule_begins_with_its_own_settings(capsys: Any) -> None:
         return settings_of(command("fit", *args), capsys)["model"]["init_args"]["lr_scheduler"]["init_args"]
 
     Path("low.yaml").write_text("model: {init_args: {lr_scheduler: {init_args: {eta_min: 0.05}}}}\n")
-    assert schedule("-c", "low.yaml") == {"T_max": 40, "eta_min": 0.05, "last_epoch": -1}
+    assert schedule("-c", "low.yaml") == {"T_max": None, "eta_min": 0.05, "last_epoch": -1}
     assert schedule("-c", "low.yaml", *warm) == {"T_0": 5, "T_mult": 1, "eta_min": 0.0, "last_epoch": -1}
     assert schedule("-c", "low.yaml", *warm, *minimum)["eta_min"] == 0.01
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -284,3 +285,31 @@ def test_a_line_before_training_says_what_a_schedule_by_steps_spans(
     said = capsys.readouterr().out
     assert line in said
     assert said.count("schedule by steps") == bool(line)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "frequency", "length"),
+    [
+        (partial(lr_scheduler.CosineAnnealingLR, T_max=4), 1, 0),
+        (partial(lr_scheduler.CosineAnnealingLR, T_max=3), 1, 0),  # the rate of the last round is the last one
+        (partial(lr_scheduler.CosineAnnealingLR, T_max=2), 1, 2),  # the rate would rise again
+        (partial(lr_scheduler.CosineAnnealingLR, T_max=2), 2, 0),
+        (partial(lr_scheduler.CosineAnnealingLR, T_max=9), 1, 9),
+        (partial(lr_scheduler.LinearLR, total_iters=2), 1, 0),  # a warm-up
+        (partial(lr_scheduler.LinearLR, total_iters=5), 1, 5),
+        (partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=6), 1, 6),
+        (partial(lr_scheduler.StepLR, step_size=3), 1, 0),
+    ],
+)
+def test_a_line_before_training_names_a_schedule_by_rounds_that_is_not_of_the_runs_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], schedule: Any, frequency: int, length: int
+) -> None:
+    class ByRounds(LeastSquares):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            return [optimizer], [{"scheduler": schedule(optimizer), "frequency": frequency}]
+
+    fit(tmp_path, ByRounds(), max_rounds=4, protocols=[])
+    said = capsys.readouterr().out
+    assert (f"is made for {length} rounds, and the run has 4; " in said) == bool(length)
+    assert said.count("is made for") == bool(length)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from lightning import Fabric
 
+from lit_fed import Classifier
+from lit_fed.data import Digits
 from lit_fed.engine.evaluation.protocols import ClientRow, spread
 from lit_fed.engine.loop import ledger as ledger_module
 from lit_fed.engine.loop.ledger import DriftMeter, RoundLedger
 from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.engine.wire.workers import ClientParallelStrategy, Workers
 from lit_fed.errors import ClientFailure
+from tests.support import fit
 
 ALONE = Workers(Fabric(accelerator="cpu", devices=1))
 
@@ -98,6 +103,30 @@ def test_drift_takes_what_both_hold_and_no_integers() -> None:
     sent = {"w": torch.tensor([1.0]), "steps": torch.tensor(3), "down": torch.ones(9)}
     meter.add(ClientUpdate(0, {"w": torch.tensor([4.0]), "steps": torch.tensor(9), "up": torch.ones(5)}), sent)
     assert meter.result([meter.told()], ALONE) == {"drift/update_norm_mean": 3.0}
+
+
+def test_buffers_stand_beside_the_drift_of_the_parameters() -> None:
+    # w moves by 3; mean and var by (0.3, 0.4) and (0, 1.2): √(0.25 + 1.44) = 1.3. A second client moves nothing.
+    sent = {"w": torch.tensor([1.0]), "mean": torch.zeros(2), "var": torch.ones(2), "seen": torch.tensor(0)}
+    moved = {"w": torch.tensor([4.0]), "mean": torch.tensor([0.3, 0.4]), "var": torch.tensor([1.0, 2.2])}
+    meter = DriftMeter(["mean", "var", "seen"])
+    meter.add(ClientUpdate(0, moved | {"seen": torch.tensor(5)}), sent)
+    meter.add(ClientUpdate(1, dict(sent)), sent)
+    found = meter.result([meter.told()], ALONE)
+    assert found == pytest.approx({"drift/update_norm_mean": 1.5, "drift/buffer_norm_mean": 0.65})
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
+def test_a_batch_norm_that_learns_nothing_does_not_drift(tmp_path: Path, executor: Any) -> None:
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.BatchNorm1d(8))
+    network.add_module("head", torch.nn.Linear(8, 10))
+    task = Classifier(network, partial(torch.optim.SGD, lr=0.0))
+    data = Digits(num_clients=4, max_train_samples=80, drop_last=True)
+    made = fit(tmp_path, task, data, max_rounds=1, executor=executor)
+    assert made.metrics["drift/update_norm_mean"] == 0
+    assert "drift/cosine_mean" not in made.metrics
+    assert made.metrics["drift/buffer_norm_mean"] > 0.1
 
 
 def test_no_drift_without_common_tensors() -> None:

@@ -224,5 +224,7 @@ def test_an_adapter_that_moves_values_with_queries_and_keys_is_refused(tmp_path:
         ConfigError, match=r"as network\.blocks\.0\.attn\.qkv\.weight has; leave it out of model\.adapter"
     ):
         fit(tmp_path, Classifier(**settings, adapter=Adapter()), data, FedFrozen())
+    with pytest.raises(ConfigError, match=r"FedFrozen needs attention that trains in model Classifier, and .* frozen"):
+        fit(tmp_path, Classifier(**settings, adapter=Adapter(targets=["*.fc1"])), data, FedFrozen())
     made = fit(tmp_path, Classifier(**settings, adapter=Adapter(targets=["*.fc1"], train=["*"])), data, FedFrozen(1))
     assert "network.blocks.0.mlp.fc1.lora_A" in weights(made)

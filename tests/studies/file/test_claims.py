@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf, nan
 
 import pytest
+from scipy.stats import ttest_1samp
 
 from lit_fed.errors import ConfigError
 from lit_fed.studies.file.claims import Link, check, decide, parse_claim, rise
@@ -26,10 +27,10 @@ def error(text, **kwargs):
 
 
 def test_three_seeds_that_agree_hold():
-    # 2, 3, 4: mean 3, sample variance (1 + 0 + 1)/2 = 1; t(2) = 2.920, so the spread is 2.920·1/√3 = 1.6859 < 3.
+    # 2, 3, 4: mean 3, sample variance (1 + 0 + 1)/2 = 1; t(2) = 4.303, so the spread is 4.303·1/√3 = 2.4841 < 3.
     verdict = decide([2.0, 3.0, 4.0])
     assert (verdict.outcome, verdict.margin, verdict.seeds) == ("holds", 3.0, 3)
-    assert verdict.spread == pytest.approx(1.6859, abs=1e-4)
+    assert verdict.spread == pytest.approx(2.4841, abs=1e-4)
 
 
 def test_the_opposite_fails():
@@ -37,14 +38,14 @@ def test_the_opposite_fails():
 
 
 def test_within_the_spread_is_undecided_though_all_seeds_agree():
-    # 1 and 4: mean 2.5, s = 3/√2 = 2.1213; t(1) = 6.314, so the spread is 6.314·2.1213/√2 = 9.471 > 2.5.
+    # 1 and 4: mean 2.5, s = 3/√2 = 2.1213; t(1) = 12.706, so the spread is 12.706·2.1213/√2 = 19.059 > 2.5.
     verdict = decide([1.0, 4.0])
     assert (verdict.outcome, verdict.note) == ("undecided", "within the spread")
-    assert verdict.spread == pytest.approx(9.471, abs=1e-3)
+    assert verdict.spread == pytest.approx(19.059, abs=1e-3)
 
 
 def test_two_seeds_decide_what_is_clear():
-    # 20 and 21: mean 20.5, s = 0.7071, spread 6.314·0.5 = 3.157.
+    # 20 and 21: mean 20.5, s = 0.7071, spread 12.706·0.5 = 6.353.
     assert decide([20.0, 21.0]).outcome == "holds"
 
 
@@ -57,26 +58,26 @@ def test_what_does_not_vary_is_decided():
 
 
 def test_a_difference_that_is_surely_small_is_equal():
-    # −0.5, 0.5, 0.3: mean 0.1, sample variance (0.36 + 0.16 + 0.04)/2 = 0.28; t(2) = 2.920, so the spread is
-    # 2.920·√0.28/√3 = 0.8921. The interval, −0.7921 to 0.9921, lies within 1 of zero on both sides, not within 0.99.
-    verdict = decide([-0.5, 0.5, 0.3], equal=1.0)
-    assert (verdict.outcome, verdict.note) == ("equal", "within 1")
-    assert verdict.spread == pytest.approx(0.8921, abs=1e-4)
-    assert decide([-0.5, 0.5, 0.3], equal=0.99).outcome == "undecided"
+    # −0.5, 0.5, 0.3: mean 0.1, sample variance (0.36 + 0.16 + 0.04)/2 = 0.28; t(2) = 4.303, so the spread is
+    # 4.303·√0.28/√3 = 1.3145. The interval, −1.2145 to 1.4145, lies within 1.5 of zero on both sides, not within 1.4.
+    verdict = decide([-0.5, 0.5, 0.3], equal=1.5)
+    assert (verdict.outcome, verdict.note) == ("equal", "within 1.5")
+    assert verdict.spread == pytest.approx(1.3145, abs=1e-4)
+    assert decide([-0.5, 0.5, 0.3], equal=1.4).outcome == "undecided"
     assert decide([0.0, 0.0, 0.0], equal=0.1).outcome == "equal"
     assert decide([0.1], equal=1.0).outcome == "undecided"
 
 
 def test_equality_is_symmetric_and_needs_both_of_its_tests():
-    # 5 seeds, t(4) = 2.132. −0.4 ± 0.2: mean −0.4, s = √(2·0.04/4) = 0.1414, spread 2.132·0.1414/√5 = 0.1348: it fails.
-    # With s ten times as large the spread is 1.348, and −0.4 − 1.348 = −1.748: equal within 1.75, not within 1.74,
-    # though the test against the upper bound, −0.4 + 1.348 = 0.948 < 1.74, rejects there too.
+    # 5 seeds, t(4) = 2.776. −0.4 ± 0.2: mean −0.4, s = √(2·0.04/4) = 0.1414, spread 2.776·0.1414/√5 = 0.1756: it fails.
+    # With s ten times as large the spread is 1.756, and −0.4 − 1.756 = −2.156: equal within 2.16, not within 2.15,
+    # though the test against the upper bound, −0.4 + 1.756 = 1.356 < 2.15, rejects there too.
     near = [-0.6, -0.4, -0.4, -0.4, -0.2]
     wide = [-2.4, -0.4, -0.4, -0.4, 1.6]
     assert decide(near, equal=1.0).outcome == "fails"
-    assert decide(wide, equal=1.75).outcome == "equal"
-    assert decide(wide, equal=1.74).outcome == "undecided"
-    assert decide([-value for value in wide], equal=1.75).outcome == "equal"
+    assert decide(wide, equal=2.16).outcome == "equal"
+    assert decide(wide, equal=2.15).outcome == "undecided"
+    assert decide([-value for value in wide], equal=2.16).outcome == "equal"
 
 
 @pytest.mark.parametrize(
@@ -91,19 +92,20 @@ def test_too_little_decides_nothing(differences, note):
 @pytest.mark.parametrize(
     ("differences", "outcome"),
     [
-        ([inf] * 5, "holds"),  # 2⁻⁵ = 0.03125
-        ([inf] * 4, "undecided"),  # 2⁻⁴ = 0.0625
-        ([inf, 0.1, 2.0, 3.0, 4.0], "holds"),
-        ([-inf, -0.1, -2.0, -3.0, -4.0], "fails"),
+        ([inf] * 6, "holds"),  # 2·2⁻⁶ = 0.03125
+        ([inf] * 5, "undecided"),  # 2·2⁻⁵ = 0.0625
+        ([inf, 0.1, 2.0, 3.0, 4.0, 5.0], "holds"),
+        ([-inf, -0.1, -2.0, -3.0, -4.0, -5.0], "fails"),
         ([inf, -0.1, 2.0, 3.0, 4.0], "undecided"),
         ([inf, 0.0, 2.0, 3.0, 4.0], "undecided"),
         ([inf, inf, inf, inf, nan], "undecided"),
         ([inf, -inf, 1.0, 2.0, 3.0], "undecided"),
-        ([inf, *[1.0] * 8, -1.0], "holds"),  # the sign test's tables: one of ten, (1 + 10)/2¹⁰ = 0.011
+        ([inf, *[1.0] * 8, -1.0], "holds"),  # the sign test's tables: one of ten, 2·(1 + 10)/2¹⁰ = 0.021
         ([-inf, *[-1.0] * 8, 1.0], "fails"),
-        ([inf, *[1.0] * 7, -1.0, -1.0], "undecided"),  # two of ten, (1 + 10 + 45)/2¹⁰ = 0.055
+        ([inf, *[1.0] * 7, -1.0, -1.0], "undecided"),  # two of ten, 2·(1 + 10 + 45)/2¹⁰ = 0.109
         ([inf, *[1.0] * 7, 0.0, nan], "undecided"),
-        ([inf, *[1.0] * 6, -1.0], "holds"),  # one of eight, 9/2⁸ = 0.035
+        ([inf, *[1.0] * 7, -1.0], "holds"),  # one of nine, 2·10/2⁹ = 0.039
+        ([inf, *[1.0] * 6, -1.0], "undecided"),  # one of eight, 2·9/2⁸ = 0.070
     ],
 )
 def test_where_a_value_is_infinite_signs_decide(differences, outcome):
@@ -113,9 +115,38 @@ def test_where_a_value_is_infinite_signs_decide(differences, outcome):
 
 
 def test_many_seeds_have_a_quantile_of_their_own():
-    # Student's t of 40 degrees of freedom has the 95 % quantile 1.684 in printed tables; s of 0, 1, 0, 1, … over 41.
+    # Student's t of 40 degrees of freedom has the 97.5 % quantile 2.021 in printed tables; s of 0, 1, 0, 1, … over 41.
     verdict = decide([float(seed % 2) for seed in range(41)])
-    assert verdict.spread == pytest.approx(1.684 * 0.50605 / 41**0.5, rel=1e-3)
+    assert verdict.spread == pytest.approx(2.021 * 0.50605 / 41**0.5, rel=1e-3)
+
+
+def test_the_p_value_is_the_two_sided_t_tests():
+    for values in ([2.0, 3.0, 4.0], [-0.5, 0.5, 0.3], [-3.0, 1.0, 0.5, -2.0], [20.0, 21.0]):
+        verdict = decide(values)
+        assert verdict.p == pytest.approx(ttest_1samp(values, 0.0).pvalue)
+        assert (verdict.p <= 0.05) == (abs(verdict.margin) > verdict.spread)
+    assert (decide([1.0, 1.0]).p, decide([0.0, 0.0]).p) == (0.0, 1.0)
+
+
+def test_a_claim_fails_at_the_level_over_its_places_and_holds_where_each_does():
+    # Three seeds of −2, −3, −4: |t| = 3·√3 = 5.196, p = 0.0351 (two degrees of freedom: p = 1 − t/√(t² + 2)).
+    down, up, zero = [-2.0, -3.0, -4.0], [2.0, 3.0, 4.0], [0.0] * 3
+    p = 1 - 27**0.5 / (27 + 2) ** 0.5
+    assert decide(down).p == pytest.approx(p)
+    assert decide(down, inequalities=2).p == pytest.approx(2 * p)
+    assert (decide(down).outcome, decide(down, inequalities=2).outcome) == ("fails", "undecided")
+    claim = parsed("dr+ > fedavg at s=2 s=10")
+    for second, outcome in ((up, "holds"), (down, "undecided"), ([-20.0, -21.0, -22.0], "fails")):
+        values = {("dr+", "s=2"): up, ("dr+", "s=10"): second, ("fedavg", "s=2"): zero, ("fedavg", "s=10"): zero}
+        verdict = check(claim, range(3), lambda place, seed, values=values: values[place][seed], lambda *_: [])
+        assert verdict.outcome == outcome
+
+
+def test_the_worst_place_is_the_farthest_from_holding_in_units_of_its_spread():
+    # 1 ± 0.25 holds with the smaller margin; 5 ± 7.5 does not hold.
+    values = {"s=2": [0.9, 1.0, 1.1], "s=10": [2.0, 5.0, 8.0]}
+    verdict = check(parsed("dr+ > 0 at s=2 s=10"), range(3), lambda p, seed: values[p[1]][seed], lambda *_: [])
+    assert (verdict.outcome, verdict.margin) == ("undecided", 5.0)
 
 
 def test_a_rise_is_the_last_third_over_the_first():
@@ -138,11 +169,11 @@ def outcome(text, seeds=(0, 1), curve=lambda place, seed: []):
 
 
 def test_seeds_are_paired():
-    # Unpaired, 10 and 11 against 15 and 16.1 vary by 1; paired differences 5 and 5.1 by 0.1: 5.05 ± 6.314·0.0707/√2.
+    # Unpaired, 10 and 11 against 15 and 16.1 vary by 1; paired differences 5 and 5.1 by 0.1: 5.05 ± 12.706·0.0707/√2.
     verdict = outcome("prox > fedavg at s=2")
     assert verdict.outcome == "holds"
     assert verdict.margin == pytest.approx(5.05)
-    assert verdict.spread == pytest.approx(6.314 * 0.05, abs=1e-4)
+    assert verdict.spread == pytest.approx(12.706 * 0.05, abs=1e-4)
 
 
 def test_a_margin_counts():
@@ -153,19 +184,20 @@ def test_a_margin_counts():
 
 
 def test_a_chain_stands_as_its_worst_link():
-    # prox − fedavg is 5.05 and fedavg − 20 is −9.5.
-    verdict = outcome("prox > fedavg > 20 at s=2")
-    assert (verdict.outcome, verdict.margin) == ("fails", pytest.approx(-9.5))
-    assert verdict.note == "at worst fedavg > 20 at s=2"
-    assert outcome("0 < fedavg < prox at s=2").margin == pytest.approx(5.05)
+    # prox − fedavg is 5.05 and fedavg − 50 is −39.5.
+    verdict = outcome("prox > fedavg > 50 at s=2")
+    assert (verdict.outcome, verdict.margin) == ("fails", pytest.approx(-39.5))
+    assert verdict.note == "at worst fedavg > 50 at s=2"
+    # 10.5 ± 6.35 is nearer to zero, in units of its spread, than 5.05 ± 0.64.
+    assert outcome("0 < fedavg < prox at s=2").margin == pytest.approx(10.5)
 
 
 def test_a_claim_is_equal_where_a_link_is_and_none_is_worse():
-    # prox − fedavg is 5.05 ± 0.32: 5 more than that is 0.05 ± 0.32, equal within 1; fedavg > 20 fails all the same.
+    # prox − fedavg is 5.05 ± 0.64: 5 more than that is 0.05 ± 0.64, equal within 1; fedavg > 50 fails all the same.
     claim = {"claim": "prox - fedavg > 5 at s=2", "equal": 1.0}
     assert outcome(claim).outcome == "equal"
     assert outcome(claim | {"claim": "fedavg + 20 > prox > fedavg + 5 at s=2"}).outcome == "equal"
-    assert outcome(claim | {"claim": "prox - 5 > fedavg > 20 at s=2"}).outcome == "fails"
+    assert outcome(claim | {"claim": "prox - 5 > fedavg > 50 at s=2"}).outcome == "fails"
     assert outcome(claim | {"claim": "prox > fedavg at s=2"}).outcome == "holds"
     assert outcome(claim).link.text == "prox - fedavg > 5 at s=2"
 

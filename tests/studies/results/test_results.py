@@ -87,12 +87,12 @@ def test_the_table_as_csv(grid):
 
 
 def test_the_claims_by_hand(grid):
-    # Paired differences 20 and 22: 21 ± 6.314·1.414/√2 = 6.3; 0 and 10 are 5 ± 31.6; one seed decides nothing.
+    # Paired differences 20 and 22: 21 ± 12.706·1.414/√2 = 12.7; 0 and 10 are 5 ± 63.5; one seed decides nothing.
     verdicts = [(verdict.outcome, verdict.seeds) for _, verdict in collect(grid).verdicts]
     assert verdicts == [("holds", 2), ("undecided", 2), ("undecided", 1)]
     text = claims_markdown([summary_of(collect(grid))])
-    assert "| tiny | It helps (`prox > fedavg at iid`) | holds | +21 ± 6.3 | 2 |" in text
-    assert "| `fedavg > 50 at iid` | undecided | +55 ± 32 (to exceed 50), within the spread | 2 |" in text
+    assert "| tiny | It helps (`prox > fedavg at iid`) | holds | +21 ± 13 | 2 |" in text
+    assert "| `fedavg > 50 at iid` | undecided | +55 ± 64 (to exceed 50), within the spread | 2 |" in text
 
 
 def test_a_difference_of_zero_is_printed_as_zero_beside_the_number_that_it_must_exceed(tmp_path):

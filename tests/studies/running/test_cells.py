@@ -307,6 +307,24 @@ def test_a_round_tells_whether_there_are_metrics_on_validation_data(tmp_path):
     assert "does not report the metric 'val/global/acc'" in message
 
 
+@pytest.mark.parametrize(
+    ("metric", "held_out", "expected"),
+    [
+        ("val/clients/acc_meen", 0.1, "did you mean val/clients/acc_mean?"),
+        ("val/clients/acc_mean", 0, "set data.init_args.val_fraction above 0"),
+        ("clients/acc_meen", 0.1, "did you mean clients/acc_mean?"),
+    ],
+)
+def test_a_hint_never_leads_from_validation_data_to_the_test_set(tmp_path, metric, held_out, expected):
+    grid = grid_of(tmp_path, set=TINY["set"] | {"data.init_args.val_fraction": held_out}, metric=metric)
+    message = error(check_metrics, grid, grid.cells, lambda cell: ["round", "global/acc", "clients/acc_mean"])
+    assert message.endswith(f"does not report the metric {metric!r}; {expected}")
+
+
+def test_clients_validation_data_give_a_metric_without_a_monitor(tmp_path):
+    check_metrics(grid_of(tmp_path, metric="val/clients/acc_mean", report="best"))
+
+
 def test_a_callback_may_add_metrics(tmp_path):
     listening = {"set": {"trainer.callbacks": [{"class_path": "Alignment"}]}, "metric": "alignment/observed"}
     check_metrics(grid_of(tmp_path, **listening))

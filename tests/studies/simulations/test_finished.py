@@ -61,10 +61,10 @@ def test_a_simulation_is_lines_a_page_its_numbers_and_its_picture(figure: Path, 
     with open("page/claims.csv", newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     assert [line["claim"] for line in lines] == ["h | falls [first > last + 0.5 at rho=0]", "last > first at rho=0"]
-    # 2 − ½ and 3 − ½: 2 ± 6.314·0.7071/√2 = 3.157; and −2, −3.
+    # 2 − ½ and 3 − ½: 2 ± 12.706·0.7071/√2 = 6.353; and −2, −3.
     assert [(line["ours"], line["interval"]) for line in lines] == [
-        ("2", "-1.157 to 5.157"),
-        ("-2.5", "-5.657 to 0.6569"),
+        ("2", "-4.353 to 8.353"),
+        ("-2.5", "-8.853 to 3.853"),
     ]
     assert [line["verdict"] for line in lines] == ["undecided", "undecided"]
     assert {(line["paper"], line["source"], line["setting"], line["seeds"], line["commit"]) for line in lines} == {
@@ -175,10 +175,10 @@ def test_what_was_left_undecided_is_asked_again_of_other_seeds(figure: Path):
     main(["results", "-c", str(figure), str(again), "--output", "page"])
     with open("page/claims.csv", newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
-    # -2, -2 and -3: -2.333 ± 2.920·0.5774/√3 = 0.973; the other claim, which was not asked again, stands.
+    # -2, -2 and -3: -2.333 ± 4.303·0.5774/√3 = 1.434; the other claim, which was not asked again, stands.
     assert [(line["setting"], line["ours"], line["interval"], line["verdict"], line["seeds"]) for line in lines] == [
-        ("somebody_figure1, simulation", "2", "-1.157 to 5.157", "undecided", "2"),
-        ("somebody_figure1, simulation_again", "-2.333", "-3.307 to -1.36", "fails", "3"),
+        ("somebody_figure1, simulation", "2", "-4.353 to 8.353", "undecided", "2"),
+        ("somebody_figure1, simulation_again", "-2.333", "-3.768 to -0.8991", "fails", "3"),
     ]
     assert sorted(path.name for path in Path("page").glob("*.png")) == ["somebody_figure1.png"], "of the first"
 
