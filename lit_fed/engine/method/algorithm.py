@@ -16,6 +16,7 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
+from lit_fed.arguments import Checked
 from lit_fed.checks import check_range
 from lit_fed.engine.method.client import Client, Pass, Phase, Stage, Tensors, Update
 from lit_fed.engine.method.model import Model, Split
@@ -75,7 +76,7 @@ class Cohort:
         return len(self.delivered) if self.expected is None else self.expected
 
 
-class Regularizer(ABC):
+class Regularizer(Checked, ABC):
     """A term around a method's objective in a federation.
 
     Args:
@@ -116,7 +117,7 @@ class Regularizer(ABC):
         return terms
 
 
-class Algorithm(ABC, Generic[AggregateT]):
+class Algorithm(Checked, ABC, Generic[AggregateT]):
     """A federated-learning method. Every process holds one, in the same state.
 
     The type parameter is the reducer's aggregate of a cohort's updates, which `step` takes: a `Payload` for
@@ -130,6 +131,8 @@ class Algorithm(ABC, Generic[AggregateT]):
             that need none, for comparison on the same private data.
         calibration_fraction: Share of every client's samples held out for density models and the like.
     """
+
+    _refused_as = "algorithm"
 
     needs: frozenset[str] = frozenset({"loss"})
     """Needs of the task beyond a LightningModule, see `NEEDS`; checked before any training.
