@@ -8,6 +8,8 @@ import re
 import sys
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from traceback import StackSummary
 from typing import Any
@@ -21,6 +23,28 @@ def brief(text: str) -> str:
     """A message without the middles of its longest values."""
     text = re.sub(rf"\S{{{_LONG_WORD},}}", lambda match: f"{match[0][:80]}…{match[0][-40:]}", text)
     return text if len(text) <= _LONG_LINE else f"{text[:600]} … {text[-400:]}"
+
+
+_spoken = ["Python"]
+_NULL = re.compile(r"(?<![\w/.'\"-])null(?![\w/.'\"-])")
+_ARGUMENTS = r"ckpt_path|output|overwrite|inputs|client_position|client|shape|dtype|trainer\.[\w.]+"
+_OPTION = re.compile(rf"--({_ARGUMENTS})\b(?![-/])(?: (last|best)\b)?")
+"""Options that are arguments in Python."""
+
+
+@contextmanager
+def told_as_options() -> Iterator[None]:
+    """Have errors name options and YAML's null, for the command line; they name arguments and None elsewhere."""
+    _spoken.append("YAML")
+    try:
+        yield
+    finally:
+        _spoken.pop()
+
+
+def _in_python(text: str) -> str:
+    named = _OPTION.sub(lambda match: f"{match[1]}={match[2]!r}" if match[2] else match[1], text)
+    return _NULL.sub("None", named)
 
 
 class LitFedError(Exception):
@@ -37,7 +61,7 @@ class LitFedError(Exception):
     status: int = 2
 
     def __init__(self, message: str = "", details: str = "") -> None:
-        super().__init__(brief(str(message)))
+        super().__init__(brief(str(message) if _spoken[-1] == "YAML" else _in_python(str(message))))
         self.details = details
 
     def told(self) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from lightning import Callback as LightningCallback
 from lightning import LightningModule
@@ -14,9 +15,11 @@ from lightning.fabric.strategies.strategy import Strategy
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 
+from lit_fed.arguments import Checked, checked
 from lit_fed.callbacks import Callback, default_callbacks, lightning_watchers
 from lit_fed.callbacks.progress import print_evaluation
-from lit_fed.checks import check_choice
+from lit_fed.callbacks.timer import Timer
+from lit_fed.data import FederatedDataModule
 from lit_fed.engine.clients.guard import Guard
 from lit_fed.engine.clients.local import TaskStage
 from lit_fed.engine.evaluation.prediction import check_output, one_client
@@ -37,21 +40,49 @@ from lit_fed.engine.method.wrapper import Aggregation, Attack, Privacy, Wrappers
 from lit_fed.engine.storage.store import ClientStore
 from lit_fed.engine.wire.payload import Channel, Codec
 from lit_fed.engine.wire.workers import Devices, launch, leave_processes, on_first_process, raise_if_lost
-from lit_fed.errors import ConfigError, LitFedError, ProcessLost, of_other_lightning
+from lit_fed.errors import ConfigError, LitFedError, ProcessLost
 from lit_fed.participation import FullParticipation, Participation
 from lit_fed.printing import unfailing
 from lit_fed.privacy import ClientLevel
 from lit_fed.protocols import ClientTest, GlobalTest
 from lit_fed.secure.summed import SecureSum, SummedSecurely
 
-if TYPE_CHECKING:
-    from lit_fed.data import FederatedDataModule
-
 R = TypeVar("R")
 Tasks = LightningModule | Mapping[str, LightningModule]
 
 
-class FederatedTrainer:
+LIGHTNINGS = {
+    "max_epochs": "use max_rounds, and local_epochs within a round",
+    "min_epochs": "a run has max_rounds rounds, and EarlyStopping of lit_fed.callbacks ends it earlier",
+    "max_steps": "use max_rounds, and local_steps within a round",
+    "min_steps": "a run has max_rounds rounds, and EarlyStopping of lit_fed.callbacks ends it earlier",
+    "fast_dev_run": "use max_rounds=1, local_steps=1 and the data's max_train_samples and max_test_samples",
+    "limit_train_batches": "use local_steps, or the data's max_train_samples",
+    "limit_val_batches": "use the data's max_test_samples",
+    "limit_test_batches": "use the data's max_test_samples",
+    "limit_predict_batches": "predict on a smaller file by inputs",
+    "overfit_batches": "use the data's max_train_samples",
+    "val_check_interval": "use evaluate_every, in rounds",
+    "check_val_every_n_epoch": "use evaluate_every, in rounds",
+    "num_sanity_val_steps": "a first batch is checked before every run",
+    "log_every_n_steps": "a run logs every round",
+    "enable_model_summary": "use lit-fed cost, or ModelSummary of Lightning on the model",
+    "benchmark": "set torch.backends.cudnn.benchmark",
+    "inference_mode": "evaluation runs without gradients",
+    "use_distributed_sampler": "use strategy='clients' or 'ddp'",
+    "profiler": "use a profiler of torch around fit; metrics.csv has the times of each round",
+    "detect_anomaly": "use torch.autograd.set_detect_anomaly",
+    "barebones": "use logger=False, enable_checkpointing=False, enable_pictures=False and enable_progress_bar=False",
+    "plugins": "use precision and strategy",
+    "sync_batchnorm": "use buffers, which averages batch norm's statistics or keeps them with clients",
+    "reload_dataloaders_every_n_epochs": "loaders are made for every client and round",
+    "model_registry": "use lit-fed export, and upload the folder",
+    "enable_autolog_hparams": "use logger, which gets the run's settings",
+}
+"""Arguments of ``lightning.Trainer`` that a federation does not take, with what takes their place."""
+
+
+class FederatedTrainer(Checked):
     """Runs the rounds of a federation, evaluates it, and predicts with it.
 
     Args:
@@ -62,6 +93,8 @@ class FederatedTrainer:
             every client data-parallel on all of them; or a DDP strategy object.
         precision: ``32-true``, ``bf16-mixed``, ``16-mixed``, … as in Lightning.
         max_rounds: Total number of rounds, including those before a resume.
+        max_time: Time after which the run ends with the round under way, as ``DD:HH:MM:SS`` or a ``timedelta``,
+            including the time before a resume; null for no limit.
         local_epochs: Passes over a client's data per round, also fractions (0.5); 1 if `local_steps` is null, too.
         local_steps: Batches per client and round, instead of epochs.
         seed: Determines all randomness of the run.
@@ -115,6 +148,9 @@ class FederatedTrainer:
         ConfigError: For settings that contradict each other or cannot work.
     """
 
+    _refused_as = "trainer"
+    _not_taken = LIGHTNINGS
+
     def __init__(
         self,
         accelerator: str = "auto",
@@ -123,6 +159,7 @@ class FederatedTrainer:
         strategy: str | Strategy = "auto",
         precision: str | int = "32-true",
         max_rounds: int = 100,
+        max_time: str | timedelta | None = None,
         local_epochs: float | None = None,
         local_steps: int | None = None,
         seed: int = 0,
@@ -158,11 +195,6 @@ class FederatedTrainer:
         attack: Attack | None = None,
         secure_sum: SecureSum | None = None,
     ) -> None:
-        if privacy is not None and not isinstance(privacy, Privacy):
-            raise ConfigError(
-                f"trainer.privacy is {type(privacy).__name__}; it takes one level, ClientLevel or SampleLevel, as a "
-                "run has one key and one account of what it releases"
-            )
         if privacy is not None and aggregation is not None:
             raise ConfigError(
                 "trainer.aggregation looks at single updates, which trainer.privacy hides in a sum; leave one out"
@@ -193,8 +225,8 @@ class FederatedTrainer:
             )
         around = [privacy, aggregation, attack, None if secure_sum is None else SummedSecurely(secure_sum, noisy)]
         given, watchers = lightning_watchers(callbacks or [])
+        given += [] if max_time is None else [Timer(max_time)]
         self.devices = Devices(accelerator, devices, num_nodes, strategy, precision, num_threads, deterministic)
-        check_choice("trainer.compile", compile, [False, True, "reduce-overhead", "graph"])
         if compile == "graph" and executor != "sequential":
             raise ConfigError(
                 f"trainer.compile is graph and trainer.executor is {executor}; set one of them to its default"
@@ -222,7 +254,6 @@ class FederatedTrainer:
         )
         self.channel = Channel(uplink_codec, downlink_codec)
         self.participation = participation or FullParticipation()
-        check_choice("trainer.client_store", client_store, ("disk", "memory"))
         self.kinds, self.client_store = kinds, client_store
         self.callbacks = default_callbacks(given, enable_progress_bar, enable_checkpointing)
         self.fabric = self.devices.fabric()
@@ -232,6 +263,7 @@ class FederatedTrainer:
 
     # ------------------------------------------------------------------ what a user calls
 
+    @checked
     def fit(
         self,
         model: Tasks,
@@ -249,6 +281,7 @@ class FederatedTrainer:
         """
         self._launch(lambda: self._fit(model, datamodule, algorithm, ckpt_path))
 
+    @checked
     def validate(
         self,
         model: Tasks,
@@ -268,6 +301,7 @@ class FederatedTrainer:
             lambda: self._evaluate(self._to_read(model, datamodule, algorithm, "validate", ckpt_path), ckpt_path, "val")
         )
 
+    @checked
     def test(
         self,
         model: Tasks,
@@ -287,6 +321,7 @@ class FederatedTrainer:
             lambda: self._evaluate(self._to_read(model, datamodule, algorithm, "test", ckpt_path), ckpt_path, "test")
         )
 
+    @checked
     def predict(
         self,
         model: Tasks,
@@ -295,11 +330,11 @@ class FederatedTrainer:
         ckpt_path: str | None = None,
         client: str | None = None,
         client_position: int | None = None,
-        output: str = "predictions.csv",
+        output: str | None = None,
         inputs: str | None = None,
         overwrite: bool = False,
-    ) -> Path:
-        """Write predictions on the shared test set, a client's test data, or inputs of another file.
+    ) -> list[Any]:
+        """Predict on the shared test set, a client's test data, or inputs of another file.
 
         Args:
             model: As for `fit`.
@@ -309,16 +344,21 @@ class FederatedTrainer:
             client: Predict as this client on its own test data: its name, or "0", "1", … for clients without names;
                 None for the global model.
             client_position: Predict as the client at this position, counted from 0.
-            output: Output file: ``.csv`` (a row per sample), ``.npz`` (an array per output) or, of poses, ``.json``.
+            output: Output file: ``.csv`` (a row per sample), ``.npz`` (an array per output) or, of poses, ``.json``;
+                None for none.
             inputs: Predict on a table, ``.npz`` arrays, or images, as the data module reads them.
             overwrite: Replace an existing file.
-        """
 
-        def work() -> Path:
-            on_first_process(self.fabric, lambda: check_output(Path(output), overwrite))
+        Returns:
+            The outputs of ``predict_step``, by batch.
+        """
+        file, source = (None if name is None else Path(name) for name in (output, inputs))
+
+        def work() -> list[Any]:
+            if file is not None:
+                on_first_process(self.fabric, lambda: check_output(file, overwrite))
             run = self._to_read(model, datamodule, algorithm, "predict", ckpt_path)
-            chosen = one_client(run.federation.data, client, client_position)
-            return predict(run, ckpt_path, chosen, Path(output), None if inputs is None else Path(inputs))
+            return predict(run, ckpt_path, one_client(run.federation.data, client, client_position), file, source)
 
         return self._launch(work)
 
@@ -332,8 +372,9 @@ class FederatedTrainer:
         return self.settings.max_rounds
 
     @max_rounds.setter
-    def max_rounds(self, rounds: int) -> None:
-        self.settings = replace(self.settings, max_rounds=rounds)
+    @checked
+    def max_rounds(self, max_rounds: int) -> None:
+        self.settings = replace(self.settings, max_rounds=max_rounds)
 
     @property
     def run(self) -> Run:
@@ -346,6 +387,15 @@ class FederatedTrainer:
     def metrics(self) -> dict[str, float]:
         """Metrics of the last round, by name."""
         return self.run.metrics
+
+    callback_metrics = metrics
+    """Metrics of the last round under Lightning's name."""
+
+    @property
+    def best_model_path(self) -> str:
+        """The file of the best round so far, as of Lightning's ``ModelCheckpoint``; empty if there is none."""
+        file = self.run.log_dir / "checkpoints" / "best.ckpt"
+        return str(file) if file.is_file() else ""
 
     @property
     def log_dir(self) -> Path:
@@ -426,12 +476,6 @@ class FederatedTrainer:
             return self._run
         self.devices.settle_arithmetic()
         tasks = dict(model) if isinstance(model, Mapping) else {ONLY: model}
-        for name, task in tasks.items():
-            if not isinstance(task, LightningModule):
-                raise ConfigError(
-                    of_other_lightning(type(task))
-                    or f"model {name!r} is a {type(task).__name__}; it must be a LightningModule"
-                )
         parts = RunParts(tasks, self.kinds_of(tasks), data, algorithm, self.participation)
         store = ClientStore(self.client_store)
         federation = assemble(self.fabric, parts, self.local, self.settings, self.channel, store, stage)

@@ -188,6 +188,21 @@ class KilledOnce(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class KilledBeforeTheCheckpoint(Callback):
+    """The first process is killed when a round's states are written, and no checkpoint names them yet.
+
+    Args:
+        round_idx: The round.
+    """
+
+    def __init__(self, round_idx: int) -> None:
+        self.round_idx = round_idx
+
+    def on_round_end(self, run: Run, record: RoundRecord) -> None:
+        if record.round_idx == self.round_idx and run.fabric.is_global_zero:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Agreement(Callback):
     """Raises unless every process holds the same global model after every round."""
 

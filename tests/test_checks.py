@@ -22,7 +22,7 @@ from lit_fed.errors import ConfigError
         (
             0,
             {"above": 0, "why": " seconds", "null": "for no limit"},
-            "x.y is 0; it must be above 0 seconds, or null for no limit",
+            "x.y is 0; it must be above 0 seconds, or None for no limit",
         ),
         (-1, {"least": 0, "below": 2**32}, "x.y is -1; it must be at least 0 and below 4294967296"),
         (None, {"least": 1}, "x.y is None; it must be at least 1"),

@@ -11,7 +11,7 @@ from typing import Any
 from typing_extensions import override
 
 from lit_fed.callbacks.early_stopping import Mode, check_reported, direction_of, improves, is_of_another
-from lit_fed.checks import check_choice, check_range
+from lit_fed.checks import check_range
 from lit_fed.engine.lightning.metric_names import Direction
 from lit_fed.engine.loop.checkpoint import apart_file, apart_of, read_checkpoint, save_checkpoint
 from lit_fed.engine.loop.run import Callback, RoundRecord, Run
@@ -53,7 +53,7 @@ class Checkpoint(Callback):
     ) -> None:
         self.keep_last = check_range("Checkpoint.keep_last", keep_last, least=0)
         self.every_n_rounds = check_range("Checkpoint.every_n_rounds", every_n_rounds, least=1)
-        self.mode: Mode = check_choice("Checkpoint.mode", mode, ("auto", "max", "min"))
+        self.mode: Mode = mode
         self.monitor = monitor
         self.best: float | None = None
         self.best_round = -1
@@ -80,6 +80,7 @@ class Checkpoint(Callback):
         if on_first_process(run.fabric, lambda: not last.is_file()):
             run.federation.session.divide(max(start - 1, 0))  # as at the end of the round
             save_checkpoint(run, last)
+            on_first_process(run.fabric, lambda: read_checkpoint(last))  # a run that cannot be resumed ends here
         if first:
             if start and self.best_round == start - 1:
                 _link(last, folder / "best.ckpt")

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
-from lit_fed.checks import check_choice, check_range
+from lit_fed.checks import check_range
 from lit_fed.engine.lightning.metric_names import Direction
 from lit_fed.engine.loop.run import Callback, RoundRecord, Run
 from lit_fed.errors import ConfigError
@@ -76,7 +76,7 @@ class EarlyStopping(Callback):
     def __init__(self, monitor: str = "auto", mode: Mode = "auto", patience: int = 10, min_delta: float = 0.0) -> None:
         self.patience = check_range("EarlyStopping.patience", patience, least=1)
         self.min_delta = check_range("EarlyStopping.min_delta", min_delta, least=0)
-        self.mode: Mode = check_choice("EarlyStopping.mode", mode, ("auto", "max", "min"))
+        self.mode: Mode = mode
         self.monitor = monitor
         self.best: float | None = None
         self.best_round = -1

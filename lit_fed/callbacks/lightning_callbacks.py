@@ -55,11 +55,9 @@ def lightning_watchers(
     for callback in callbacks:
         if isinstance(callback, Callback):
             own_callbacks.append(callback)
-        elif isinstance(callback, LightningCallback):
+        else:
             _check(callback)
             watchers.append(callback)
-        else:
-            raise ConfigError(f"trainer.callbacks holds {callback!r}; it must be a callback of lit_fed or of Lightning")
     return own_callbacks, watchers
 
 

@@ -25,12 +25,12 @@ from lit_fed.command.reading.words import CommandLine
 from lit_fed.command.refusals.explain import causes, explain
 from lit_fed.command.roots import PARTS, import_named
 from lit_fed.command.table import COMMANDS, Call
-from lit_fed.errors import ConfigError, LitFedError, brief, reason
+from lit_fed.errors import ConfigError, LitFedError, brief, reason, told_as_options
 from lit_fed.parsing import Parser
 from lit_fed.trainer import FederatedTrainer
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # errors of writing that do not name the file
-_OF_PREDICT = {"client", "overwrite"}
+_OF_PREDICT = {"client", "output", "overwrite"}
 
 
 class FederatedCLI(LightningCLI):
@@ -129,11 +129,17 @@ class FederatedCLI(LightningCLI):
             actions.add_subcommand(name, made, help=line.help)
 
     def _add_to_predict(self, parser: ArgumentParser) -> None:
-        """Add options that their annotations do not describe: null is a name, and a flag needs no value."""
+        """Add options that differ from the arguments: null is a name, a file is written, and a flag needs no value."""
         parser.add_argument(
             "--client",
             type=str,
             help="predict as this client on its own test data: its name, or 0, 1, … where clients have no names",
+        )
+        parser.add_argument(
+            "--output",
+            type=str,
+            default="predictions.csv",
+            help="output file: .csv (a row per sample), .npz (an array per output) or, of poses, .json",
         )
         add_overwrite(parser, "an existing file of predictions")
         self._subcommand_method_arguments["predict"] += sorted(_OF_PREDICT)
@@ -261,9 +267,10 @@ def main(args: list[str] | None = None) -> None:
         sys.path.append(os.getcwd())  # the installed script too finds a user's classes in the working directory
     words = sys.argv[1:] if args is None else args
     try:
-        check_text(words)
-        import_named()
-        status = FederatedCLI(args).status
+        with told_as_options():
+            check_text(words)
+            import_named()
+            status = FederatedCLI(args).status
     except Exception as error:
         line = user_error(error, words)
         if line is None:

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lit_fed.arguments import Checked
 from lit_fed.checks import check_choice, check_range
 from lit_fed.errors import ConfigError
 
@@ -122,7 +123,7 @@ def dark(heatmaps: Tensor, pixels: Tensor, kernel: int = 11) -> Tensor:
     return torch.where(concave.unsqueeze(-1), refined, pixels.float())
 
 
-class HeatmapCodec(ABC):
+class HeatmapCodec(Checked, ABC):
     """Points to heatmaps, the targets of training, and heatmaps to points.
 
     Args:

@@ -50,6 +50,8 @@ from lit_fed.methods.regularizers import FD, KD, LD, NTD, Prox
 from lit_fed.methods.scaffold import Scaffold
 from lit_fed.methods.server import ServerOptimizer
 
+SCAFFOLD, MOON = Scaffold, Moon  # the names in the papers
+
 __all__ = [
     "APFL",
     "FD",

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from lit_fed.algorithm import ClientUpdate, Payload, Server
-from lit_fed.checks import check_choice, check_range
+from lit_fed.checks import check_range
 from lit_fed.methods.fedavg import FedAvg
 
 
@@ -54,7 +54,7 @@ class FedAsync(FedAvg):
     ) -> None:
         super().__init__(**kwargs)
         self.alpha = check_range("algorithm.alpha", alpha, above=0, most=1)
-        self.weight = check_choice("algorithm.weight", weight, ("constant", "polynomial", "hinge"))
+        self.weight = weight
         self.a = check_range("algorithm.a", a, least=0)
         self.b = check_range("algorithm.b", b, least=0)
 

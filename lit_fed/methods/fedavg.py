@@ -22,7 +22,6 @@ from lit_fed.algorithm import (
     WeightedMean,
     sole,
 )
-from lit_fed.checks import check_choice
 
 
 class FedAvg(Algorithm[Payload]):
@@ -43,7 +42,7 @@ class FedAvg(Algorithm[Payload]):
 
     def __init__(self, weighting: Literal["samples", "uniform"] = "samples", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.weighting = check_choice("algorithm.weighting", weighting, ("samples", "uniform"))
+        self.weighting = weighting
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
         """Take the task's parameters and buffers as the first global model."""

@@ -33,7 +33,7 @@ from lit_fed.algorithm import (
     WeightedMean,
     head_of,
 )
-from lit_fed.checks import check_choice, check_range
+from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.losses import feature_distillation
 from lit_fed.methods.frozen_heads.frozen import linear_head, put_head
@@ -155,7 +155,7 @@ class FedProto(Prototypes[Payload]):
 
     def __init__(self, weighting: Literal["samples", "uniform"] = "samples", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.weighting = check_choice("algorithm.weighting", weighting, ("samples", "uniform"))
+        self.weighting = weighting
 
     def reducer(self, server: Server) -> Reducer[Payload]:
         """Sums by class."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.algorithm import Client, LocalLoop, Regularizer, Terms
-from lit_fed.checks import check_choice, check_range
+from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.losses import resolution_distillation
 from lit_fed.losses.terms import Upsampling
@@ -72,8 +72,8 @@ class RAF(Regularizer):
     ) -> None:
         super().__init__(weight, objective_weight)
         self.gamma = check_range("RAF.gamma", gamma, least=0)
-        self.truth = check_choice("RAF.truth", truth, ("top", "every"))
-        self.upsampling = check_choice("RAF.upsampling", upsampling, ("nearest", "bilinear"))
+        self.truth = truth
+        self.upsampling = upsampling
         if gamma:
             self.needs = self.needs | {"no_decay"}
 

@@ -34,7 +34,6 @@ from lit_fed.algorithm import (
     task_name,
     zeros_like,
 )
-from lit_fed.checks import check_choice
 from lit_fed.errors import ConfigError
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.server import positive
@@ -95,8 +94,6 @@ class Scaffold(FedAvg):
         **kwargs: Any,
     ) -> None:
         super().__init__(weighting, **kwargs)
-        if option is not None:
-            check_choice("algorithm.option", option, (1, 2))
         self.option = option
         self.freeze_head = freeze_head
         self.server_lr = positive("server_lr", server_lr)

@@ -21,12 +21,14 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from typing_extensions import override
 
+from lit_fed.arguments import checked_class
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.networks.base import file_of, loaded_from
 from lit_fed.patterns import chosen_names
 
 
+@checked_class
 @dataclass(frozen=True)
 class Adapter:
     """Parts of a network that train, while the rest stays.

@@ -15,7 +15,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_fed.checks import check_choice, check_range
+from lit_fed.arguments import Checked, checked_class
+from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.participation.speeds import Speeds, log_normal, uniform
 from lit_fed.seeding import numpy_generator
@@ -59,6 +60,7 @@ class Participant:
     ended: float = 0.0
 
 
+@checked_class
 @dataclass(frozen=True)
 class Stragglers:
     """Simulated compute speeds and a deadline.
@@ -91,7 +93,6 @@ class Stragglers:
         check_range(f"{key}.deadline", self.deadline, above=0, why=" seconds")
         check_range(f"{key}.seconds_per_sample", self.seconds_per_sample, above=0)
         check_range(f"{key}.speed_sigma", self.speed_sigma, least=0)
-        check_choice(f"{key}.late", self.late, ("lost", "next_round"))
 
     def speed(self, seed: int, client_id: int) -> float:
         """A client's speed relative to the median client (no unit), the same in every round."""
@@ -102,7 +103,7 @@ class Stragglers:
         return num_samples * self.seconds_per_sample / self.speed(seed, client_id)
 
 
-class Participation(ABC):
+class Participation(Checked, ABC):
     """Selects the clients of every round and decides whose update arrives.
 
     A selected client may drop out before its work, or else after it, or else be late. A late client may be selected

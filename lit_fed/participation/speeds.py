@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
 
+from lit_fed.arguments import checked_class
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed
@@ -16,6 +17,7 @@ _KEY = "participation.speeds"
 _COLUMNS = ("seconds", "seconds_per_sample", "down_bytes_per_s", "up_bytes_per_s")
 
 
+@checked_class
 @dataclass
 class Speeds:
     r"""Virtual seconds from a client's download to the arrival of its update: the same in every round.

@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_fed.checks import check_choice, check_range
+from lit_fed.arguments import Checked
+from lit_fed.checks import check_range
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.method.wrapper import Aggregation, Surroundings
@@ -26,7 +27,7 @@ from lit_fed.seeding import torch_generator
 _KEY = "trainer.aggregation"
 
 
-class PreAggregation(ABC):
+class PreAggregation(Checked, ABC):
     """Mixes the vectors of a round before a rule takes them."""
 
     least: int = 1
@@ -333,7 +334,7 @@ class MultiKrum(RobustRule):
     ) -> None:
         super().__init__(before)
         self.attackers = check_range(f"{_KEY}.attackers", attackers, least=0)
-        self.definition: Definition = check_choice(f"{_KEY}.definition", definition, get_args(Definition))
+        self.definition: Definition = definition
         self.keep = check_range(f"{_KEY}.keep", keep, least=1, null="for all but the attackers")
         self.least = max(2 * attackers + (3 if definition == "blanchard" else 1), keep or 1)
 

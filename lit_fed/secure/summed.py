@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_fed.arguments import checked_class
 from lit_fed.checks import check_range
 from lit_fed.engine.evaluation.protocols import Protocol
 from lit_fed.engine.method.algorithm import Cohort
@@ -25,12 +26,12 @@ from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.participation import Participation
 from lit_fed.participation.samplers import SampledParticipation
+from lit_fed.privacy import ClientLevel
 from lit_fed.privacy.bounded_sum import BoundedSum, Frame, Released, grid_of, is_at_bound, moved_on_grid
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-    from lit_fed.privacy import ClientLevel
     from lit_fed.secure.masks import Words
 
 _MOST_WEIGHT = 2**22
@@ -48,6 +49,7 @@ Logged = dict[int, tuple[Mapping[str, float], int]]
 """Metrics of clients, and the weight of each in their means."""
 
 
+@checked_class
 @dataclass(frozen=True)
 class SecureSum:
     """Settings of a secure sum.

@@ -14,11 +14,12 @@ from torch.optim import Optimizer
 from torchmetrics import MeanAbsoluteError, R2Score
 from typing_extensions import override
 
+from lit_fed.arguments import Checked
 from lit_fed.errors import ConfigError
 from lit_fed.networks import Adapter, adapt_network, build_network, classifier, load_weights
 
 
-class OnNetwork(LightningModule):
+class OnNetwork(Checked, LightningModule):
     """A network with its optimizer and schedule; subclasses add the loss.
 
     Args:

@@ -162,7 +162,7 @@ def test_a_hook_that_no_client_has_is_refused_by_name(hook: str) -> None:
 
 @pytest.mark.parametrize("other", ["Recorder", Recorder, None])
 def test_what_is_no_callback_is_refused(other: Any) -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.callbacks holds .*; it must be a callback of lit_fed or"):
+    with pytest.raises(ConfigError, match=r"trainer\.callbacks\[0\] is .*; it must be a Callback"):
         trainer(Path(), callbacks=[other])
 
 

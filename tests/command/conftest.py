@@ -1,14 +1,21 @@
-"""Every test of the command line runs in a folder of its own."""
+"""Every test of the command line runs in a folder of its own, and reads errors in the command line's language."""
 
 import pytest
 
 from lit_fed.command.cli import main
+from lit_fed.errors import told_as_options
 from tests.command.support import command
 
 
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def in_the_language_of_options():
+    with told_as_options():
+        yield
 
 
 @pytest.fixture(scope="module")

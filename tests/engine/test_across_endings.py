@@ -158,7 +158,7 @@ def test_a_limit_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     thread = threading.Thread(target=work)
     thread.start()
     thread.join(60)
-    assert found == ["trainer.client_timeout cannot be kept outside of the main thread; set it to null"]
+    assert found == ["trainer.client_timeout cannot be kept outside of the main thread; set it to None"]
     with pytest.raises(ConfigError, match="ends a client on one process only"), Guard(1.0).on_duty(True):
         pass
     assert not list(tmp_path.rglob("version_*"))

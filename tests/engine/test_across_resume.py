@@ -23,6 +23,7 @@ from tests.support import (
     Wanderer,
     Wandering,
     assert_same,
+    client_states,
     fit,
     rows,
     run_cli,
@@ -88,6 +89,52 @@ def test_killed_five_times(tmp_path: Path, more: list[str]) -> None:
     assert logged_rounds(whole) == list(range(ROUNDS))
     assert logged_rounds(killed) == list(range(ROUNDS))
     assert (killed / "partition.json").read_text() == (whole / "partition.json").read_text()
+
+
+LATE = (
+    *("--trainer.participation", "UniformParticipation", "--trainer.participation.count", "5"),
+    *("--trainer.participation.stragglers.deadline", "0.6", "--trainer.participation.stragglers.late", "next_round"),
+    *("--trainer.callbacks", "[{class_path: Checkpoint, init_args: {keep_last: 2}}]"),
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("devices", "more"),
+    [
+        pytest.param((2, 2), (), id="two processes"),
+        pytest.param((2, 2), LATE, id="late updates, checkpoints of several rounds"),
+        pytest.param((2, 2), ("--trainer.strategy", "ddp"), id="ddp"),
+        pytest.param((1, 2), (), id="one process, then two"),
+        pytest.param((2, 1), (), id="two processes, then one"),
+    ],
+)
+def test_killed_between_a_rounds_states_and_its_checkpoint(
+    tmp_path: Path, devices: tuple[int, int], more: tuple[str, ...]
+) -> None:
+    """The round is repeated, and each process finds its states in the rounds after it."""
+    words = ["fit", "--config", str(ROOT / "configs/quickstart.yaml"), "--algorithm", "Scaffold", *more]
+    words += ["--trainer.max_rounds", "6", "--trainer.local_epochs", "1", "--trainer.accelerator", "cpu"]
+    first, second = (["--trainer.devices", str(count)] for count in devices)
+    killed = [
+        "--trainer.callbacks+",
+        "{class_path: tests.support.KilledBeforeTheCheckpoint, init_args: {round_idx: 2}}",
+    ]
+    for folder in ("whole", "killed"):
+        (tmp_path / folder).mkdir()
+    done = run_cli(*words, *second, cwd=tmp_path / "whole")
+    assert done.returncode == 0, done.stderr
+    assert run_cli(*words, *killed, *first, cwd=tmp_path / "killed").returncode != 0
+    whole, parts = (tmp_path / side / "lightning_logs/version_0" for side in ("whole", "killed"))
+    assert list(parts.glob("checkpoints/clients/*.r2.states")), "the round's states were not written"
+    done = run_cli(*words, *second, "--ckpt_path", "last", cwd=tmp_path / "killed")
+    assert done.returncode == 0, done.stderr
+    assert "with round 2" in done.stdout
+    assert_same(saved_weights(whole), saved_weights(parts))
+    states = [client_states(run) for run in (whole, parts)]
+    assert states[0].keys() == states[1].keys()
+    for whose in states[0]:
+        assert_same(states[0][whose], states[1][whose])
 
 
 def _rounds_logged(logs: Path) -> int:

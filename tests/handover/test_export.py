@@ -170,7 +170,7 @@ def test_onnx_without_its_packages(run: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(export, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs onnx and onnxscript; install with pip install 'lit-fed\[onnx\]'"):
         export_network(run, tmp_path, onnx=True, overwrite=True)
-    with pytest.raises(ConfigError, match=r"model\.onnx exists; name another file with --output, or replace it"):
+    with pytest.raises(ConfigError, match=r"model\.onnx exists; name another file with output, or replace it"):
         export_network(run, tmp_path)
     assert (tmp_path / "model.onnx").read_text() == "of an export before"
     (tmp_path / "mine.txt").write_text("mine")
@@ -313,11 +313,11 @@ def test_a_checkpoint_that_does_not_say_what_an_input_is_like(tmp_path: Path) ->
     network = nn.Linear(2, 1, bias=False)
     with pytest.raises(ConfigError, match=r"last\.ckpt does not describe the inputs; give the shape of one without"):
         export_network(path, tmp_path / "out", network)
-    with pytest.raises(ConfigError, match="--dtype is 'bytes'; it must be a type of torch, such as uint8"):
+    with pytest.raises(ConfigError, match="dtype is 'bytes'; it must be a type of torch, such as uint8"):
         export_network(path, tmp_path / "out", network, stored=((2,), "bytes"))
     for shape in ((0,), (-1, 2), (10**30,), (10**6, 10**6)):
         with pytest.raises(
-            ConfigError, match=r"--shape is \[.*\]; it must hold the sizes of one input, without the batch"
+            ConfigError, match=r"shape is \[.*\]; it must hold the sizes of one input, without the batch"
         ):
             export_network(path, tmp_path / "out", network, stored=(shape, "float32"))
     assert not (tmp_path / "out").exists()

@@ -203,7 +203,7 @@ def test_the_optimizer_chooses_the_option_and_a_line_says_so(
 def test_the_path_under_an_adaptive_optimizer_is_refused(tmp_path: Path) -> None:
     line = (
         r"algorithm\.option is 2, which measures steps of torch\.optim\.SGD, and model Adaptive has Adam; "
-        "set it to null or 1"
+        "set it to None or 1"
     )
     with pytest.raises(ConfigError, match=line):
         run(tmp_path, 1, Scaffold(option=2), module=Adaptive())

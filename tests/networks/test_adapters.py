@@ -189,7 +189,7 @@ def test_targets_and_further_parameters_by_pattern() -> None:
     ("settings", "said"),
     [
         ({"rank": -1}, r"model\.adapter\.rank is -1"),
-        ({"alpha": 0.0}, r"model\.adapter\.alpha is 0\.0; it must be above 0, or null for twice the rank"),
+        ({"alpha": 0.0}, r"model\.adapter\.alpha is 0\.0; it must be above 0, or None for twice the rank"),
         ({"rank": 33}, r"rank is 33, and blocks\.0\.attn\.qkv maps 32 to 96 values; it must be at most 32"),
         ({"targets": ["block.*"]}, r"targets is 'block\.\*', and no linear layer or attention .*did you mean blocks"),
         ({"targets": ["zzz"]}, r"targets is 'zzz', .*there are blocks"),

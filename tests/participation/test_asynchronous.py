@@ -211,7 +211,7 @@ def test_a_round_of_synchronous_clients_lasts_as_long_as_the_slowest(tmp_path: P
         ({"concurrency": 5}, r"concurrency is 5; it must be at least 1 and at most 4, the number of clients"),
         ({"concurrency": 0}, r"concurrency is 0"),
         ({"buffer": 4}, r"buffer is 4; it must be at least 1 and at most 3, the concurrency"),
-        ({"max_staleness": -1}, r"max_staleness is -1; it must be at least 0, or null for no limit"),
+        ({"max_staleness": -1}, r"max_staleness is -1; it must be at least 0, or None for no limit"),
         ({"dropout_after": 1.0}, r"dropout_after is 1.0; it must be at least 0 and below 1, or no step has an update"),
         ({"speeds": Speeds(seconds=-1)}, r"speeds.seconds is -1; it must be at least 0"),
         ({"speeds": Speeds(seconds=0)}, r"seconds and seconds_per_sample are 0; set one above 0"),

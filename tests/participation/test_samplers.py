@@ -339,7 +339,6 @@ def test_late_updates_are_lost_or_arrive_in_the_next_round() -> None:
         (FullParticipation(stragglers=Stragglers(deadline=0)), r"stragglers.deadline is 0"),
         (FullParticipation(stragglers=Stragglers(deadline=1, seconds_per_sample=-1)), r"seconds_per_sample is -1"),
         (FullParticipation(stragglers=Stragglers(deadline=1, speed_sigma=-1)), r"speed_sigma is -1"),
-        (FullParticipation(stragglers=Stragglers(deadline=1, late="never")), r"late is 'never'"),  # type: ignore[arg-type]
         (AvailabilityParticipation(count=1), r"neither of availability and availability_beta"),
         (AvailabilityParticipation(count=1, availability=0.5, availability_beta=(1, 1)), r"both of availability"),
         (AvailabilityParticipation(count=1, availability=1.5), r"availability is 1.5; it must be"),

@@ -295,7 +295,7 @@ def test_a_node_goes_on_with_its_own_settings(changed: dict[str, Any], says: str
 
 
 def test_a_node_is_refused_that_would_tell_more_than_it_promises(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.privacy\.key_file is null, and whoever has trainer\.seed"):
+    with pytest.raises(ConfigError, match=r"trainer\.privacy\.key_file is None, and whoever has trainer\.seed"):
         nodes_of(make(key=False), tmp_path, [[0, 1, 2]])
     with pytest.raises(ConfigError, match=r"trainer\.protocols has ClientTest, by which this node tells of its"):
         nodes_of(make(protocols=[ClientTest()]), tmp_path, [[0, 1, 2]])

@@ -368,10 +368,7 @@ def test_a_bad_word_of_the_command_line_is_one_line_that_names_its_key(
 
 @pytest.mark.parametrize("level", [[SampleLevel(1.0, 1.0), ClientLevel(1.0, 1.0)], "SampleLevel", 1.0])
 def test_both_levels_at_once_are_refused_by_name(level: Any, tmp_path: Path) -> None:
-    says = (
-        r"trainer\.privacy is \w+; it takes one level, ClientLevel or SampleLevel, as a run has one key and one account"
-    )
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=r"trainer\.privacy is .*; it must be a Privacy or "):
         run(tmp_path, privacy=level)
 
 

@@ -295,7 +295,7 @@ def test_a_run_goes_on_with_its_own_number_of_honest_nodes(tmp_path: Path) -> No
 
 
 def test_a_node_needs_a_key_and_tells_nothing_beside_the_sum(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.privacy\.key_file is null, and whoever has trainer\.seed could"):
+    with pytest.raises(ConfigError, match=r"trainer\.privacy\.key_file is None, and whoever has trainer\.seed could"):
         nodes_of(lambda folder: noisy()(folder.parent / "without"), tmp_path, HOMES)
     told = make(
         uniform, protocols=[ClientTest()], on_client_failure="skip", participation=FullParticipation(),

@@ -19,6 +19,7 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning import LightningModule
 from torch import nn
 
+from lit_fed.checks import check_range
 from lit_fed.command.reading.parts import ReadParts, add_parts, build_parts, instantiate
 from lit_fed.command.refusals.explain import missing
 from lit_fed.command.roots import PARTS
@@ -34,6 +35,8 @@ from lit_fed.engine.wire.payload import Channel, num_bytes
 from lit_fed.errors import ConfigError
 from lit_fed.participation import Fate
 from lit_fed.trainer import FederatedTrainer, Tasks
+
+_MOST_ROUNDS = 10**6
 
 
 class CostTable(ABC):
@@ -159,6 +162,7 @@ def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algor
     models = {kind: _model(every[kind], algorithm, data, trainer) for kind in kinds.names}
     server = algorithm.setup(models, Population(data, participation, kinds, trainer.settings.seed))
     whole = {kind: _fedavg(model, channel, held[kind]) for kind, model in models.items()}
+    check_range("trainer.max_rounds", trainer.settings.max_rounds, most=_MOST_ROUNDS, why=", as each is looked at")
     rounds: list[dict[str, Traffic]] = []
     fedavg, frozen = 0, dict.fromkeys(models, 0)
     for round_idx in range(trainer.settings.max_rounds):

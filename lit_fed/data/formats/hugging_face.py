@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from lit_fed.checks import check_choice, check_range
+from lit_fed.checks import check_range
 from lit_fed.data.formats.cells import (
     Content,
     Reader,
@@ -131,7 +131,6 @@ class HuggingFace(DecodedImages):
         check_range("data.clients", clients, least=1, null="for no bound")
         check_range("data.length", length, least=1, null="for the default")
         check_range("data.vocab_size", vocab_size, least=2, most=2**31 - 1)
-        check_choice("data.test_by", test_by, get_args(Held))
         self._inputs = [inputs] if isinstance(inputs, str) else list(inputs)
         self._target = [target] if isinstance(target, str) else list(target)
         if not self._inputs or not self._target:

@@ -7,13 +7,13 @@ import string
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from lit_fed.checks import check_choice, check_range
+from lit_fed.checks import check_range
 from lit_fed.data.formats.csv_text import hash_words
 from lit_fed.data.partitions.csr import held_out
 from lit_fed.data.partitions.cut import Part, Parts
@@ -65,7 +65,6 @@ class LEAF(TensorDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(root=root, partition=Natural() if partition is None else partition, **kwargs)
-        check_choice("data.name", name, get_args(LeafSet))
         check_range("data.test_fraction", test_fraction, above=0, below=1)
         check_range("data.length", length, least=1)
         check_range("data.tokens", tokens, least=2, most=2**31 - 1)

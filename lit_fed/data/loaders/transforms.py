@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
+from lit_fed.arguments import Checked
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 
@@ -77,7 +78,7 @@ Step = dict[str, Any]
 """A deterministic transform and its settings in primitives, as kept in checkpoints."""
 
 
-class RandomTransform(ABC):
+class RandomTransform(Checked, ABC):
     """A random change of a batch of images, shape and dtype preserved."""
 
     num_draws: int

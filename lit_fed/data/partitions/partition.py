@@ -11,13 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from lit_fed.checks import check_choice, check_range
+from lit_fed.arguments import Checked
+from lit_fed.checks import check_range
 from lit_fed.data.partitions.csr import CSR, ClientIndices, IntArray
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import numpy_generator
@@ -64,7 +65,7 @@ class Samples:
         return self.strata
 
 
-class Partition(ABC):
+class Partition(Checked, ABC):
     """Cuts training samples into clients, and test samples to match.
 
     Every random choice derives from the seed that is passed in.
@@ -310,7 +311,6 @@ class SizeLaw(Partition):
     """
 
     def __init__(self, law: Law = "linear") -> None:
-        check_choice("SizeLaw.law", law, get_args(Law))
         self.law = law
 
     @override

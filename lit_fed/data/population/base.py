@@ -20,6 +20,7 @@ from lightning import LightningDataModule
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from lit_fed.arguments import Checked
 from lit_fed.checks import check_range
 from lit_fed.data.loaders.tensor_loader import Loader
 from lit_fed.data.loaders.transforms import Step
@@ -62,7 +63,7 @@ class Batches:
     training: bool = False
 
 
-class FederatedDataModule(LightningDataModule, ABC):
+class FederatedDataModule(Checked, LightningDataModule, ABC):
     """A data set and the clients that share it.
 
     ``num_clients``, ``num_classes``, ``in_channels``, ``input_shape`` and ``output_shape`` are known after
@@ -95,6 +96,16 @@ class FederatedDataModule(LightningDataModule, ABC):
         The public code of FedDr+ draws its batches like ``fresh_batches`` under LDA, which its paper does not say: a
         client may see a sample in several steps and another in none.
     """
+
+    _refused_as = "data"
+
+    @override
+    @classmethod
+    def advice(cls, odd: Any) -> str:
+        made = "LightningDataModule.from_datasets(train, test_dataset=test)"
+        if isinstance(odd, LightningDataModule):
+            made = f"{type(odd).__name__}(…)"
+        return f"it has no clients; wrap its data: lit_fed.data.Wrapped({made})"
 
     keeps_missing = False
     """Whether missing numbers stay NaN, and others keep 64 bits; statistics set it, before anything is read."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode, functional
 from typing_extensions import override
 
+from lit_fed.arguments import Checked
 from lit_fed.checks import check_range
 from lit_fed.data.loaders.tensor_loader import Loader
 from lit_fed.data.loaders.worker_loader import isolated_randomness
@@ -66,7 +67,7 @@ class ViewLoader:
             yield seen
 
 
-class FeatureSkew(ABC):
+class FeatureSkew(Checked, ABC):
     """The way in which clients' inputs differ, applied after normalising."""
 
     @abstractmethod

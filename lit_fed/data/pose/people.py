@@ -14,6 +14,7 @@ from lightning.fabric.utilities import move_data_to_device
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lit_fed.arguments import checked_class
 from lit_fed.data.loaders.tensor_loader import draw_order, sizes
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.pose.warp import PoseAugmentation
@@ -32,6 +33,7 @@ _SIGMAS = {
 _OTHER_SIGMA = 0.079
 
 
+@checked_class
 @dataclass(frozen=True)
 class Skeleton:
     """The joints of a data set.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lit_fed.arguments import checked_class
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 
@@ -200,6 +201,7 @@ def _block_means(images: Tensor, side: int) -> Tensor:
 _HALF_BODY_MARGIN = 1.5  # of the joints' box, as in the public code
 
 
+@checked_class
 @dataclass(frozen=True)
 class PoseAugmentation:
     """Random changes of a person's box for training, equal at all resolutions of a sample.

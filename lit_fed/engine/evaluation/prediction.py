@@ -23,6 +23,7 @@ from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.storage.files import in_place_of, refuse_overwriting
 from lit_fed.engine.wire.payload import Broadcast
 from lit_fed.errors import CheckpointError, ConfigError, LitFedError, own_traceback, reason
+from lit_fed.tensors import map_tensors
 
 KEYS = Keys("--client", "--client_position")
 
@@ -52,12 +53,12 @@ def one_client(data: FederatedDataModule, name: str | None, position: int | None
 
 def write_predictions(
     federation: Federation,
-    output: Path,
+    output: Path | None,
     client_id: int | None,
     round_idx: int,
     broadcast: Broadcast | None = None,
     inputs: Path | None = None,
-) -> Path:
+) -> list[Any]:
     """Run ``predict_step`` over test data, or over inputs of another file, and write every output.
 
     Args:
@@ -66,7 +67,7 @@ def write_predictions(
             several values takes several columns) or ``.npz``. Labels come last as ``label``; class names follow in
             columns of their own, and name the columns of scores; the file of each sample comes first as ``file``. Data
             with records of their own, see `FederatedDataModule.records`, write these to ``.csv``, and to ``.json`` with
-            a picture beside it.
+            a picture beside it. None for no file.
         client_id: Predict as the client at this position on its own test data; None for the global model on the shared
             test set.
         round_idx: The last finished round.
@@ -74,15 +75,17 @@ def write_predictions(
         inputs: Predict on these instead of test data, see `FederatedDataModule.new_inputs`.
 
     Returns:
-        The output file.
+        The outputs by batch.
     """
     data = federation.data
-    if output.suffix == ".json" and type(data).records is FederatedDataModule.records:
+    if output is not None and output.suffix == ".json" and type(data).records is FederatedDataModule.records:
         raise ConfigError(f"--output is {output.name!r}, and {type(data).__name__} writes .csv and .npz; choose one")
     new = None if inputs is None else data.new_inputs(inputs)
     batches: dict[str, list[np.ndarray]] = {}
+    results = []
     for batch, result in _predictions(federation, client_id, round_idx, broadcast, new):
-        for name, value in (_named(result) | _label(batch)).items():
+        results.append(map_tensors(result, torch.Tensor.cpu))
+        for name, value in (_named(results[-1]) | _label(batch)).items():
             batches.setdefault(name, []).append(_array(value))
     if not batches:
         raise ConfigError(
@@ -91,6 +94,8 @@ def write_predictions(
         )
     columns = {name: np.concatenate(parts) for name, parts in batches.items()}
     _check(columns)
+    if output is None:
+        return results
     names = _telling(data.class_names)
     files = None if new is None else new.files
     records = None if output.suffix == ".npz" else data.records(columns, new)
@@ -117,7 +122,7 @@ def write_predictions(
         except CheckpointError as error:
             raise ConfigError(f"{error}; change --output") from error
         federation.fabric.print(f"wrote predictions for {len(next(iter(columns.values())))} samples to {output}")
-    return output
+    return results
 
 
 def _check(columns: Mapping[str, np.ndarray]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from lit_fed.arguments import Checked
 from lit_fed.engine.clients.executor import Question
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout
 from lit_fed.engine.wire.totals import Totals, exact_sum
@@ -90,12 +91,12 @@ class Evaluation:
     absent: dict[str, str] = field(default_factory=dict)
 
 
-class Protocol(ABC):
+class Protocol(Checked, ABC):
     """A way to evaluate a federation."""
 
     name: str
 
-    def check(self, federation: Federation) -> None:  # noqa: B027  # most protocols always apply
+    def check(self, federation: Federation) -> None:  # most protocols always apply
         """Refuse, before any training, a federation that the protocol does not apply to."""
 
     @abstractmethod

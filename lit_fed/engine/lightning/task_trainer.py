@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from lightning import Fabric
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lit_fed.checks import check_choice, check_range
+from lit_fed.checks import check_range
 from lit_fed.engine.lightning.meter import Meter
 
 ScheduleSteps = Literal["round", "run"]
@@ -37,9 +37,7 @@ class GradientOptions:
 
     def __post_init__(self) -> None:
         check_range("trainer.gradient_clip_val", self.clip_val, above=0, null="for no clipping")
-        check_choice("trainer.gradient_clip_algorithm", self.clip_algorithm, ("norm", "value"))
         check_range("trainer.accumulate_grad_batches", self.accumulate, least=1)
-        check_choice("trainer.schedule_steps", self.schedule_steps, get_args(ScheduleSteps))
 
     def clip(self, gradients: Sequence[Tensor]) -> None:
         """Clip stacked gradients (n, …) in place, each client's as ``torch.nn.utils`` clips a single client's."""

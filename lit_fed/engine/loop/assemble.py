@@ -10,7 +10,7 @@ import torch
 import torch.distributed
 from lightning import Fabric, LightningModule
 
-from lit_fed.checks import check_choice, check_range
+from lit_fed.checks import check_range
 from lit_fed.engine.clients import graphs
 from lit_fed.engine.clients.executor import Executor, SequentialExecutor, layouts_of
 from lit_fed.engine.clients.local import LocalLoop
@@ -58,7 +58,6 @@ def executor_maker(name: str, group_size: int | None) -> Callable[[Session], Exe
         name: A key of `EXECUTORS`.
         group_size: Clients in a group; None leaves it to the executor.
     """
-    check_choice("trainer.executor", name, list(EXECUTORS))
     if group_size is None:
         return EXECUTORS[name]
     check_range("trainer.group_size", group_size, least=1)
@@ -187,9 +186,6 @@ def _crossing(federation: Federation) -> Callable[[int], tuple[int, int]]:
 def _set_up_population(fabric: Fabric, workers: Workers, parts: RunParts, seed: int) -> None:
     """Prepare the data and the participation, and check that the cohort keeps all processes busy."""
     data, algorithm, participation = parts.data, parts.algorithm, parts.participation
-    if not hasattr(data, "reserve"):
-        name = type(data).__name__
-        raise ConfigError(f"datamodule is a {name}, which has no clients; wrap it: lit_fed.data.Wrapped({name}(…))")
     data.reserve(algorithm.public_size, algorithm.calibration_fraction)
     with fabric.rank_zero_first():
         data.prepare_data()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from lit_fed.engine.evaluation.prediction import write_predictions
 from lit_fed.engine.evaluation.protocols import EvalSubset, check_protocols, run_protocols
@@ -23,13 +24,15 @@ def evaluate(run: Run, ckpt_path: str | None, subset: EvalSubset) -> dict[str, f
     return evaluation.metrics
 
 
-def predict(run: Run, ckpt_path: str | None, client_id: int | None, output: Path, inputs: Path | None = None) -> Path:
+def predict(
+    run: Run, ckpt_path: str | None, client_id: int | None, output: Path | None, inputs: Path | None = None
+) -> list[Any]:
     """Predict with a checkpoint, or the model just trained, on test data or another file's inputs."""
     last_round = _load_trained(run, ckpt_path)
     with run.federation.session.at_work("predict"):
-        write_predictions(run.federation, output, client_id, last_round, inputs=inputs)
+        batches = write_predictions(run.federation, output, client_id, last_round, inputs=inputs)
     run.fabric.print(f"model      {run.origin}")
-    return output
+    return batches
 
 
 def _load_trained(run: Run, ckpt_path: str | None) -> int:

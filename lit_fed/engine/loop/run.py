@@ -10,6 +10,7 @@ from typing import Any
 from lightning import Fabric
 from lightning.pytorch.loggers import Logger
 
+from lit_fed.arguments import Checked
 from lit_fed.engine.clients.executor import Failures
 from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.evaluation.protocols import ClientRow, EvalSubset, Evaluation
@@ -153,7 +154,7 @@ class RoundRecord:
         return RoundRecord(self.round_idx, shared_metrics, [], [])
 
 
-class Callback:
+class Callback(Checked):
     """Base class of listeners: override the hooks you need.
 
     Hooks run on every process, in the order of ``trainer.callbacks``.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from lightning import Callback as LightningCallback
 from lightning import LightningModule
 from lightning.pytorch.loggers import CSVLogger, Logger
 
-from lit_fed.checks import check_choice, check_local, check_range
+from lit_fed.checks import check_local, check_range
 from lit_fed.engine.clients.executor import Executor
 from lit_fed.engine.clients.guard import Guard
 from lit_fed.engine.clients.session import Session
@@ -74,9 +74,6 @@ class LocalSettings:
     guard: Guard
     wrappers: Wrappers
 
-    def __post_init__(self) -> None:
-        check_choice("trainer.buffers", self.buffers, get_args(BufferPolicy))
-
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
@@ -104,8 +101,6 @@ class RunSettings:
         check_local("trainer.default_root_dir", self.logs.parent)
         check_range("trainer.max_rounds", self.max_rounds, least=1)
         check_range("trainer.evaluate_every", self.evaluate_every, least=0)
-        check_choice("trainer.evaluate_on", self.evaluate_on, get_args(EvalSubset))
-        check_choice("trainer.on_client_failure", self.on_client_failure, get_args(OnFailure))
         check_names(self.protocols)
         _check_loggers(self.logger, self.logs)
 

@@ -16,6 +16,7 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
+from lit_fed.arguments import Checked
 from lit_fed.checks import check_range
 from lit_fed.engine.method.client import Client, Pass, Phase, Stage, Tensors, Update
 from lit_fed.engine.method.model import Model, Split
@@ -77,7 +78,7 @@ class Cohort:
         return len(self.delivered) if self.expected is None else self.expected
 
 
-class Regularizer(ABC):
+class Regularizer(Checked, ABC):
     """A term around a method's objective in a federation.
 
     Args:
@@ -118,7 +119,7 @@ class Regularizer(ABC):
         return terms
 
 
-class Algorithm(ABC, Generic[AggregateT]):
+class Algorithm(Checked, ABC, Generic[AggregateT]):
     """A federated-learning method. Every process holds one, in the same state.
 
     The type parameter is the reducer's aggregate of a cohort's updates, which `step` takes: a `Payload` for
@@ -132,6 +133,8 @@ class Algorithm(ABC, Generic[AggregateT]):
             that need none, for comparison on the same private data.
         calibration_fraction: Share of every client's samples held out for density models and the like.
     """
+
+    _refused_as = "algorithm"
 
     needs: frozenset[str] = frozenset({"loss"})
     """Needs of the task beyond a LightningModule, see `NEEDS`; checked before any training.

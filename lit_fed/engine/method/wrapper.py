@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lit_fed.arguments import Checked
 from lit_fed.engine.method.algorithm import Algorithm, Cohort, Server
 from lit_fed.engine.method.client import Client, LocalWork, Stage
 from lit_fed.engine.method.reducers import Reducer
@@ -80,7 +81,7 @@ class Surroundings:
             raise ConfigError(f"{key} needs one kind of network; trainer.kinds has several")
 
 
-class Wrapper:
+class Wrapper(Checked):
     """Something around a method; every place does nothing by default."""
 
     name = "wrapper"

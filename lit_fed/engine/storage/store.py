@@ -307,11 +307,13 @@ class ClientStore:
     def collect_garbage(self, kept: Iterable[Mapping[str, Version]], delete: bool) -> None:
         """Forget superseded versions that no kept checkpoint needs; call it after a checkpoint.
 
+        A current version is never garbage: a killed round's leftover is current again where that round is repeated.
+
         Args:
-            kept: Indices of the kept checkpoints.
+            kept: Indices of the kept checkpoints, on the process that deletes.
             delete: Also delete the files; for one process.
         """
-        indices = list(kept)
+        indices = [self._index.versions, *kept]
         remaining, gone = list[tuple[str, int]](), list[tuple[str, int]]()
         for name, round_idx in self._superseded:
             needed = any(name in index and index[name][0] == round_idx for index in indices)

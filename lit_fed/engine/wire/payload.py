@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_fed.arguments import Checked
+
 MOST_VALUES = 2**22
 """Largest payload that is packed into one vector, in values."""
 
@@ -257,7 +259,7 @@ class Broadcast:
         return replace(self, payloads=copied(self.payloads), frozen=copied(self.frozen), wire={})
 
 
-class Codec(ABC):
+class Codec(Checked, ABC):
     """Packs a payload for the wire, such as by rounding or compression.
 
     The two ends are different machines: `decode` knows the packed payload and nothing else.

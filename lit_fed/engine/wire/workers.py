@@ -219,7 +219,6 @@ class Devices:
             raise ConfigError(
                 f"trainer.num_threads is {self.num_threads}; this machine can have at most {most_threads()}"
             )
-        check_choice("trainer.deterministic", self.deterministic, (False, True, "warn"))
 
     def settle_arithmetic(self) -> None:
         """Set this process's threads and determinism."""

@@ -24,7 +24,7 @@ from lit_fed.algorithm import (
     Update,
     task_name,
 )
-from lit_fed.checks import check_choice, check_range
+from lit_fed.checks import check_range
 from lit_fed.data.population.pictures import even_subset
 from lit_fed.errors import ConfigError
 from lit_fed.methods.data_free.averaging import Decoder, SlotMean, slots
@@ -87,7 +87,7 @@ class DataFree(Algorithm[AggregateT]):
         self.diversity = check_range("algorithm.diversity", diversity, least=0)
         self.collapse_below = check_range("algorithm.collapse_below", collapse_below, least=0)
         self.explosion_above = check_range("algorithm.explosion_above", explosion_above, least=0)
-        self.weighting = check_choice("algorithm.weighting", weighting, ("samples", "uniform"))
+        self.weighting = weighting
         if label_prior is not None and (min(label_prior, default=-1) < 0 or sum(label_prior) <= 0):
             raise ConfigError(
                 f"algorithm.label_prior is {label_prior}; it must be a weight of at least 0 for each class"

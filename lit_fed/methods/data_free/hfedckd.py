@@ -34,7 +34,7 @@ from lit_fed.algorithm import (
     num_bytes,
     split_prefix,
 )
-from lit_fed.checks import check_choice, check_range
+from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.losses import disagreement, diversity, ensemble_cross_entropy, gated_cross_entropy, model_contrast
 from lit_fed.methods.data_free.base import DataFree, counts_of
@@ -160,8 +160,8 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
             noise_size, generator_steps, generator_batch_size, generator_optimizer or _adam_of_dcgan, diversity,
             label_prior, weighting, **kwargs,
         )  # fmt: skip
-        self.generator = check_choice("algorithm.generator", generator, ("images", "features"))
-        self.inclusion = check_choice("algorithm.inclusion", inclusion, ("probability", "frequency"))
+        self.generator = generator
+        self.inclusion = inclusion
         for name, value, least in (
             ("exponent", exponent, 0), ("divergence_weight", divergence_weight, 0), ("gate_slope", gate_slope, 0),
             ("encoder_weight", encoder_weight, 0), ("decoder_weight", decoder_weight, 0),

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lit_fed.algorithm import Algorithm, Client, Model, Pass, Payload, Population, Server, Tensors, task_name
-from lit_fed.checks import check_choice
 from lit_fed.errors import ConfigError
 from lit_fed.methods.distillation.mixing import Mixed, SoftmaxMix
 
@@ -45,7 +44,7 @@ class PredictionExchange(Algorithm[AggregateT]):
         self, aggregate: Literal["probabilities", "logits"] = "probabilities", public_size: int = 100, **kwargs: Any
     ) -> None:
         super().__init__(public_size=public_size, **kwargs)
-        self.aggregate = check_choice("algorithm.aggregate", aggregate, ("probabilities", "logits"))
+        self.aggregate = aggregate
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
         """Start without a mixture."""

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_fed.algorithm import Client, Pass, Phase
-from lit_fed.checks import check_choice
 from lit_fed.methods.distillation.federated_distillation import FederatedDistillation
 
 
@@ -39,7 +38,7 @@ class FedMD(FederatedDistillation):
 
     def __init__(self, digest: Literal["l1", "ce"] = "l1", **kwargs: Any) -> None:
         super().__init__(aggregate="logits", **kwargs)
-        self.digest = check_choice("algorithm.digest", digest, ("l1", "ce"))
+        self.digest = digest
 
     def refinement(self, client: Client) -> list[Phase | Pass]:
         """The digest in training only: a round ends with the revisit."""

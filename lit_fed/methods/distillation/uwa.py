@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lit_fed.algorithm import Client, Cohort, Model, Pass, Payload, Phase, Population, Reducer, Server, Tensors, Update
 from lit_fed.callbacks.pictures import weights_picture
-from lit_fed.checks import check_choice, check_range
+from lit_fed.checks import check_range
 from lit_fed.data.population.pictures import even_subset
 from lit_fed.errors import ConfigError
 from lit_fed.methods.distillation.densities import ClassGaussians, fit_class_gaussians, log_density
@@ -68,7 +68,7 @@ class UWA(FederatedDistillation):
     ) -> None:
         super().__init__(calibration_fraction=calibration_fraction, **kwargs)
         self.temperature = check_range("algorithm.temperature", temperature, least=0, infinite=True)
-        self.density_data = check_choice("algorithm.density_data", density_data, ("calibration", "augmented"))
+        self.density_data = density_data
         if density_data == "calibration" and not calibration_fraction:
             raise ConfigError(
                 "algorithm UWA fits densities to calibration samples; set algorithm.calibration_fraction above 0 "

@@ -12,7 +12,6 @@ from torch import nn
 from typing_extensions import override
 
 from lit_fed.algorithm import Client, Model, Pass, Phase, Split, Tensors, head_names
-from lit_fed.checks import check_choice
 from lit_fed.methods.frozen_heads.frozen import FrozenHead, linear_head
 from lit_fed.networks import simplex_etf
 
@@ -36,7 +35,7 @@ class FedBABU(FrozenHead):
 
     def __init__(self, fine_tunes: Literal["body", "head", "all"] = "body", etf: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.fine_tunes = check_choice("algorithm.fine_tunes", fine_tunes, ("body", "head", "all"))
+        self.fine_tunes = fine_tunes
         self.etf = etf
 
     def place_head(self, task: LightningModule, head: nn.Module) -> None:

@@ -457,7 +457,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"inputs": "age", "image_size": 8}, "data.inputs are numbers; leave out data.image_size"),
     ({"inputs": "age", "vocab_size": 80}, "data.inputs are numbers; leave out data.tokenizer and data.vocab_size"),
     ({"inputs": "age", "tokenizer": "folder"}, "data.inputs are numbers; leave out data.tokenizer"),
-    ({"inputs": "sound"}, "data.length is null; set it to the values of a signal"),
+    ({"inputs": "sound"}, "data.length is None; set it to the values of a signal"),
     ({"inputs": "image", "mean": [0.5, 0.5], "std": [1.0, 1.0]}, "data.mean has 2 values for 3; give one, or one each"),
     ({"inputs": "broken"}, " cannot be decoded; remove or replace it"),
     ({"inputs": "hole"}, "row 7: 'hole' is empty; correct or remove the row"),

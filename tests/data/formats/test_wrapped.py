@@ -317,7 +317,9 @@ def test_a_module_in_a_file_that_is_named_as_data_is_wrapped_too(tmp_path: Path,
 
 
 def test_a_trainer_is_told_to_wrap(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"a MyData, which has no clients; wrap it: lit_fed\.data\.Wrapped\(My"):
+    with pytest.raises(
+        ConfigError, match=r"MyData object.*; it has no clients; wrap its data: lit_fed\.data\.Wrapped\(My"
+    ):
         fit(tmp_path, Sum(), MyData())  # type: ignore[arg-type]
 
 

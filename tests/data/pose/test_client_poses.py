@@ -118,7 +118,7 @@ def test_keys_and_boxes_that_cannot_be(
 
 
 def test_natural_needs_clients(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data.partition is Natural, and data.client_key is null; set it to the key"):
+    with pytest.raises(ConfigError, match=r"data.partition is Natural, and data.client_key is None; set it to the key"):
         CocoKeypoints(str(tmp_path), partition=Natural())
     with pytest.raises(ConfigError, match="Puppets does not name clients; choose IID"):
         Puppets(partition=Natural())

@@ -153,7 +153,7 @@ def test_frozen_parameters_travel_once_to_whoever_comes_late(tmp_path: Path) -> 
         ({"local_steps": -1}, r"trainer\.local_steps is -1; it must be at least 1"),
         (
             {"local_epochs": 2, "local_steps": 3},
-            r"trainer\.local_epochs is 2 and local_steps is 3; set one of them to null",
+            r"trainer\.local_epochs is 2 and local_steps is 3; set one of them to None",
         ),
     ],
 )

@@ -202,7 +202,7 @@ def test_mistakes(tmp_path: Path) -> None:
             return Parts(parts.train, parts.test.take(slice(3, None)))
 
     parts = (Network(), NoTest(3), Personal())
-    with pytest.raises(ConfigError, match="this trainer has not trained a model; give --ckpt_path"):
+    with pytest.raises(ConfigError, match="this trainer has not trained a model; give ckpt_path='last'"):
         trainer(tmp_path).predict(*parts)
     with pytest.raises(CheckpointError, match=r"has a best\.ckpt; name a checkpoint file"):
         trainer(tmp_path).predict(*parts, "best")
@@ -230,7 +230,7 @@ def test_a_full_disk_leaves_the_predictions_before_whole(tmp_path: Path, name: s
     with small_disk(len(before) // 2), pytest.raises(ConfigError) as error:
         made.predict(*parts, output=str(output), overwrite=True)
     assert str(error.value).startswith(f"cannot write {output}: ")
-    assert str(error.value).endswith("; change --output")
+    assert str(error.value).endswith("; change output")
     assert output.read_bytes() == before
     assert list(output.parent.iterdir()) == [output]
 
@@ -242,10 +242,10 @@ def test_a_file_is_replaced_only_where_that_is_asked_for(tmp_path: Path) -> None
     (tmp_path / "nowhere.csv").symlink_to("gone")
     (tmp_path / "folder.csv").mkdir()
     for name in ("mine.csv", "link.csv", "nowhere.csv"):
-        with pytest.raises(ConfigError, match=rf"{name} exists; name another file with --output, or replace it"):
+        with pytest.raises(ConfigError, match=rf"{name} exists; name another file with output, or replace it"):
             made.predict(*parts, output=str(tmp_path / name))
     for overwrite in (False, True):
-        with pytest.raises(ConfigError, match=r"folder\.csv is a folder; name another file with --output"):
+        with pytest.raises(ConfigError, match=r"folder\.csv is a folder; name another file with output"):
             made.predict(*parts, output=str(tmp_path / "folder.csv"), overwrite=overwrite)
     assert (tmp_path / "mine.csv").read_text() == "mine"
     made.predict(*parts, output=str(tmp_path / "link.csv"), overwrite=True)
@@ -255,7 +255,7 @@ def test_a_file_is_replaced_only_where_that_is_asked_for(tmp_path: Path) -> None
 
 def test_a_position_in_place_of_a_name_is_refused_in_python_too(tmp_path: Path) -> None:
     made, parts = trained(tmp_path, max_rounds=1)
-    with pytest.raises(ConfigError, match=r"client is 1; give a client's name as a text, or its position as"):
+    with pytest.raises(ConfigError, match=r"client is 1; it must be a text or None"):
         made.predict(*parts, client=1)
     made.predict(*parts, client="1", output=str(tmp_path / "name.csv"))
     made.predict(*parts, client_position=1, output=str(tmp_path / "position.csv"))

@@ -51,8 +51,8 @@ def trained(folder: Path, module: Any, data: Any) -> tuple[Any, tuple[Any, Any, 
 def test_a_table_of_ones_own_with_the_names_of_classes(tmp_path: Path) -> None:
     made, parts = trained(tmp_path, classifier(2), Table(plants(tmp_path), "kind", client="site"))
     (tmp_path / "new.csv").write_text("wide,note,high\n1,x,11\n11,y,1\n0.5,z,9\n", encoding="utf-8")
-    output = made.predict(*parts, output=str(tmp_path / "p.csv"), inputs=str(tmp_path / "new.csv"))
-    table = rows(output)
+    made.predict(*parts, output=str(tmp_path / "p.csv"), inputs=str(tmp_path / "new.csv"))
+    table = rows(tmp_path / "p.csv")
     probabilities = ["probability_a rose, red", "probability_tulip"]
     assert list(table[0]) == ["index", "prediction", *probabilities, "prediction_name"]
     assert [row["prediction_name"] for row in table] == ["a rose, red", "tulip", "a rose, red"]
@@ -86,7 +86,8 @@ def test_a_regression_on_a_table(tmp_path: Path) -> None:
     module = Regressor("logistic", lambda p: torch.optim.SGD(p, lr=0.1), num_outputs=1, input_shape=(1,))
     made, parts = trained(tmp_path, module, Table(str(path), "price", ["area"], num_clients=2))
     (tmp_path / "new.csv").write_text("area\n10\n50\n", encoding="utf-8")
-    table = rows(made.predict(*parts, output=str(tmp_path / "p.csv"), inputs=str(tmp_path / "new.csv")))
+    made.predict(*parts, output=str(tmp_path / "p.csv"), inputs=str(tmp_path / "new.csv"))
+    table = rows(tmp_path / "p.csv")
     assert list(table[0]) == ["index", "prediction"]
     network = load_network(tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt", module.network)
     expected = network(torch.tensor([[10.0], [50.0]])).flatten().tolist()
@@ -133,7 +134,8 @@ def test_images_from_folders_have_the_names_of_their_classes_and_clients(tmp_pat
     Image.fromarray(np.full((9, 7), 250, np.uint8)).save(tmp_path / "new" / "grey.jpg")
     for inputs in (tmp_path / "new", tmp_path / "new" / "grey.jpg"):
         output = str(tmp_path / f"{inputs.name}.csv")
-        (row,) = rows(made.predict(*parts, client="berlin", output=output, inputs=str(inputs)))
+        made.predict(*parts, client="berlin", output=output, inputs=str(inputs))
+        (row,) = rows(output)
         assert Path(row["file"]).name == "grey.jpg"
         assert row["prediction_name"] == ["dark", "light"][int(row["prediction"])]
     np.savez(tmp_path / "new.npz", x=np.full((2, 3, 4, 4), 250, np.uint8))
@@ -270,9 +272,9 @@ def test_what_cannot_be_predicted_on_is_said_in_a_line(tmp_path: Path) -> None:
         ("empty.npz", "x is empty; give one input or more"),
         ("objects.npz", "objects.npz cannot be read (Object arrays cannot be loaded"),
         ("torn.npz", "torn.npz cannot be read ("),
-        ("gone.npz", "gone.npz does not exist; name a file with --inputs"),
-        ("gone", f"gone does not exist; name a folder of {', '.join(IMAGES)} files, or one of them, with --inputs"),
-        ("folder", f"folder holds no {', '.join(IMAGES)} files; name another folder with --inputs"),
+        ("gone.npz", "gone.npz does not exist; name a file with inputs"),
+        ("gone", f"gone does not exist; name a folder of {', '.join(IMAGES)} files, or one of them, with inputs"),
+        ("folder", f"folder holds no {', '.join(IMAGES)} files; name another folder with inputs"),
         ("a.txt", "a.txt is not an image; name a folder of .png"),
         ("bad", "a.png cannot be decoded; remove or replace it"),
     ):

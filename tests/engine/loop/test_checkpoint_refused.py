@@ -25,7 +25,7 @@ from tests.support import LeastSquares, Threes, Wanderer, Wandering, assert_same
 
 def test_another_seed_is_refused(tmp_path: Path) -> None:
     fit(tmp_path, max_rounds=1)
-    with pytest.raises(CheckpointError, match=r"comes from a run with seed 0; set --trainer\.seed 0 to use it"):
+    with pytest.raises(CheckpointError, match=r"comes from a run with seed 0; set trainer\.seed 0 to use it"):
         fit(tmp_path, max_rounds=2, seed=1, ckpt_path="last")
 
 
@@ -46,7 +46,7 @@ EVERY_USE: list[Callable[..., Any]] = [
         ({"data": lambda: Threes(3, val_fraction=2 / 3)}, "whose clients had other data; use it with that run's conf"),
         ({"task": lambda: Plane()}, r"does not fit FedAvg on Plane: model\.network\.weight has shape \(1, 2\) there"),
         ({"algorithm": Scaffold}, r"does not fit Scaffold on LeastSquares: the server's state has 'control' here only"),
-        ({"seed": 1}, r"comes from a run with seed 0; set --trainer\.seed 0 to use it"),
+        ({"seed": 1}, r"comes from a run with seed 0; set trainer\.seed 0 to use it"),
     ],
 )
 def test_another_runs_checkpoint_is_refused_whatever_it_is_for(

@@ -186,10 +186,11 @@ class Predicting(LeastSquares):
 def test_to_predict_with_several_global_models_a_client_is_named(tmp_path: Path) -> None:
     parts: Any = {"a": Predicting(lr=0.5), "b": Predicting(lr=0.25)}, Points(4), AvgByKind()
     made = fit(tmp_path, *parts, max_rounds=1)
-    with pytest.raises(ConfigError, match=r"each of the kinds a, b has a global model; name a client with --client"):
+    with pytest.raises(ConfigError, match=r"each of the kinds a, b has a global model; name a client with client"):
         made.predict(*parts, output=str(tmp_path / "all.csv"))
     # Client 1 has (0, 1), 4 three times, and the mean of kind b: a step of ¼ along −4·(0, 1) gives w₂ = 1.
-    table = rows(made.predict(*parts, client_position=1, output=str(tmp_path / "one.csv")))
+    made.predict(*parts, client_position=1, output=str(tmp_path / "one.csv"))
+    table = rows(tmp_path / "one.csv")
     assert [float(row["output"]) for row in table] == [1.0, 1.0, 1.0]
 
 

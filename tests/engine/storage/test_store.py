@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from zlib import crc32
 
 import pytest
@@ -224,6 +224,39 @@ def test_leftover_of_a_round_that_runs_again_is_not_lost(tmp_path: Path) -> None
     resumed.collect_garbage([resumed.state_dict()], delete=True)
     assert files(tmp_path) == {"2.r0.states"}
     assert value(resumed, 2) == 5.0
+
+
+def test_a_repeated_rounds_leftover_is_not_lost_on_the_process_that_deletes_nothing(tmp_path: Path) -> None:
+    """Every process collects garbage; only the first one knows what the checkpoints need."""
+    killed = ClientStore()
+    killed.open(tmp_path)
+    killed.put(1, state(1.0))
+    killed.put(2, state(2.0))  # round 0 is written, and killed before its checkpoint
+    killed.files.flush()
+    deleting, other = ClientStore(), ClientStore()
+    for one in (deleting, other):
+        one.open(tmp_path)
+        one.find_leftovers()
+    deleting.put(1, state(3.0))
+    deleting.put(2, state(4.0))
+    written = Given([(dict(deleting._changed), deleting.files.flush(), None)])
+    deleting.commit(written, 1)
+    other.commit(written, 1)
+    deleting.collect_garbage([deleting.state_dict()], delete=True)
+    other.collect_garbage([], delete=False)
+    for one in (deleting, other):
+        assert [value(one, 1), value(one, 2)] == [3.0, 4.0]
+
+
+class Given(Workers):
+    """Gathers what it is given, as from several processes."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        super().__init__(ALONE.fabric)
+        self.parts = parts
+
+    def gather(self, value: Any) -> list[Any]:
+        return self.parts
 
 
 def test_adopting_another_runs_states(tmp_path: Path) -> None:

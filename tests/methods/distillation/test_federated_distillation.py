@@ -201,7 +201,8 @@ def test_local_test_is_the_model_before_the_mixture(tmp_path: Path) -> None:
 def test_predictions_of_a_client_are_those_of_the_tested_model(tmp_path: Path) -> None:
     parts = module(), data(), distillation()
     made = fit(tmp_path, *parts, max_rounds=1, protocols=[ClientTest()])
-    table = rows(made.predict(*parts, client_position=1, output=str(tmp_path / "p.csv")))
+    made.predict(*parts, client_position=1, output=str(tmp_path / "p.csv"))
+    table = rows(tmp_path / "p.csv")
     accuracy = np.mean([row["prediction"] == row["label"] for row in table])
     per_client = [row for row in rows(made.log_dir / "clients.csv") if row["metric"] == "acc"]
     assert accuracy == pytest.approx(float(per_client[1]["value"]))
