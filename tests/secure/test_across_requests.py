@@ -13,11 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_fed import __version__
 from lit_fed.callbacks import Callback
+from lit_fed.deployment.heard import greeting
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.server import federate
-from lit_fed.deployment.wire import Message, decode, encode
-from lit_fed.errors import ConfigError, LitFedError
+from lit_fed.deployment.wire import PROTOCOL, Message, decode, encode
+from lit_fed.errors import ConfigError, LitFedError, WireError
 from lit_fed.methods import FedAvg, Scaffold
 from lit_fed.participation import (
     FullParticipation,
@@ -351,6 +353,16 @@ def test_the_smallest_sum_of_a_node_is_an_option_of_its_own(tmp_path: Path) -> N
         nodes_of(make(), tmp_path, [[0]], smallest_sum=1)
     with pytest.raises(ConfigError, match=r"--smallest_sum is 3, and trainer\.secure_sum is null; leave it out"):
         nodes_of(make(secure_sum=None), tmp_path, [[0]], smallest_sum=3)
+
+
+@pytest.mark.parametrize("told", [-1, "3", 2.0, True, None])
+def test_a_malformed_smallest_sum_in_a_greeting_is_refused(tmp_path: Path, told: Any) -> None:
+    (node,) = nodes_of(make(), tmp_path, [[0]])
+    hello = {"protocol": PROTOCOL, "version": __version__, "settings": node.settings}
+    message = decode(node.handle(encode(Message("hello", hello))))
+    assert greeting(message, 5, 5).smallest == 3
+    with pytest.raises(WireError, match="--smallest_sum is malformed"):
+        greeting(Message("answer", {**message.fields, "smallest_sum": told}), 5, 5)
 
 
 # ---------------------------------------------------------------------- an honest server
