@@ -214,12 +214,12 @@ class Withheld:
         return True
 
     def _weighted(self, message: Message) -> Iterator[tuple[dict[str, float], int]]:
-        """Yield the metrics to average and their weight, as in `lit_fed.engine.loop.ledger`, without a test's NaN."""
+        """Yield the finite metrics to average and their weight, as in `lit_fed.engine.loop.ledger`."""
         for client_id, metrics in self._done.items():
             if message.word == "train":
                 yield {name: value for name, value in metrics.items() if "/" in name}, self.samples[client_id]
             else:
-                yield {name: value for name, value in metrics.items() if not math.isnan(value)}, 1
+                yield {name: value for name, value in metrics.items() if math.isfinite(value)}, 1
 
 
 def _are_among(clients: Collection[Any], own: Mapping[int, int]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -145,7 +146,7 @@ class Summing:
         work = {"work": "ask", "protocol": question.protocol, "subset": question.subset}
         found, _ = self._total(work, broadcast, clients, 0, grid_of(self.summed.settings.clip))
         metrics = self.summed.sums(None, {}).read(found.total, found.names).metrics
-        told = {name: [[total], weight] for name, (total, weight) in metrics.items() if weight}
+        told = {name: [[total], weight] for name, (total, weight) in metrics.items() if weight and math.isfinite(total)}
         return check_sums(told, "the secure sum", len(clients), False, ranges)
 
     def _total(

@@ -90,7 +90,7 @@ class OwnWork:
         if work.work == "train":
             self._logged[client_id] = self.summed.logged.pop(client_id)
         else:
-            known = {name: value for name, value in update.metrics.items() if not math.isnan(value)}
+            known = {name: value for name, value in update.metrics.items() if math.isfinite(value)}
             self._logged[client_id] = (known, 1)
         told = {name: value for name, value in update.metrics.items() if name == _TOLD and work.work == "train"}
         return replace(update, payload={}, weight=0, metrics=told, flat=None)
