@@ -237,7 +237,7 @@ class GridExecutor(Executor):
         told = {update.client_id: update.metrics for update in answers}
         self._leave_out(told, f"round {broadcast.round_idx}: {question.protocol}/", self._bounded)
         if self.sums is not None and answers:
-            self._totals = [(tuple(told), self.sums.ask(question, broadcast, list(told), self._ranges))]
+            self._totals = [(tuple(told), dict(self.sums.ask(question, broadcast, list(told), self._ranges)))]
         yield from answers
 
     @override
