@@ -81,12 +81,11 @@ class Withheld:
         is_trained = message.word == "train"
         asked = [] if is_trained else [str(message.fields.get(name, "")) for name in ("protocol", "subset")]
         work = (message.get("run", str), message.word, *asked, message.get("round", int), *together)
-        sent = (
-            {}
-            if broadcast is None
-            else {k: (one, broadcast.frozen.get(k, {})) for k, one in broadcast.payloads.items()}
-        )
-        models = {kind: hash_of_groups({"payload": one, "frozen": frozen}) for kind, (one, frozen) in sent.items()}
+        sent = broadcast or Broadcast(0, {})
+        models = {
+            kind: hash_of_groups({"payload": payload, "frozen": sent.frozen.get(kind, {})})
+            for kind, payload in sent.payloads.items()
+        }
         if work != self._work or any(self._models.get(kind, model) != model for kind, model in models.items()):
             self._work, self._models, self._done, self._failed = work, {}, {}, set()
         self._models |= models
