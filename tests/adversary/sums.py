@@ -43,10 +43,14 @@ class Asked(NamedTuple):
 
 
 class SumsServer(Server):
-    """A server of nodes in secure sums; `noise` is that of `honest_nodes`, or None."""
+    """A server of nodes in secure sums."""
 
     attempts = 0
-    noise: Any = None
+
+    @property
+    def noise(self) -> Any:
+        """The noise that nodes add to sums of updates; None without it."""
+        return self.world.noise
 
     def work_of_all(self, asked: Asked, but: int | None = None) -> None:
         """Have all clients work, or all but one."""
@@ -189,7 +193,7 @@ def hostile(kind: str, length: int = 6) -> Callable[[World, random.Random], None
 
     def sequence(world: World, drawn: random.Random) -> None:
         server = SumsServer(world, drawn)
-        server.noise, server.attempts = world.noise, len(world.records)
+        server.attempts = len(world.records)  # later than those of sequences before
         for _ in range(length):
             server.anything(kind)
 
