@@ -65,12 +65,16 @@ def hear(blob: bytes, limit: int, most: int, read: Callable[[Message], T]) -> T:
 
 
 class Greeting(NamedTuple):
-    """A node's answer to a hello: its process's id, its clients, whether it reports sums only, its frozen tensors."""
+    """A node's answer to a hello: its process's id, its clients, whether it reports sums only, its frozen tensors.
+
+    Last, the least number of nodes with clients in a secure sum; 0 without secure sums.
+    """
 
     boot: str
     clients: Mapping[int, ClientReport]
     sums: bool
     frozen: Hashes
+    smallest: int
 
 
 def greeting(message: Message, num_clients: int, num_classes: int | None) -> Greeting:
@@ -89,7 +93,10 @@ def greeting(message: Message, num_clients: int, num_classes: int | None) -> Gre
         raise WireError("a node has no clients; start it with --client")
     if not _BOOT.fullmatch(boot := message.get("boot", str)):
         raise WireError(f"the process id {shown(boot, 40)!r} is malformed; run the same lit_fed on both ends")
-    return Greeting(boot, clients, message.get("sums", bool), read_hashes(message.fields.get("frozen", {})))
+    if (smallest := message.get("smallest_sum", int)) < 0:
+        raise WireError(f"its --smallest_sum is {smallest}; run the same lit_fed on both ends")
+    frozen = read_hashes(message.fields.get("frozen", {}))
+    return Greeting(boot, clients, message.get("sums", bool), frozen, smallest)
 
 
 def _report(content: Mapping[str, Any], who: str, num_classes: int | None) -> ClientReport:

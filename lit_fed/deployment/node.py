@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +37,9 @@ from lit_fed.engine.loop.run import Run
 from lit_fed.engine.method.algorithm import held_model
 from lit_fed.engine.method.client import Stage
 from lit_fed.engine.storage.files import write_atomically
-from lit_fed.engine.storage.packs import Version, VersionedFiles
+from lit_fed.engine.storage.packs import State, Version, VersionedFiles, checksum
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Payload, layout_of
+from lit_fed.engine.wire.request import Request
 from lit_fed.errors import CheckpointError, ClientFailure, ConfigError, WireError
 from lit_fed.networks.base import Names, is_base
 from lit_fed.participation import FullParticipation
@@ -155,6 +157,7 @@ _MOST_RUNS = 64  # maximum number of runs per process, each with its folder and 
 _MOST_DROPPED = 1000  # maximum number of a client's states that one message may delete
 _LINE = 1000  # maximum number of printed characters
 _SAY_S = 60.0  # interval of messages about a silent server
+_MARK = "/version"  # the tensor of a state that holds its number and its checksum
 
 
 class Node:
@@ -173,6 +176,7 @@ class Node:
         report_least: Minimum number of clients of such a sum.
         say: Prints a line.
         signer: Signs in secure sums; None makes a key that nobody knows.
+        smallest_sum: Least number of nodes with clients in a secure sum; None for its threshold.
     """
 
     def __init__(
@@ -189,6 +193,7 @@ class Node:
         report_least: int = 2,
         say: Callable[[str], object] = print,
         signer: Signer | None = None,
+        smallest_sum: int | None = None,
     ) -> None:
         self.clients = clients_here(clients, data.num_clients)
         if not self.clients:
@@ -217,7 +222,7 @@ class Node:
                 )
             self.withheld = Withheld(samples, report_least, folder, self.say)
             self.say(f"metrics leave this node in sums over at least {report_least} clients; sums over fewer stay here")
-        self.sums = own_work(trainer, signer, limit, report, self.say)
+        self.sums = own_work(trainer, signer, limit, report, self.say, folder, smallest_sum)
         self._run_id = ""
         self._given: dict[str, Counter[tuple[object, ...]]] = {}  # counts of equal requests, by run
         self._continued: dict[tuple[str, int], int] = {}  # the state that a client continued from last, by run
@@ -261,8 +266,12 @@ class Node:
                 return encode(self._failed(client_id, round_idx, cause, moved=True))
             broadcast = self._take_in(message, client_id, round_idx)
             outcome = self._train(client_id, broadcast) if message.word == "train" else self._ask(message, broadcast)
+            if isinstance(outcome, ClientFailure) and self.sums is not None and self.sums.summed.noise is not None:
+                self._told(outcome)  # here alone
+                self.federation.session.restore(client_id, broadcast)
+                outcome = self.sums.unmoved(client_id, broadcast)
             if self.sums is not None and isinstance(outcome, ClientUpdate):
-                outcome = self.sums.keep({**message.fields, "work": message.word}, message.tensors, broadcast, outcome)
+                outcome = self.sums.keep(self._request(), broadcast, outcome)
         except UnknownTensor as error:  # the server greets the node again, and learns what it holds
             return encode(self._failed(client_id, round_idx, str(error), moved=True))
         except (Exception, SystemExit) as error:
@@ -298,6 +307,7 @@ class Node:
             clients = {str(client_id): asdict(report) for client_id, report in self.reports.items()}
             self._say_where("registered with the server")
             fields = {"boot": self.boot, "clients": clients, "sums": self.withheld is not None}
+            fields["smallest_sum"] = 0 if self.sums is None else self.sums.smallest
             return Message("answer", fields | {"frozen": self.frozen.hashes})
         self.say(Alert(f"refused the server: {cause}"))
         return self._failed(-1, -1, shown(cause))
@@ -377,6 +387,10 @@ class Node:
             "payload": message.tensors.get("payload", {}),
             "frozen": self._frozen(kind, message.tensors.get("frozen", {}), named),
         }
+        fields = {**message.fields, "work": message.word, "clients": [client_id]}
+        self._request = cache(lambda: Request.read(fields, groups))  # a hash of the model, which not every method needs
+        if isinstance(store.files, _AtOnce):
+            store.files.number = lambda: self._request().digest(version)
         received: dict[str, dict[str, Any]] = {
             group: {name: tensor.to(device) for name, tensor in tensors.items()} for group, tensors in groups.items()
         }
@@ -479,13 +493,26 @@ def settle(
 
 
 class _AtOnce(VersionedFiles):
-    """Files in which a client's state is on disk before its node answers."""
+    """Files in which a client's state is on disk before its node answers.
+
+    A version's number leaves the node, and so is a hash of what the server asked for and not of the state; the checksum
+    stays in the file.
+    """
+
+    number: Callable[[], bytes]
+    """Digest of the request for which a client works, and of the version from which it continues."""
 
     @override
     def write(self, name: str, round_idx: int, state: Mapping[str, Tensor]) -> Version:
-        version = super().write(name, round_idx, state)
+        number = int.from_bytes(self.number()[:4])
+        super().write(name, round_idx, {**state, _MARK: torch.tensor([number, checksum(name, state)])})
         self.take(self.flush())
-        return version
+        return round_idx, number
+
+    @override
+    def is_written(self, name: str, state: State, number: int) -> bool:
+        mark = state.pop(_MARK, None)
+        return mark is not None and mark.tolist() == [number, checksum(name, state)]
 
 
 @contextmanager

@@ -191,8 +191,8 @@ def _known(samples: int, histogram: Sequence[int] | None, fingerprint: str, scal
 class KnownNode:
     """A registered node.
 
-    The key is empty without authentication, ``boot`` is the id of the node's process, and ``frozen`` has the hashes of
-    its frozen tensors.
+    The key is empty without authentication, ``boot`` is the id of the node's process, ``frozen`` has the hashes of its
+    frozen tensors, and ``smallest`` is the least number of nodes with clients in a secure sum to which it consents.
     """
 
     node: int
@@ -201,6 +201,7 @@ class KnownNode:
     clients: Mapping[int, ClientReport]
     sums: bool = False
     frozen: Hashes = field(default_factory=dict)
+    smallest: int = 0
 
 
 class _Refusal(NamedTuple):
@@ -369,7 +370,7 @@ class Roster:
             if other != node:  # the node restarted before its old session timed out
                 self._put_off(other, f"node {node} replaces it, with the same key", aloud=False)
         self._refused.pop(node, None)
-        self.homes[node] = KnownNode(node, key, said.boot, said.clients, said.sums, said.frozen)
+        self.homes[node] = KnownNode(node, key, said.boot, said.clients, said.sums, said.frozen, said.smallest)
         self._owner |= dict.fromkeys(said.clients, node)
         self.identity.accept(said.clients)
         self.say(

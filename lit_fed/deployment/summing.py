@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_fed.checks import check_range
 from lit_fed.deployment.ends import Alert
 from lit_fed.deployment.heard import LONGEST_GREETING, expect_consent
 from lit_fed.deployment.wire import MOST_METRICS, Message, Ranges, check_metrics, check_sums
 from lit_fed.engine.clients.executor import Question
 from lit_fed.engine.wire.payload import Broadcast, Payload
+from lit_fed.engine.wire.request import Request
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import ConfigError, WireError
 from lit_fed.privacy.bounded_sum import grid_of
@@ -51,22 +53,36 @@ def blind_of(trainer: FederatedTrainer) -> SummedSecurely | None:
 
 
 def own_work(
-    trainer: FederatedTrainer, signer: Signer | None, limit: int, report: str, say: Callable[[str], object]
+    trainer: FederatedTrainer,
+    signer: Signer | None,
+    limit: int,
+    report: str,
+    say: Callable[[str], object],
+    folder: Path,
+    smallest: int | None = None,
 ) -> OwnWork | None:
     """Return a node's part in secure sums; None without them."""
     if (summed := blind_of(trainer)) is None:
+        if smallest is not None:
+            raise ConfigError(f"--smallest_sum is {smallest}, and trainer.secure_sum is null; leave it out")
         return None
+    from lit_fed.deployment.authority import new_key, pem_of, read_key, write
     from lit_fed.secure.own_work import OwnWork
     from lit_fed.secure.signer import Signer
 
+    check_range("--smallest_sum", smallest, least=2, null="for trainer.secure_sum.threshold")
+
     if report == "aggregate":
         raise ConfigError("--report is aggregate, and trainer.secure_sum sums metrics over all nodes; leave it out")
-    made = signer or Signer()
+    if (made := signer) is None:
+        if not (file := folder / "sums.key").exists():
+            write(file, pem_of(new_key()), 0o600)
+        made = Signer(read_key(file))
     if made.peers is None:
         say(Alert(_NOBODY_KNOWN))
     elif made.name not in made.peers:
         raise ConfigError(f"--peers lacks this node's own key, {made.name}; use the same list on all nodes")
-    return OwnWork(summed, made, limit)
+    return OwnWork(summed, made, limit, smallest, folder)
 
 
 def signer_of(trainer: FederatedTrainer, key: str | None, peers: str | None) -> Signer | None:
@@ -127,8 +143,14 @@ class Summing:
     def train(self, broadcast: Broadcast, clients: Sequence[int], sums: NodeSums) -> Summed:
         """Sum the updates of clients that have trained."""
         begun, before = time.perf_counter(), self.roster.grid.num_bytes
+        from lit_fed.secure.messages import TooSmall
+
         work = {"work": "train", "protocol": "", "subset": ""}
-        found, attempts = self._total(work, broadcast, clients, len(sums.origin), sums.grid)
+        try:
+            found, attempts = self._total(work, broadcast, clients, len(sums.origin), sums.grid)
+        except TooSmall as error:
+            self.roster.say(Alert(f"round {broadcast.round_idx} is skipped: {error}"))
+            return replace(sums.read(sums.words([])[0], []), clients=frozenset())
         summed = sums.read(found.total.to(sums.origin.device), found.names)
         if summed.count != len(found.clients):
             raise ConfigError(
@@ -143,17 +165,35 @@ class Summing:
 
     def ask(self, question: Question, broadcast: Broadcast, clients: Sequence[int], ranges: Ranges) -> Totals:
         """Sum the metrics of clients that have answered a question."""
+        from lit_fed.secure.messages import TooSmall
+
         work = {"work": "ask", "protocol": question.protocol, "subset": question.subset}
-        found, _ = self._total(work, broadcast, clients, 0, grid_of(self.summed.settings.clip))
+        grid = grid_of(self.summed.settings.clip)
+        try:
+            found, _ = self._total(work, broadcast, clients, 0, grid)
+        except TooSmall as error:
+            self.roster.say(Alert(f"round {broadcast.round_idx} has no {question.protocol} metrics: {error}"))
+            return {}
         metrics = self.summed.sums(None, {}).read(found.total, found.names).metrics
         told = {name: [[total], weight] for name, (total, weight) in metrics.items() if weight and math.isfinite(total)}
         return check_sums(told, "the secure sum", len(clients), False, ranges)
+
+    def reach(self, clients: Sequence[int]) -> tuple[int, int]:
+        """See `lit_fed.secure.summed.Over`; clients whose nodes are not connected may be on one node each."""
+        homes = [self.roster.home(client_id) for client_id in clients]
+        nodes = {home.node for home in homes if home is not None}
+        return len(nodes) + homes.count(None), self._smallest()
+
+    def _smallest(self) -> int:
+        """The least number of nodes with clients in a sum to which as many nodes as the threshold consent."""
+        asked = sorted(home.smallest for home in self.roster.homes.values())
+        return max(asked[: self.summed.settings.threshold], default=0)
 
     def _total(
         self, work: Mapping[str, str], broadcast: Broadcast, clients: Sequence[int], size: int, grid: float
     ) -> tuple[_Found, int]:
         """The sum, and the number of attempts; each has fresh keys."""
-        from lit_fed.secure.messages import TooFew
+        from lit_fed.secure.messages import TooFew, TooSmall
 
         (kind,) = broadcast.wire
         model = hash_of_groups({"payload": broadcast.wire[kind], "frozen": broadcast.frozen.get(kind, {})})
@@ -163,13 +203,15 @@ class Summing:
                 return self._attempt(asked, model, clients, size, grid), attempt + 1
             except TooFew as error:
                 last = error
-                self.roster.say(Alert(f"round {broadcast.round_idx}: the secure sum failed: {error}"))
+                if not isinstance(error, TooSmall):
+                    self.roster.say(Alert(f"round {broadcast.round_idx}: the secure sum failed: {error}"))
+        if isinstance(last, TooSmall):
+            raise last
         raise TooFew(f"round {broadcast.round_idx} has no secure sum after {_MOST_ATTEMPTS} attempts: {last}")
 
     def _attempt(self, asked: Mapping[str, Any], model: str, clients: Sequence[int], size: int, grid: float) -> _Found:
         from lit_fed.secure.coordinator import STAGES, Coordinator
-        from lit_fed.secure.messages import Invitation, TooFew
-        from lit_fed.secure.own_work import work_of
+        from lit_fed.secure.messages import Invitation, TooFew, TooSmall
         from lit_fed.secure.packed import about
 
         self.roster.refresh()
@@ -177,17 +219,21 @@ class Summing:
         homes = {node: home for node, home in self.roster.homes.items() if home.boot not in self.late()}
         mine = {node: sorted(wanted & home.clients.keys()) for node, home in homes.items()}
         trained = asked["work"] == "train"
+        smallest = 0 if trained and self.summed.noise else self._smallest()
+        having = sum(any(not trained or self.summed.contributes(one) for one in own) for own in mine.values())
+        if having < smallest:
+            raise TooSmall(f"{having} of {len(mine)} nodes have clients in it, and {smallest} must")
         offers = self._offers({node: {**asked, "clients": own} for node, own in mine.items()}, trained)
         if len(offers) < (least := self.summed.settings.threshold):
             raise TooFew(f"{len(offers)} of {len(mine)} nodes are left for keys, and {least} are needed")
-        at, work = {offer.name: node for node, offer in offers.items()}, work_of(asked)
+        at, work = {offer.name: node for node, offer in offers.items()}, Request.read(asked)
         names = tuple(sorted({name for offer in offers.values() for name in offer.metrics}))
         length = length_of(size, names)
         call = Invitation(
             work.name, work.round_idx, time.time_ns(), tuple(sorted(at)), least, length,
             about(model, size, grid, names), self.summed.settings.dishonest,
         )  # fmt: skip
-        server = Coordinator(call, {offer.name: offer.key for offer in offers.values()})
+        server = Coordinator(call, {offer.name: offer.key for offer in offers.values()}, smallest)
         public = {offer.name: offer.public for offer in offers.values()}
         noise = self.summed.noise
         deviation = 0 if noise is None else noise.deviation

@@ -217,27 +217,34 @@ class ClientLevel(Keyed):
     def report(self, report: ClientReport, client_id: int) -> ClientReport:
         return report if self._key is None else self._hidden(report, self._key)
 
-    def secret(self, node: int, round_idx: int, content: bytes) -> bytes:
-        """The key of a node's noise in a round: the same for the same content, to be used on it alone.
+    def secret(self, node: int, round_idx: int, request: bytes, content: bytes) -> bytes:
+        """The key of a node's noise in a round: of the request and the sum, to be used on it alone.
 
         Args:
             node: The node.
             round_idx: The round.
-            content: The run and the sum; without influence in a simulation.
+            request: Digest of what the server asks for. It alone decides whether there is noise: a node that has given
+                noise to the round gives none again, and repeats the noisy sum that it kept.
+            content: The sum, so that no other one ever gets the same noise; without influence in a simulation.
+
+        Raises:
+            BudgetSpent: On a node whose noise the round has had, or whose account is spent.
         """
-        key, epsilon = self._opened, self.epsilon
-        name = key.release(round_idx, (node,), np.frombuffer(content, np.uint8))
-        if self._on_node and name not in key.releases:
-            if round_idx in key.releases.values():
-                raise BudgetSpent(
-                    f"round {round_idx} got this node's noise before, for another sum or run; a second sum would tell "
-                    "of single nodes"
-                )
-            rounds = len(key.releases) + 1
-            if epsilon is not None and self._mechanism.epsilon({1: rounds}, self.delta)[0] > epsilon:
-                raise BudgetSpent(f"{rounds - 1} sums have spent epsilon {epsilon} at delta {self.delta} of this node")
-            key.record(name, round_idx)
-        return key.secret(name)
+        key, epsilon, rounds = self._opened, self.epsilon, len(self._opened.releases) + 1
+        if self._on_node and round_idx in key.releases.values():
+            raise BudgetSpent(
+                f"round {round_idx} got this node's noise before, for another request or run, or the noisy sum is "
+                "lost; a second sum would tell of single nodes"
+            )
+        if self._on_node and epsilon is not None and self._mechanism.epsilon({1: rounds}, self.delta)[0] > epsilon:
+            raise BudgetSpent(f"{rounds - 1} sums have spent epsilon {epsilon} at delta {self.delta} of this node")
+        return key.secret(key.release(round_idx, (node,), np.frombuffer(request + content, np.uint8)))
+
+    def charge(self, round_idx: int, request: bytes) -> None:
+        """Write down, before it leaves, that a node gives a noisy sum of a round; once for a request."""
+        name = self._opened.release(round_idx, (self.node,), np.frombuffer(request, np.uint8))
+        if name not in self._opened.releases:
+            self._opened.record(name, round_idx)
 
     def _check_kept(self, around: Surroundings, kept: Mapping[str, Any]) -> None:
         """Refuse to go on with other settings: the accountant takes all rounds for alike."""

@@ -24,6 +24,7 @@ from lit_fed.secure.messages import (
     SignedKeys,
     Survivors,
     TooFew,
+    TooSmall,
     Unmasking,
     entries,
     is_bytes,
@@ -42,11 +43,12 @@ class Coordinator:
     Args:
         call: The attempt.
         identities: Public keys of the nodes' certificates by name.
+        smallest: Least number of nodes with clients in the sum.
     """
 
-    def __init__(self, call: Invitation, identities: Identities) -> None:
+    def __init__(self, call: Invitation, identities: Identities, smallest: int = 0) -> None:
         call.check()
-        self.call, self._identities = call, identities
+        self.call, self._identities, self._smallest = call, identities, smallest
         self._keys: dict[str, SignedKeys] = {}
         self._sealed: dict[str, Sealed] = {}
         self._masked: dict[str, Words] = {}
@@ -59,19 +61,22 @@ class Coordinator:
             for name, keys in answers.items()
             if are_keys(keys, self.call, self._identities) and keys.name == name
         }
-        need(self._keys, self.call, 0, "sharing")
+        self._need(self._keys, "sharing")
         every = AllKeys(tuple(self._keys[name] for name in sorted(self._keys)))
         return dict.fromkeys(self._keys, every)
 
     def shares(self, answers: Mapping[str, Any]) -> dict[str, Relayed]:
         """Take `Sealed`, and return for each node what the others sealed for it."""
         self._sealed = {name: one for name, one in answers.items() if self._is_sealed(name, one)}
-        need(self._sealed, self.call, 0, "masking")
+        self._need(self._sealed, "masking")
         every = tuple(sorted(self._sealed))
         return {
             name: Relayed({other: self._sealed[other].shares[name] for other in sorted(self._near(name, every))}, every)
             for name in every
         }
+
+    def _need(self, names: Collection[str], what: str) -> None:
+        need(names, self.call, what, self._keys, self._smallest)
 
     def _near(self, name: str, among: Collection[str]) -> frozenset[str]:
         """Neighbours of a node."""
@@ -94,7 +99,7 @@ class Coordinator:
             for name, one in answers.items()
             if name in self._sealed and type(one) is Masked and _are_words(one.words, self.call.length)
         }
-        need(self._masked, self.call, 0, "the sum")
+        self._need(self._masked, "the sum")
         self.survivors = frozenset(self._masked)
         return dict.fromkeys(self._masked, Survivors(tuple(sorted(self.survivors))))
 
@@ -109,7 +114,7 @@ class Coordinator:
             and is_bytes(one.signature)
             and is_signed(self._identities[name], one.signature, content)
         }
-        need(given, self.call, 0, "consent")
+        need(given, self.call, "consent", self._keys, 0)
         return dict.fromkeys(given, Consents(given))
 
     def total(self, answers: Mapping[str, Any]) -> Words:
@@ -120,7 +125,7 @@ class Coordinator:
         """
         lost = self._sealed.keys() - self.survivors
         given = {name: one for name, one in answers.items() if name in self.survivors and self._unmasks(name, one)}
-        need(given, self.call, 0, "unmasking")
+        need(given, self.call, "unmasking", self._keys, 0)
         call, total = self.call, np.zeros(self.call.length, np.uint64)
         points = {name: call.roster.index(name) + 1 for name in given}
         held = {name: [one for one in given if one in call.near(name)] for name in self._sealed}
@@ -237,8 +242,8 @@ def secure_sum(
         The sum modulo 2^64, and the nodes whose vectors are in it.
 
     Raises:
-        TooFew: If too few nodes were left in every attempt.
-        Refusal: If a node refused. A round that a node unmasked is never repeated.
+        TooFew: If too few nodes were left in every attempt; `TooSmall` in the first one where too few have clients.
+        Refusal: If a node refused, as it does where it has consented to a sum over other nodes.
     """
     run, roster = run or secrets.token_hex(8), tuple(sorted(parties))
     length = len(next(iter(vectors.values())))
@@ -246,6 +251,8 @@ def secure_sum(
         call = Invitation(run, round_idx, attempt, roster, threshold, length, dishonest=dishonest)
         try:
             return run_attempt(call, parties, vectors, identities, deliver)
+        except TooSmall:
+            raise
         except TooFew as error:
             last = error
     raise TooFew(f"round {round_idx} has no secure sum after {most_attempts} attempts: {last}")

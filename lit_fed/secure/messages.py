@@ -36,6 +36,10 @@ class TooFew(Refusal):
     """Fewer nodes than the threshold are left; the sum of this attempt is lost."""
 
 
+class TooSmall(TooFew):
+    """Fewer nodes with clients are left than a sum must have."""
+
+
 @dataclass(frozen=True)
 class Invitation:
     """What an attempt is about; the server sends it first.
@@ -114,17 +118,19 @@ class SignedKeys:
         name: The node.
         masking: X25519 public key, from which masks follow.
         sealing: X25519 public key, with which shares are sealed.
-        signature: Over both and the call.
+        clients: Number of the node's clients in its vector.
+        signature: Over all of them and the call.
     """
 
     name: str
     masking: bytes
     sealing: bytes
+    clients: int
     signature: bytes
 
     def signed(self, call: Invitation) -> bytes:
         """What the signature covers."""
-        return digest("keys", call.context, self.name, self.masking, self.sealing)
+        return digest("keys", call.context, self.name, self.masking, self.sealing, self.clients)
 
 
 @dataclass(frozen=True)

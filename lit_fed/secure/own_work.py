@@ -5,50 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Payload
-from lit_fed.errors import BudgetSpent
+from lit_fed.engine.wire.request import Request
+from lit_fed.errors import BudgetSpent, LitFedError
 from lit_fed.privacy.bounded_sum import grid_of
-from lit_fed.secure.masks import Words
+from lit_fed.secure.given import Given
 from lit_fed.secure.messages import AllKeys, Consents, Invitation, Refusal, Relayed, Survivors, ToServer
 from lit_fed.secure.packed import Plain, about, pack, unpack
 from lit_fed.secure.party import Party
 from lit_fed.secure.signer import Signer
 from lit_fed.secure.summed import Logged, SummedSecurely
-from lit_fed.tensors import hash_of_groups
 
 _STAGES = {"shares": AllKeys, "vectors": Relayed, "consents": Survivors, "total": Consents}
 _TOLD = "lr"  # a setting among a client's metrics
 _MOST_NAMES = 1000
-
-
-class SummedWork(NamedTuple):
-    """A request to clients, whose updates or metrics make one secure sum."""
-
-    run: str
-    work: str
-    protocol: str
-    subset: str
-    round_idx: int
-
-    @property
-    def name(self) -> str:
-        """The sum's name in a call."""
-        return "/".join(self[:-1])
-
-
-def work_of(fields: Mapping[str, Any]) -> SummedWork:
-    """Read it from a message's fields, which are untrusted."""
-    texts, round_idx = [fields.get(name, "") for name in SummedWork._fields[:-1]], fields.get("round")
-    if any(type(text) is not str or "/" in text for text in texts) or type(round_idx) is not int:
-        raise Refusal("the work that a secure sum is of is malformed")
-    run, work, protocol, subset = texts
-    return SummedWork(run, work, protocol, subset, round_idx)
 
 
 class OwnWork:
@@ -58,42 +35,50 @@ class OwnWork:
         summed: The setting; set up with the node's run.
         signer: The node's key.
         limit: Maximum size of a message, bytes.
+        smallest: Least number of nodes with clients in a sum without noise; None for the threshold.
+        folder: Keeps what the node gave to sums, beside its states.
     """
 
-    def __init__(self, summed: SummedSecurely, signer: Signer, limit: int) -> None:
+    def __init__(
+        self, summed: SummedSecurely, signer: Signer, limit: int, smallest: int | None, folder: Path | None
+    ) -> None:
         self.summed, self.signer, self.limit = summed, signer, limit
-        self.party = Party(signer.name, signer.key, {}, summed.settings.threshold)
-        self._work: SummedWork | None = None
-        self._model = ""
+        self.smallest = smallest or summed.settings.threshold
+        self.party = Party(signer.name, signer.key, {}, given=Given(folder))
+        self._asked: Request | None = None
         self._broadcast: Broadcast | None = None
         self._updates: dict[int, ClientUpdate] = {}
         self._logged: Logged = {}
+        self._named: dict[int, frozenset[str]] = {}  # metrics, those without a value too
 
-    def keep(
-        self, fields: Mapping[str, Any], tensors: Mapping[str, Payload], broadcast: Broadcast, update: ClientUpdate
-    ) -> ClientUpdate:
+    def keep(self, request: Request, broadcast: Broadcast, update: ClientUpdate) -> ClientUpdate:
         """Keep a client's answer, and return what leaves the node: that there is one.
 
         Args:
-            fields: Of the message that asked for it.
-            tensors: The same message's.
+            request: What the server asks of the client.
             broadcast: What the client worked with.
             update: The answer.
         """
-        work = work_of(fields)
-        model = hash_of_groups({group: tensors.get(group, {}) for group in ("payload", "frozen")})
-        if (work, model) != (self._work, self._model):
-            self._work, self._model, self._broadcast = work, model, broadcast
-            self._updates, self._logged = {}, {}
-        client_id = update.client_id
+        asked, client_id, trained = replace(request, clients=()), update.client_id, request.work == "train"
+        if asked != self._asked:
+            self._asked, self._broadcast = asked, broadcast
+            self._updates, self._logged, self._named = {}, {}, {}
         self._updates[client_id] = update.detached()
-        if work.work == "train":
+        if trained:
             self._logged[client_id] = self.summed.logged.pop(client_id)
         else:
             known = {name: value for name, value in update.metrics.items() if math.isfinite(value)}
             self._logged[client_id] = (known, 1)
-        told = {name: value for name, value in update.metrics.items() if name == _TOLD and work.work == "train"}
+        self._named[client_id] = frozenset(self._logged[client_id][0] if trained else update.metrics)
+        told = {name: value for name, value in update.metrics.items() if name == _TOLD and trained}
         return replace(update, payload={}, weight=0, metrics=told, flat=None)
+
+    def unmoved(self, client_id: int, broadcast: Broadcast) -> ClientUpdate:
+        """An update by zeros in the place of a client's failure, which would tell of its data; only beside noise."""
+        sums = self.summed.sums(broadcast, {})
+        update = ClientUpdate(client_id, sums.frame.payload(sums.origin)[0])
+        self.summed.logged[client_id] = ({}, self.summed.samples(client_id))
+        return update
 
     def answer(self, fields: Mapping[str, Any], tensors: Payload) -> Plain:
         """Answer a message of the protocol.
@@ -108,36 +93,30 @@ class OwnWork:
         stage = fields.get("stage")
         try:
             if stage == "offer":
-                names = {name for client_id in self._clients(fields) for name in self._logged[client_id][0]}
+                names = {name for client_id in self._known(fields).clients for name in self._named[client_id]}
                 return {"names": sorted(names), "key": self.signer.public.hex()}, {}
             if stage == "keys":
                 return pack(self._begin(fields))
             if type(stage) is not str or stage not in _STAGES:
                 raise Refusal("the stage of a secure sum is malformed")
             return pack(self.party.answer(unpack(_STAGES[stage], fields.get("message", {}), tensors)))
-        except Refusal:
+        except LitFedError:
             self.party.forget()
             raise
 
-    def _clients(self, fields: Mapping[str, Any]) -> list[int]:
-        """The clients whose answers are to be summed."""
-        work, clients = work_of(fields), fields.get("clients")
-        if (
-            type(clients) is not list
-            or any(type(one) is not int for one in clients)
-            or len(set(clients)) < len(clients)
-        ):
-            raise Refusal("the list of clients of a secure sum is malformed")
-        known = self._updates.keys() if work == self._work else ()
-        if odd := sorted(set(clients) - set(known)):
-            raise Refusal(f"this node has no work of client {odd[0]} in round {work.round_idx}, which is to be summed")
-        return sorted(clients)
+    def _known(self, fields: Mapping[str, Any]) -> Request:
+        """A request for a sum, with the model that its clients worked with; refuse clients that did not answer it."""
+        asked, own = Request.read(fields), self._asked
+        known = own is not None and replace(own, clients=asked.clients, model="") == asked
+        if odd := sorted(set(asked.clients) - (self._updates.keys() if known else set())):
+            raise Refusal(f"this node has no work of client {odd[0]} in round {asked.round_idx}, which is to be summed")
+        return replace(asked, model=own.model) if own is not None and asked.clients else asked
 
     def _begin(self, fields: Mapping[str, Any]) -> ToServer:
-        work, clients, names = work_of(fields), self._clients(fields), fields.get("names")
+        asked, names = self._known(fields), fields.get("names")
         call = unpack(Invitation, fields.get("call", {}), {})
         call.check()
-        if (call.run, call.round_idx) != (work.name, work.round_idx):
+        if (call.run, call.round_idx) != (asked.name, asked.round_idx):
             raise Refusal("the call of the secure sum is for another work")
         if call.threshold != (due := self.summed.settings.threshold):
             raise Refusal(f"the threshold is {call.threshold}, and trainer.secure_sum.threshold is {due} on this node")
@@ -148,8 +127,8 @@ class OwnWork:
         if type(names) is not list or len(names) > _MOST_NAMES or any(type(name) is not str for name in names):
             raise Refusal("the names of metrics of a secure sum are malformed")
         self.party.identities = self.signer.known(fields.get("nodes"))
-        noise, trained = self.summed.noise, work.work == "train"
-        if noise is not None and trained:
+        noise = self.summed.noise if asked.work == "train" else None
+        if noise is not None:
             if names:
                 raise Refusal("metrics of training are not summed where trainer.privacy.honest_nodes is set")
             if (fields.get("grid"), fields.get("deviation")) != (noise.grid, noise.deviation):
@@ -157,28 +136,39 @@ class OwnWork:
                     "the server accounts for other noise than this node adds; set trainer.max_rounds alike on both, or "
                     "noise_multiplier"
                 )
-        words = self._vector(call, clients, tuple(names), fields.get("grid"))
-        if trained:
-            try:
-                words = self.summed.noised(words, call.round_idx, call.run)
-            except BudgetSpent as error:
-                raise Refusal(str(error)) from None
-        own: Words = words[0].cpu().numpy().view(np.uint64)
-        return self.party.begin(call, own)
+        request = asked.digest(call.about, call.length)
+        own = self.party.kept(call, request)
+        if own is None:
+            vector = self._vector(call, asked, tuple(names), fields.get("grid"))
+            if noise is not None:
+                vector = self._noised(vector, call, request)
+            own = vector[0].cpu().numpy().view(np.uint64)
+        self.party.smallest = self.smallest
+        if noise is not None:  # kept before it is charged, so that a kill between costs nothing
+            self.party.smallest = 0
+            self.party.keep(call, request, own)
+            noise.charge(call.round_idx, request)
+        self.party.clients = sum(self._logged[client_id][1] > 0 for client_id in asked.clients)  # by samples
+        return self.party.begin(call, own, request)
 
-    def _vector(self, call: Invitation, clients: list[int], names: tuple[str, ...], grid: Any) -> Tensor:
+    def _noised(self, vector: Tensor, call: Invitation, request: bytes) -> Tensor:
+        try:
+            return self.summed.noised(vector, call.round_idx, request)
+        except BudgetSpent as error:
+            raise Refusal(str(error)) from None
+
+    def _vector(self, call: Invitation, asked: Request, names: tuple[str, ...], grid: Any) -> Tensor:
         """The sum of this node's clients, (1, words); zeros without any."""
-        if not clients:
+        if not asked.clients:
             return torch.zeros(1, call.length, dtype=torch.int64)
         if type(grid) is not float or math.frexp(grid)[0] != 0.5 or grid < grid_of(self.summed.settings.clip):
             raise Refusal("the grid of the secure sum is malformed")
-        logged = {client_id: self._logged[client_id] for client_id in clients}
-        trained = self._work is not None and self._work.work == "train"
+        logged, trained = {client_id: self._logged[client_id] for client_id in asked.clients}, asked.work == "train"
         sums = self.summed.sums(self._broadcast if trained else None, logged, grid)
-        if absent := sorted(sums.names() - set(names)):
+        if absent := sorted({name for client_id in logged for name in self._named[client_id]} - set(names)):
             raise Refusal(f"the secure sum leaves out the metric {absent[0][:100]}")
-        if about(self._model, len(sums.origin), grid, names) != call.about:
+        if about(asked.model, len(sums.origin), grid, names) != call.about:
             raise Refusal("the secure sum is about another model than this node's clients worked with")
-        for client_id in clients if trained else ():
+        for client_id in asked.clients if trained else ():
             sums.add(self._updates[client_id])
         return sums.words(names)

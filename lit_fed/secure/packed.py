@@ -77,7 +77,8 @@ def _map(value: Any, read: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def _keys(value: Any) -> SignedKeys:
-    return SignedKeys(value["name"], *(_bytes(value[key]) for key in ("masking", "sealing", "signature")))
+    masking, sealing, signature = (_bytes(value[key]) for key in ("masking", "sealing", "signature"))
+    return SignedKeys(value["name"], masking, sealing, value["clients"], signature)
 
 
 def _call(content: Mapping[str, Any]) -> Invitation:

@@ -6,7 +6,6 @@ Privacy-Preserving Machine Learning", CCS 2017, Figure 4 with the steps against 
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 
+from lit_fed.secure.given import Given, Round
 from lit_fed.secure.masks import KEY_BYTES, Words, agree, derive, stream
 from lit_fed.secure.messages import (
     AllKeys,
@@ -31,6 +31,7 @@ from lit_fed.secure.messages import (
     SignedKeys,
     Survivors,
     TooFew,
+    TooSmall,
     ToServer,
     Unmasking,
     digest,
@@ -63,6 +64,8 @@ def are_keys(keys: Any, call: Invitation, identities: Identities) -> bool:
         and keys.name in call.roster
         and is_bytes(keys.masking, KEY_BYTES)
         and is_bytes(keys.sealing, KEY_BYTES)
+        and type(keys.clients) is int
+        and 0 <= keys.clients < 2**31
         and is_bytes(keys.signature)
         and is_signed(identities[keys.name], keys.signature, keys.signed(call))
     )
@@ -76,24 +79,17 @@ def commitment_of(call: Invitation, name: str, seed: bytes) -> bytes:
 def consented(
     call: Invitation, keys: Mapping[str, SignedKeys], sharing: frozenset[str], survivors: frozenset[str]
 ) -> bytes:
-    """What a consent signs: the attempt, all keys, the nodes that shared, and the survivors."""
-    seen = [[name, keys[name].masking, keys[name].sealing] for name in sorted(keys)]
+    """What a consent signs: the attempt, all keys and numbers of clients, the nodes that shared, and the survivors."""
+    seen = [[name, keys[name].masking, keys[name].sealing, keys[name].clients] for name in sorted(keys)]
     return digest("survivors", call.context, seen, sorted(sharing), sorted(survivors))
 
 
-def need(names: Collection[str], call: Invitation, smallest: int, what: str) -> None:
-    """Refuse fewer nodes than the threshold, or than a node allows."""
-    if len(names) < (least := max(call.threshold, smallest)):
-        raise TooFew(f"{len(names)} of {len(call.roster)} nodes are left for {what}, and {least} are needed")
-
-
-@dataclass
-class _Round:
-    """A node's memory of a round: the last attempt, and the sum that it has unmasked."""
-
-    attempt: int = -1
-    vector: bytes = b""
-    survivors: frozenset[str] = frozenset()
+def need(names: Collection[str], call: Invitation, what: str, keys: Mapping[str, SignedKeys], smallest: int) -> None:
+    """Refuse fewer nodes than the threshold, or fewer with clients than a sum must have."""
+    if len(names) < call.threshold:
+        raise TooFew(f"{len(names)} of {len(call.roster)} nodes are left for {what}, and {call.threshold} are needed")
+    if (count := sum(keys[name].clients > 0 for name in names)) < smallest:
+        raise TooSmall(f"{count} of {len(names)} nodes that are left for {what} have clients, and {smallest} must")
 
 
 @dataclass
@@ -102,9 +98,9 @@ class _Attempt:
 
     call: Invitation
     words: Words
-    next: type
-    vector: bytes
-    known: _Round
+    request: bytes
+    known: Round
+    next: type = AllKeys
     masking: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
     sealing: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
     seed: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES))
@@ -121,27 +117,66 @@ class Party:
         name: Its name.
         key: Its certificate's private key.
         identities: All nodes that it knows, itself included.
-        smallest: Least number of nodes in a sum.
+        smallest: Least number of nodes with clients in a sum; 0 where noise hides each node's vector.
+        given: Its memory of rounds; None for one of this object.
+        clients: Number of its clients in the vector of the attempt that begins next.
 
     Note:
         Two sums of one round over different survivors, or of different vectors, differ by single nodes' vectors. A node
-        that has given shares for a round gives them again only for the same survivors and its same vector, as a server
-        asks that was killed before it kept the sum.
+        that has consented to a sum of a round does so again for the same survivors and request alone, as a server asks
+        that was killed before it kept the sum, and with the vector that it gave before, whatever its own is now.
     """
 
-    def __init__(self, name: str, key: EllipticCurvePrivateKey, identities: Identities, smallest: int = 3) -> None:
-        self.name, self.smallest = name, smallest
+    def __init__(
+        self,
+        name: str,
+        key: EllipticCurvePrivateKey,
+        identities: Identities,
+        smallest: int = 3,
+        given: Given | None = None,
+        clients: int = 1,
+    ) -> None:
+        self.name, self.smallest, self.clients = name, smallest, clients
         self.identities = identities
-        self._key = key
+        self._key, self._given = key, given or Given()
         self._attempt: _Attempt | None = None
-        self._rounds: dict[tuple[str, int], _Round] = {}
+        self._rounds = self._given.rounds
 
-    def begin(self, call: Invitation, words: Words) -> SignedKeys:
+    def kept(self, call: Invitation, request: bytes) -> Words | None:
+        """The vector that this node gave to the round; None if it gave none.
+
+        Args:
+            call: The server's.
+            request: Digest of what the server asks for.
+
+        Raises:
+            Refusal: If the vector was for another request, or is not here any more.
+        """
+        known = self._rounds.get((call.run, call.round_idx), Round())
+        if known.request is None:
+            return None
+        if known.request != request:
+            raise Refusal(
+                f"round {call.round_idx} got this node's vector before, for another model, clients or metrics; a "
+                "second sum would tell of single nodes"
+            )
+        if (words := self._given.words(call.run, call.round_idx, request)) is None:
+            raise Refusal(f"this node no longer has the vector that it gave to round {call.round_idx}; begin a new run")
+        return words
+
+    def keep(self, call: Invitation, request: bytes, words: Words) -> None:
+        """Remember a vector with noise, which must not be drawn again, before the node consents to a sum of it."""
+        known = self._rounds.setdefault((call.run, call.round_idx), Round())
+        if known.request is None:
+            self._given.note(call.run, call.round_idx, request, b"", words)
+
+    def begin(self, call: Invitation, words: Words, request: bytes = b"") -> SignedKeys:
         """Answer a call with fresh, signed keys.
 
         Args:
             call: The server's; untrusted.
             words: This node's vector.
+            request: Digest of what the server asks for.
         """
         self._attempt = None
         if type(call) is not Invitation:
@@ -154,27 +189,24 @@ class Party:
             raise Refusal(f"the roster has {len(roster)} nodes, and this node's sums are over at least {self.smallest}")
         if len(words) != call.length:
             raise Refusal(f"the call has vectors of {call.length} words, and this node has {len(words)}")
-        before = self._enter(call, own_vector := hashlib.sha256(words.data).digest())
-        self._attempt = own = _Attempt(call, words, AllKeys, own_vector, before)
+        before, kept = self._enter(call), self.kept(call, request)
+        self._attempt = own = _Attempt(call, words if kept is None else kept, request, before)
         masking, sealing = (one.public_key().public_bytes_raw() for one in (own.masking, own.sealing))
-        unsigned = SignedKeys(self.name, masking, sealing, b"")
+        unsigned = SignedKeys(self.name, masking, sealing, self.clients, b"")
         own.keys[self.name] = keys = replace(unsigned, signature=self._sign(unsigned.signed(call)))
         return keys
 
-    def _enter(self, call: Invitation, vector: bytes) -> _Round:
-        """Refuse an attempt that is not later than the last, or with another vector than was unmasked."""
+    def _enter(self, call: Invitation) -> Round:
+        """Refuse an attempt that is not later than the last."""
         key = (call.run, call.round_idx)
         if key not in self._rounds and len(self._rounds) >= _MOST_ROUNDS:
-            raise Refusal(f"this node took part in {_MOST_ROUNDS} secure sums; restart it for more")
-        known = self._rounds.setdefault(key, _Round())
+            raise Refusal(
+                f"this node took part in {_MOST_ROUNDS} secure sums; restart it, or give it a new --state_dir, for more"
+            )
+        known = self._rounds.setdefault(key, Round())
         if known.attempt >= call.attempt:
             raise Refusal(f"attempt {call.attempt} of round {call.round_idx} is not later than the last one")
         known.attempt = call.attempt
-        if known.survivors and known.vector != vector:
-            raise Refusal(
-                f"round {call.round_idx} was unmasked before with another vector of this node; a second sum would tell "
-                "of single nodes"
-            )
         return known
 
     def forget(self) -> None:
@@ -218,7 +250,7 @@ class Party:
         public = [key for keys in message.keys for key in (keys.masking, keys.sealing)]
         if len(set(public)) < len(public):
             raise Refusal("two nodes have one key in this attempt")
-        need(given, call, self.smallest, "sharing")
+        need(given, call, "sharing", given, self.smallest)
         own.keys = given
         points = {name: call.roster.index(name) + 1 for name in call.near(self.name).intersection(given)}
         of_key = split(int.from_bytes(own.masking.private_bytes_raw()), call.least_shares, points.values())
@@ -245,7 +277,7 @@ class Party:
         own.sharing = names_of(message.sharing, "list of nodes that shared", own.keys)
         if relayed.keys() | {self.name} != own.sharing & call.near(self.name):
             raise Refusal("the shares of the secure sum are not those of the neighbours that shared")
-        need(own.sharing, call, self.smallest, "masking")
+        need(own.sharing, call, "masking", own.keys, self.smallest)
         for name, content in relayed.items():
             try:
                 plain = self._cipher(own, name, name, self.name).decrypt(bytes(12), content, None)
@@ -262,16 +294,19 @@ class Party:
         return Masked(total)
 
     def _consent(self, own: _Attempt, message: Survivors) -> Consent:
-        """Sign the list of survivors."""
+        """Sign the list of survivors, and remember it before the signature leaves."""
         survivors = names_of(message.names, "list of survivors", own.sharing)
         if self.name not in survivors:
             raise Refusal(f"the list of survivors lacks node {self.name}, which sent its vector")
-        need(survivors, own.call, self.smallest, "the sum")
-        if own.known.survivors not in (frozenset(), survivors):
+        need(survivors, own.call, "the sum", own.keys, self.smallest)
+        call, known, content = own.call, own.known, digest("survivors", sorted(survivors))
+        if known.survivors not in (b"", content):
             raise Refusal(
-                f"round {own.call.round_idx} was unmasked before over other nodes; a second sum would tell of single "
-                "nodes"
+                f"this node consented to a sum of round {call.round_idx} over other nodes; a second sum would tell of "
+                "single nodes"
             )
+        if not known.survivors:
+            self._given.note(call.run, call.round_idx, own.request, content, own.words)
         own.survivors = survivors
         return Consent(self._sign(consented(own.call, own.keys, own.sharing, survivors)))
 
@@ -282,8 +317,7 @@ class Party:
         for name, signature in signatures.items():
             if not is_signed(self.identities[name], signature, content):
                 raise Refusal(f"node {name} did not sign this list of survivors")
-        need(signatures, own.call, self.smallest, "consent")
-        own.known.vector, own.known.survivors = own.vector, own.survivors
+        need(signatures, own.call, "consent", own.keys, 0)
         return Unmasking(
             seeds={name: seed for name, (_, seed) in own.shares.items() if name in own.survivors},
             keys={name: key for name, (key, _) in own.shares.items() if name not in own.survivors},

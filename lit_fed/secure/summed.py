@@ -23,12 +23,15 @@ from lit_fed.engine.method.wrapper import Surroundings, Wrapper
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
+from lit_fed.participation import Participation
+from lit_fed.participation.samplers import SampledParticipation
 from lit_fed.privacy.bounded_sum import BoundedSum, Frame, Released, grid_of, is_at_bound, moved_on_grid
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
     from lit_fed.privacy import ClientLevel
     from lit_fed.secure.masks import Words
-    from lit_fed.secure.party import Party
 
 _MOST_WEIGHT = 2**22
 """Largest sum of weights: times 2^40, the largest coordinate on the grid, it stays below 2^63."""
@@ -181,8 +184,8 @@ class NodeSums(Reducer[Summed]):
     def result(self, workers: Workers) -> Summed:
         """The sum over all processes and nodes."""
         names = sorted({name for part in workers.gather(self.names()) for name in part})
-        words = self.words(names)
-        return self.read(self._masked(workers.all_reduce(words)), names)
+        found = self.read(self._masked(workers.all_reduce(self.words(names))), names)
+        return found if found.count else replace(found, clients=frozenset())
 
     def names(self) -> set[str]:
         """Names of the metrics of this process's clients."""
@@ -253,7 +256,7 @@ class SummedSecurely(Wrapper):
         settings.validate()
         self.settings, self.noise = settings, noise
         self.logged: Logged = {}
-        self._parties: dict[str, Party] = {}
+        self._keys: dict[str, EllipticCurvePrivateKey] = {}
         self._layout: Callable[[Broadcast], Layout]
         self._sums: NodeSums
         self._private = False
@@ -282,7 +285,7 @@ class SummedSecurely(Wrapper):
         if sends := [type(one).__name__ for one in around.protocols if type(one).layout is not Protocol.layout]:
             raise ConfigError(f"trainer.protocols has {sends[0]}, for which clients send tensors past {key}")
         self.uniform = parts[0].uniform
-        self._samples, self._device = around.data.census.num_samples, around.device
+        self.samples, self._device = around.data.census.num_samples, around.device
         self._layout = around.layout
         return {}
 
@@ -300,7 +303,7 @@ class SummedSecurely(Wrapper):
                 f"{type(around.algorithm).__name__} changes each as it arrives; simulate it, or choose another method"
             )
         seen = around.participation.seen_clients
-        heaviest = len(seen) if self.uniform else sum(map(self._samples, seen))
+        heaviest = len(seen) if self.uniform else sum(map(self.samples, seen))
         if heaviest > _MOST_WEIGHT:
             raise ConfigError(
                 f"trainer.secure_sum sums weights up to {_MOST_WEIGHT:,}, and the clients have {heaviest:,} samples; "
@@ -308,18 +311,36 @@ class SummedSecurely(Wrapper):
             )
         from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 
-        from lit_fed.secure.party import Party
+        self._run, self._say, nodes = secrets.token_hex(8), around.say, range(self.settings.nodes or 0)
+        self._keys = {f"node {node:03}": generate_private_key(SECP384R1()) for node in nodes}
+        if self.noise is None:
+            self._check_cohorts(around.participation)
 
-        self._run = secrets.token_hex(8)
-        keys = {f"node {node:03}": generate_private_key(SECP384R1()) for node in range(self.settings.nodes or 0)}
-        self._identities = {name: key.public_key() for name, key in keys.items()}
-        self._parties = {name: Party(name, key, self._identities) for name, key in keys.items()}
+    def _check_cohorts(self, participation: Participation) -> None:
+        """Refuse a participation of which no round has clients on enough nodes, where the nodes are known."""
+        seen = [client_id for client_id in map(int, participation.seen_clients) if self.contributes(client_id)]
+        if self.over is not None:
+            nodes, smallest = self.over.reach(seen)
+        elif self.settings.nodes is not None:
+            nodes, smallest = len({client_id % self.settings.nodes for client_id in seen}), self.settings.threshold
+        else:
+            return
+        sampled = isinstance(participation, SampledParticipation)
+        if (most := min(nodes, participation.nominal_cohort_size) if sampled else nodes) < smallest:
+            raise ConfigError(
+                f"trainer.secure_sum sums over at least {smallest} nodes with clients, and a round has clients on at "
+                f"most {most}; let more clients take part, or lower --smallest_sum of the nodes of a federation"
+            )
+
+    def contributes(self, client_id: int) -> bool:
+        """Whether a client's update is more than zeros, by its number of samples."""
+        return self.samples(client_id) > 0
 
     def on_client(self, update: ClientUpdate, client: Client) -> ClientUpdate:
         """Keep the task's metrics on the node."""
-        told = {name: value for name, value in update.metrics.items() if "/" not in name}
+        told = {name: value for name, value in update.metrics.items() if "/" not in name and self.noise is None}
         own = {name: value for name, value in update.metrics.items() if "/" in name}
-        self.logged[update.client_id] = ({} if self.noise else own, self._samples(update.client_id))
+        self.logged[update.client_id] = ({} if self.noise else own, self.samples(update.client_id))
         update.metrics = told
         return update
 
@@ -336,32 +357,48 @@ class SummedSecurely(Wrapper):
         self._sums = self.sums(broadcast, self.logged, below.grid if isinstance(below, BoundedSum) else None)
         return self._sums if self.over is None else Elsewhere(self._sums, broadcast, self.over, self.noise is not None)
 
-    def noised(self, words: Tensor, round_idx: int, run: str = "") -> Tensor:
-        """Vectors of updates by node, (nodes, words), with the noise of each node, where nodes add noise."""
+    def noised(self, words: Tensor, round_idx: int, request: bytes = b"") -> Tensor:
+        """Vectors of updates by node, (nodes, words), with the noise of each node, where nodes add noise.
+
+        Args:
+            words: The vectors.
+            round_idx: The round.
+            request: See `ClientLevel.secret`.
+        """
         if self.noise is None:
             return words
         from lit_fed.secure.noise import discrete_gaussian
 
         size, made = words.shape[1] - _COUNTS, words.clone()
         made[:, size + 1] = 0  # the number of clipped updates
-        content = run.encode() + made.cpu().numpy().tobytes()
+        content = made.cpu().numpy().tobytes()
         for place, row in enumerate(made):
-            secret = self.noise.secret(self.noise.node + place, round_idx, content)
+            secret = self.noise.secret(self.noise.node + place, round_idx, request, content)
             row[:size] += torch.from_numpy(discrete_gaussian(secret, self.noise.deviation, size)).to(row.device)
         return made
 
     def _masked(self, words: Tensor) -> Tensor:
-        words = self.noised(words, self._round)
-        if not self._parties:
+        words, threshold = self.noised(words, self._round), self.settings.threshold
+        if not self._keys:
             return words.sum(0)
         from lit_fed.secure.coordinator import secure_sum
+        from lit_fed.secure.messages import TooSmall
+        from lit_fed.secure.party import Party
 
-        rows = words.cpu().numpy().view(np.uint64)
-        vectors: dict[str, Words] = dict(zip(self._parties, rows, strict=True))
-        total, _ = secure_sum(
-            self._parties, vectors, self._identities, self.settings.threshold, self._round, self._run,
-            dishonest=self.settings.dishonest,
-        )  # fmt: skip
+        smallest, weights = 0 if self.noise else threshold, words[:, len(self._sums.origin)].tolist()
+        identities = {name: key.public_key() for name, key in self._keys.items()}
+        parties = {
+            name: Party(name, key, identities, smallest, clients=int(weight > 0))
+            for (name, key), weight in zip(self._keys.items(), weights, strict=True)
+        }
+        vectors: dict[str, Words] = dict(zip(parties, words.cpu().numpy().view(np.uint64), strict=True))
+        try:
+            total, _ = secure_sum(
+                parties, vectors, identities, threshold, self._round, self._run, dishonest=self.settings.dishonest
+            )
+        except TooSmall as error:
+            self._say(f"round {self._round} is skipped: {error}")
+            return torch.zeros_like(words[0])
         return torch.from_numpy(total.view(np.int64)).to(words.device)
 
     def release(self, aggregate: Summed, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
@@ -384,6 +421,9 @@ class Over(Interface):
 
     def train(self, broadcast: Broadcast, clients: Sequence[int], sums: NodeSums) -> Summed:
         """The sum of a round's updates of some clients, which their nodes keep."""
+
+    def reach(self, clients: Sequence[int]) -> tuple[int, int]:
+        """The number of nodes that have some clients, and the least number with clients that a sum must have."""
 
 
 class Elsewhere(Reducer[Summed]):

@@ -13,10 +13,10 @@ import torch
 
 from lit_fed.deployment.wire import Message
 from lit_fed.errors import LitFedError
+from lit_fed.engine.wire.request import Request
 from lit_fed.privacy.bounded_sum import grid_of
 from lit_fed.secure.coordinator import STAGES, Coordinator
 from lit_fed.secure.messages import Consent, Invitation, Masked, Sealed, SignedKeys, Survivors, Unmasking
-from lit_fed.secure.own_work import work_of
 from lit_fed.secure.packed import about, pack, unpack
 from lit_fed.secure.signer import public_key
 from lit_fed.secure.summed import length_of
@@ -93,7 +93,7 @@ class SumsServer(Server):
         model = hash_of_groups({"payload": asked.model, "frozen": {}})
         self.attempts += 1
         call = Invitation(
-            work_of(fields).name, asked.round_idx, self.attempts, tuple(sorted(at)), THRESHOLD, length_of(size, names),
+            Request.read(fields).name, asked.round_idx, self.attempts, tuple(sorted(at)), THRESHOLD, length_of(size, names),
             about(model, size, grid, names),
         )  # fmt: skip
         public = {name: offers[place]["key"] for name, place in at.items()}

@@ -13,9 +13,11 @@ import safetensors.torch
 
 from lit_fed import FederatedTrainer
 from lit_fed.deployment.node import Node
+from lit_fed.deployment.roster import Identity
 from lit_fed.deployment.server import federate
 from lit_fed.deployment.serving import MemoryGrid
 from lit_fed.deployment.wire import Message
+from lit_fed.engine.storage.packs import Version, checksum, read_pack
 from lit_fed.methods import FedAvg
 from tests.support import LeastSquares, Points, trainer
 
@@ -81,6 +83,18 @@ def deploy(
             stack.enter_context(node.at_work())
         federate(MemoryGrid(handlers(nodes) if handlers else themselves), made, *parts, ckpt_path, **kwargs)
     return made
+
+
+def assert_same_states(made: FederatedTrainer, folder: Path, index: Mapping[str, Version]) -> None:
+    """Nodes in a folder keep the states whose rounds and checksums the index of a simulation holds, to the bit."""
+    kept = {name: at for name, (at, _) in made.run.federation.store.state_dict().items()}
+    assert {name: at for name, (at, _) in index.items()} == kept
+    (run_id,) = (one.run_id for one in made.callbacks if isinstance(one, Identity))
+    for name, (at, sum_of_bytes) in index.items():
+        (pack,) = folder.glob(f"node_*/states/{run_id}/{name}.r{at}.states")
+        state = read_pack(pack, [name])[name]
+        del state["/version"]
+        assert checksum(name, state) == sum_of_bytes
 
 
 def written(message: Message) -> bytes:

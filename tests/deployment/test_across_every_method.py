@@ -17,7 +17,7 @@ from lit_fed.command.roots import import_named
 from lit_fed.command.table import Call
 from lit_fed.engine.storage.store import read_table
 from lit_fed.parsing import Parser
-from tests.deployment.support import Parts, deploy
+from tests.deployment.support import Parts, assert_same_states, deploy
 from tests.methods.run_methods import METHODS, run_method, words_of
 from tests.support import assert_same, saved_weights
 
@@ -40,9 +40,8 @@ def check(name: str, folder: Path) -> None:
     one = run_method(name, folder / "one", ROUNDS)
     other = deploy(lambda root: parts_of(name, root), folder / "other", HOMES)
     assert_same(saved_weights(one), saved_weights(other.log_dir))
-    store = other.run.federation.store.state_dict()
     index = read_table(torch.load(one / "checkpoints" / "last.ckpt", weights_only=True)["clients"])
-    assert index == store, "to the bit, by their checksums"
+    assert_same_states(other, folder / "other", index)
 
 
 @pytest.mark.parametrize("method", SOON)

@@ -24,7 +24,7 @@ from lit_fed.errors import ClientFailure, ConfigError, NobodyLeft
 from lit_fed.methods import FedAvg, Scaffold
 from lit_fed.participation import UniformParticipation
 from lit_fed.privacy import ClientLevel
-from tests.deployment.support import KeyedGrid, Make, Parts, deploy, nodes_of, simulate, small
+from tests.deployment.support import KeyedGrid, Make, Parts, assert_same_states, deploy, nodes_of, simulate, small
 from tests.support import Points, Unlucky, Wanderer, Wandering, assert_same, rows, trainer, weights
 
 HOMES = [[0, 3], [1], [2, 4]]
@@ -113,7 +113,7 @@ def test_killed_anywhere_and_resumed_is_uninterrupted(
         attempt(make, tmp_path, who, at, None)
     made = attempt(make, tmp_path, "nobody", 0, "last")
     assert_same(weights(made), weights(simulated[name]))
-    assert made.run.federation.store.state_dict() == simulated[name].run.federation.store.state_dict()
+    assert_same_states(made, tmp_path, simulated[name].run.federation.store.state_dict())
 
 
 def test_a_client_that_raises_is_named_with_its_cause(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from lit_fed.deployment.node_keys import Grant
 from lit_fed.deployment.server import federate
 from lit_fed.deployment.wire import Message, decode, encode
 from lit_fed.errors import ConfigError, LitFedError
+from lit_fed.secure.given import Given
 from lit_fed.secure.messages import TooFew
 from lit_fed.secure.party import Party
 from lit_fed.secure.signer import Signer, read_peers
@@ -222,7 +223,7 @@ def test_lists_of_peers(tmp_path: Path) -> None:
 def cloned(party: Party) -> Party:
     """A copy of a node's half in the middle of its attempt."""
     clone = copy.copy(party)
-    clone._rounds = copy.deepcopy(party._rounds)
+    clone._rounds, clone._given = copy.deepcopy(party._rounds), Given()  # not the node's file
     if (own := party._attempt) is not None:
         known = clone._rounds[own.call.run, own.call.round_idx]
         clone._attempt = replace(own, keys=dict(own.keys), shares=dict(own.shares), known=known)

@@ -55,10 +55,11 @@ PRIVATE = {"privacy": ClientLevel(0.5, 30.0, delta=0.01), "participation": FullP
 )
 def test_over_nodes_a_run_has_the_simulations_bits(tmp_path: Path, method: Any, more: dict[str, Any]) -> None:
     """Two clients a round leave nodes without work, which add zeros."""
-    if "privacy" in more:
+    if private := "privacy" in more:
         pytest.importorskip("dp_accounting")
     given = make(method, max_rounds=3, **more)
-    one, other = simulate(given, tmp_path / "one"), deploy(given, tmp_path / "other", HOMES)
+    own = {"smallest_sum": 2} if "participation" in more and not private else {}
+    one, other = simulate(given, tmp_path / "one"), deploy(given, tmp_path / "other", HOMES, own=own)
     assert_same(weights(one), weights(other))
     assert told(one.log_dir) == told(other.log_dir)
     assert rows(other.log_dir / "clients.csv") == []
@@ -110,7 +111,7 @@ def test_what_a_node_sends_at_each_stage(tmp_path: Path) -> None:
     grids = list[Watched]()
     run(make(), tmp_path, grids=grids)
     due = {
-        "offer": {"names", "key"}, "keys": {"name", "masking", "sealing", "signature"},
+        "offer": {"names", "key"}, "keys": {"name", "masking", "sealing", "clients", "signature"},
         "shares": {"shares", "commitment"}, "vectors": set(), "consents": {"signature"}, "total": {"seeds", "keys"},
     }  # fmt: skip
     seen = set()
@@ -268,7 +269,7 @@ def test_an_unmasked_round_is_not_summed_over_other_nodes_after_a_kill(tmp_path:
     with pytest.raises(TooFew, match="round 1 has no secure sum after 3 attempts: 0 of 4 nodes are left for consent"):
         run(make(), tmp_path, lose, nodes, "last", grids)
     assert set(grids[0].causes) == {
-        "round 1 was unmasked before over other nodes; a second sum would tell of single nodes"
+        "this node consented to a sum of round 1 over other nodes; a second sum would tell of single nodes"
     }
 
 

@@ -30,7 +30,14 @@ HOMES = [[0, 4], [1], [2], [3]]  # client k on node k modulo 4, as in a simulati
 W = "network.weight"
 
 
-def noisy(key: bool = False, nodes: int | None = None, rounds: int = 2, participation: Any = None, **more: Any) -> Make:
+def noisy(
+    key: bool = False,
+    nodes: int | None = None,
+    rounds: int = 2,
+    participation: Any = None,
+    method: Any = uniform,
+    **more: Any,
+) -> Make:
     """Parts in which three of four nodes' noise suffices; a node's file holds its key."""
 
     def parts(folder: Path) -> Any:
@@ -44,7 +51,7 @@ def noisy(key: bool = False, nodes: int | None = None, rounds: int = 2, particip
             "protocols": [GlobalTest()],
             "on_client_failure": "skip",
         }
-        return make(uniform, max_rounds=rounds, **common, **settings)(folder)
+        return make(method, max_rounds=rounds, **common, **settings)(folder)
 
     return parts
 
@@ -145,10 +152,11 @@ def test_a_node_keeps_its_own_account_whatever_the_server_asks(tmp_path: Path) -
     nodes = nodes_of(noisy(noise_multiplier=None, epsilon=4.0), tmp_path, HOMES)
     own = privacy_of(nodes[0])
     for round_idx in (0, 1):
-        own.secret(0, round_idx, b"sum")
+        assert len(own.secret(0, round_idx, b"request", b"sum")) == 32
+        own.charge(round_idx, b"request")
+        own.charge(round_idx, b"request")  # again, as after a kill, at no cost
     with pytest.raises(BudgetSpent, match=r"2 sums have spent epsilon 4\.0 at delta 0\.01 of this node"):
-        own.secret(0, 2, b"sum")
-    assert len(own.secret(0, 1, b"sum")) == 32
+        own.secret(0, 2, b"request", b"sum")
 
 
 # ---------------------------------------------------------------------- used once
@@ -157,12 +165,16 @@ def test_a_node_keeps_its_own_account_whatever_the_server_asks(tmp_path: Path) -
 def test_noise_is_of_one_sum_and_a_round_gets_no_second(tmp_path: Path) -> None:
     """The file remembers it when the node has started again."""
     first = privacy_of(nodes_of(noisy(), tmp_path, HOMES)[0])
-    secret = first.secret(0, 0, b"run and sum")
+    secrets = {first.secret(0, 0, request, content) for request in (b"one", b"two") for content in (b"sum", b"more")}
+    assert len(secrets) == 4
+    first.charge(0, b"one")
     again = privacy_of(nodes_of(noisy(), tmp_path, HOMES)[0])
-    assert again.secret(0, 0, b"run and sum") == secret
-    with pytest.raises(BudgetSpent, match="round 0 got this node's noise before, for another sum or run"):
-        again.secret(0, 0, b"run and another sum")
-    assert again.secret(0, 1, b"run and sum") != secret
+    for request in (b"one", b"two"):
+        for content in (b"sum", b"more"):
+            with pytest.raises(BudgetSpent, match="round 0 got this node's noise before, for another request or run"):
+                again.secret(0, 0, request, content)
+    assert again.secret(0, 1, b"one", b"sum") not in secrets
+    again.charge(1, b"one")
     assert [line.split()[0] for line in lines(tmp_path)["node_0"]] == ["0", "1"]
 
 

@@ -8,7 +8,6 @@ from collections import Counter
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from lit_fed.secure.messages import (
@@ -78,8 +77,9 @@ def test_an_attempt_is_not_repeated_and_no_round_is_summed_twice() -> None:
     attempt = Attempt(4, 3, "consents")
     node = attempt.nodes["n0"]
     node.answer(attempt.messages["n0"])
-    assert refused(node.begin, replace(attempt.call, attempt=1), given + np.uint64(1)) == (
-        "round 0 was unmasked before with another vector of this node; a second sum would tell of single nodes"
+    assert refused(node.begin, replace(attempt.call, attempt=1), given, b"another request") == (
+        "round 0 got this node's vector before, for another model, clients or metrics; a second sum would tell of "
+        "single nodes"
     )
     assert node.begin(replace(attempt.call, round_idx=1), given).name == "n0"
 
@@ -94,7 +94,7 @@ def test_an_unmasked_round_is_summed_again_over_the_same_nodes_only() -> None:
         survivors = repeated.messages
         if lost:
             assert refused(first.nodes["n0"].answer, survivors["n0"]) == (
-                "round 0 was unmasked before over other nodes; a second sum would tell of single nodes"
+                "this node consented to a sum of round 0 over other nodes; a second sum would tell of single nodes"
             )
             continue
         consents = repeated.server.consents({name: first.nodes[name].answer(one) for name, one in survivors.items()})
@@ -254,7 +254,7 @@ def live(node: Party) -> Party:
     own = clone._attempt
     assert own is not None
     clone._attempt = replace(own, keys=dict(own.keys), shares=dict(own.shares))
-    clone._rounds = copy.deepcopy(node._rounds)
+    clone._rounds, clone._given = copy.deepcopy(node._rounds), copy.copy(node._given)
     clone._attempt.known = clone._rounds[own.call.run, own.call.round_idx]
     return clone
 

@@ -26,11 +26,17 @@ from lit_fed.privacy import ClientLevel, SampleLevel
 from lit_fed.privacy.bounded_sum import BoundedSum, Frame
 from lit_fed.robust import ALIE, Median
 from lit_fed.secure.summed import NodeSums, SecureSum, digits, from_digits
-from tests.support import ROOT, assert_same, fit, rows, run_cli, weights
+from tests.support import ROOT, Points, assert_same, rows, run_cli, weights
+from tests.support import fit as fit_two
 
 WORKERS = Workers(Fabric(accelerator="cpu", devices=1))
 CPU = torch.device("cpu")
 PLAIN, MASKED = SecureSum(4, 0.5), SecureSum(4, 0.5, nodes=5)
+
+
+def fit(folder: Path, **kwargs: Any) -> Any:
+    """A run of five clients, one on each of five nodes."""
+    return fit_two(folder, data=Points(num_clients=5), **kwargs)
 
 
 def sums(settings: SecureSum, updates: list[ClientUpdate], uniform: bool, received: Any, logged: Any = None) -> Any:

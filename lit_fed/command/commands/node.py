@@ -40,6 +40,7 @@ class _Options:
         key: private key of the node's certificate
         proxy: URL of an HTTP proxy, or environment for that of https_proxy
         peers: list of the keys of all nodes of secure sums, this one's included
+        smallest_sum: smallest number of nodes with clients in a secure sum; by default trainer.secure_sum.threshold
     """
 
     server: str = "127.0.0.1:9092"
@@ -54,6 +55,7 @@ class _Options:
     key: str | None = None
     proxy: str | None = None
     peers: str | None = None
+    smallest_sum: int | None = None
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -72,7 +74,7 @@ def make_node(call: Call) -> Node:
         raise ConfigError("--client is missing; see lit-fed node --help")
     return Node(
         trainer, *parts, clients, folder, settings.histogram, settings.most_bytes, settings.report,
-        settings.report_least, log_line, signer_of(trainer, settings.key, settings.peers),
+        settings.report_least, log_line, signer_of(trainer, settings.key, settings.peers), settings.smallest_sum,
     )  # fmt: skip
 
 

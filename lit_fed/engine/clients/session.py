@@ -132,6 +132,12 @@ class Session:
         self.become(client)
         return client
 
+    def restore(self, client_id: int, broadcast: Broadcast) -> None:
+        """Store, as a new version, the state with which a client begins to train on a broadcast."""
+        client = self._meet(client_id, broadcast, "train")
+        if kept := {**client.own, **add_prefix(_STATE, client.state)}:
+            self.store.put(client_id, kept)
+
     def become(self, client: Client) -> None:
         """Load the client's task with the tensors that it starts from."""
         loop = self.loop(client)

@@ -26,7 +26,10 @@ from lit_fed.file_names import is_file_name
 
 State = dict[str, Tensor]
 Version = tuple[int, int]
-"""A state's round and its `checksum`, which detects accidents, not attacks."""
+"""A state's round and a number below 2^32: its `checksum`, which detects accidents, not attacks.
+
+Of a state on a node of a federation the number is of the request for it, because the server is told it.
+"""
 Packs = dict[int, dict[str, set[str]]]
 """The clients of each pack, by round and file name."""
 
@@ -170,7 +173,7 @@ class VersionedFiles:
             except Exception as error:  # damaged bytes make the reader fail in a dozen ways
                 why = _reason(error)
                 continue
-            if state is not None and checksum(name, state) == expected:
+            if state is not None and self.is_written(name, state, expected):
                 return state
             why = "it differs from what the run wrote"
         raise self._unreadable(name, self.path(name, round_idx), why) if why else self._absent(name, round_idx)
@@ -188,9 +191,13 @@ class VersionedFiles:
             with suppress(Exception):  # `read` reports it
                 states = read_pack(self._at(file), wanted)
                 state_of |= {
-                    name: state for name, state in states.items() if checksum(name, state) == versions[name][1]
+                    name: state for name, state in states.items() if self.is_written(name, state, versions[name][1])
                 }
         return state_of
+
+    def is_written(self, name: str, state: State, number: int) -> bool:
+        """Whether a state that was read is the one that `write` gave a number."""
+        return checksum(name, state) == number
 
     def rounds(self) -> Iterator[tuple[str, int]]:
         """Name and round of every stored version."""
