@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from lit_fed.deployment.wire import Message
-from lit_fed.errors import LitFedError
 from lit_fed.engine.wire.request import Request
+from lit_fed.errors import LitFedError
 from lit_fed.privacy.bounded_sum import grid_of
 from lit_fed.secure.coordinator import STAGES, Coordinator
 from lit_fed.secure.messages import Consent, Invitation, Masked, Sealed, SignedKeys, Survivors, Unmasking
@@ -93,8 +93,8 @@ class SumsServer(Server):
         model = hash_of_groups({"payload": asked.model, "frozen": {}})
         self.attempts += 1
         call = Invitation(
-            Request.read(fields).name, asked.round_idx, self.attempts, tuple(sorted(at)), THRESHOLD, length_of(size, names),
-            about(model, size, grid, names),
+            Request.read(fields).name, asked.round_idx, self.attempts, tuple(sorted(at)), THRESHOLD,
+            length_of(size, names), about(model, size, grid, names),
         )  # fmt: skip
         public = {name: offers[place]["key"] for name, place in at.items()}
         common = {
