@@ -2,17 +2,26 @@
 
 Checkpoints hold no generator state: each use of random numbers derives a seed from the run's seed and its purpose.
 Results do not depend on the number of processes or workers, the order of clients, or interruptions.
+
+A seed of 2**63 or more is a secret: `numpy_generator` draws from the key stream of ChaCha20 under it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import threading
+from collections.abc import Callable, Iterator
 from operator import index
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 _PLAIN = {int, str}
+SECRET = 2**63
+"""The smallest secret seed."""
 
 
 def derive_seed(seed: int, *keys: int | str) -> int:
@@ -34,8 +43,48 @@ def derive_seed(seed: int, *keys: int | str) -> int:
 
 
 def numpy_generator(seed: int, *keys: int | str) -> np.random.Generator:
-    """A NumPy generator for one purpose, see `derive_seed`."""
+    """A NumPy generator for one purpose, see `derive_seed`; of ChaCha20 for a secret seed."""
+    if seed >= SECRET:
+        drawing: Any = _KeyStream(hashlib.sha256(repr((seed, *keys)).encode()).digest())
+        return np.random.Generator(drawing)
     return np.random.Generator(np.random.PCG64(derive_seed(seed, *keys)))
+
+
+def key_stream(key: bytes) -> Callable[[int], NDArray[np.uint64]]:
+    """Return the key stream of ChaCha20 (RFC 8439) from block 0, as a function that gives the next words of 64 bits.
+
+    The nonce is 0: no key is used twice.
+    """
+    from cryptography.hazmat.primitives.ciphers import Cipher
+    from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+    encryptor = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+    return lambda count: np.frombuffer(encryptor.update(bytes(8 * count)), dtype="<u8").astype(np.uint64, copy=False)
+
+
+class _KeyStream:
+    """The key stream of ChaCha20 as a bit generator of NumPy's, by the struct ``bitgen_t`` of its documentation."""
+
+    def __init__(self, key: bytes) -> None:
+        words = self._words(key_stream(key))
+        whole, half, fraction = (ctypes.CFUNCTYPE(kind, ctypes.c_void_p) for kind in _KINDS)
+        self._calls = (  # kept, as the struct points to them
+            whole(lambda _: next(words)), half(lambda _: next(words) >> 32),
+            fraction(lambda _: (next(words) >> 11) * 2.0**-53),
+        )  # fmt: skip
+        places = [None, *(ctypes.cast(self._calls[kind], ctypes.c_void_p) for kind in (0, 1, 2, 0))]
+        self._struct = (ctypes.c_void_p * 5)(*places)
+        make = ctypes.pythonapi.PyCapsule_New
+        make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        self.capsule, self.lock = make(ctypes.addressof(self._struct), b"BitGenerator", None), threading.Lock()
+
+    @staticmethod
+    def _words(stream: Callable[[int], NDArray[np.uint64]]) -> Iterator[int]:
+        while True:
+            yield from stream(64).tolist()
+
+
+_KINDS = (ctypes.c_uint64, ctypes.c_uint32, ctypes.c_double)
 
 
 def torch_generator(seed: int, *keys: int | str) -> torch.Generator:

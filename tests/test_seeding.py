@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lit_fed import Client, Model
-from lit_fed.seeding import derive_seed, numpy_generator, torch_generator
+from lit_fed.seeding import SECRET, derive_seed, key_stream, numpy_generator, torch_generator
 from tests.support import LeastSquares
 
 
@@ -56,3 +56,23 @@ def test_a_clients_seeds_name_stage_round_client_and_purpose() -> None:
     client = Client(5, 2, "train", 7, Model(LeastSquares()))
     assert client.derive_seed("dropout") == derive_seed(7, "train", 2, 5, "dropout")
     assert client.generator("data").initial_seed() == derive_seed(7, "train", 2, 5, "data")
+
+
+def test_a_secret_seed_draws_from_the_key_stream_of_chacha20() -> None:
+    seed = SECRET + 5
+    key = hashlib.sha256(repr((seed, "cohort", 3)).encode()).digest()
+    words = key_stream(key)(100).tolist()
+    drawn = numpy_generator(seed, "cohort", 3)
+    # As NumPy makes a number from 0 to below 1 of a word of 64 bits: its upper 53 bits.
+    assert drawn.random(100).tolist() == [(word >> 11) / 2**53 for word in words]
+    assert numpy_generator(seed - 6, "cohort", 3).bit_generator.state["bit_generator"] == "PCG64"
+
+
+def test_draws_of_a_secret_seed_are_uniform_and_without_repetition() -> None:
+    drawn = numpy_generator(SECRET, "cohort", 0)
+    assert sorted(drawn.choice(1000, 1000, replace=False).tolist()) == list(range(1000))
+    # 100,000 draws below 10: each count is a binomial of mean 10,000 and deviation 95.
+    counts = np.bincount(drawn.integers(10, size=100_000), minlength=10)
+    assert abs(counts - 10_000).max() < 5 * 95
+    # The mean of 1,000 binomials of 200 at .1 is 20, with error √(18 / 1000) = .13.
+    assert abs(float(drawn.binomial(200, 0.1, size=1000).mean()) - 20) < 5 * 0.14

@@ -1,9 +1,10 @@
 """The key of a private run, from which its noise and cohorts follow, and the releases made with it.
 
-The noise of a run with a key file is a keyed function of the round, of the clients delivered and of their sum. A round
-that is run again after a kill, and comes to the very same sum, releases the very same model, at no cost; a round that
-comes out differently, if only in the last bit, draws other noise and is another release. With noise of the round
-alone, the difference of two such releases would hold none.
+The noise of a run with a key file is a keyed function of the round, of the clients delivered and of their sum; under
+`SampleLevel` also of what the server sent, so that equal sums of two broadcasts have other noise too. A round that is
+run again after a kill, and comes to the very same sum, releases the very same model, at no cost; a round that comes out
+differently, if only in the last bit, draws other noise and is another release. With noise of the round alone, the
+difference of two such releases would hold none. Noise, batches and cohorts are drawn from the key stream of ChaCha20.
 
 A simulation protects nobody. Its noise is a function of the seed, of the round and of the clients delivered, so that
 runs can be compared which differ in rounding, or in a setting.
@@ -23,8 +24,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
-from lit_fed.errors import ConfigError
+from lit_fed.errors import CheckpointError, ConfigError
+from lit_fed.seeding import SECRET, key_stream
 
 _BYTES = 32
 _DIGEST = 32  # letters of a release's name
@@ -70,18 +73,26 @@ class RunKey:
         return self._digest("name").hex()[:_DIGEST]
 
     def seed(self, *purpose: int | str) -> int:
-        """A seed below 2**63 for a purpose, such as a round's cohort."""
-        return int.from_bytes(self._digest("seed", *purpose)[:8], "little") >> 1
+        """A seed for a purpose, such as a round's cohort: below 2**63 in a simulation, else a secret of 256 bits."""
+        digest = self._digest("seed", *purpose)
+        return int.from_bytes(digest[:8], "little") >> 1 if self.path is None else int.from_bytes(digest) | SECRET
 
-    def release(self, round_idx: int, delivered: Iterable[int], total: NDArray[Any]) -> str:
-        """The name of a release, which tells nothing of the key: the same for the same round, clients and sum.
+    def uniform(self, count: int, *purpose: int | str) -> NDArray[np.float64]:
+        """Numbers from 0 to below 1 for a purpose, (count,), multiples of 2^-53."""
+        if self.path is None:
+            return np.random.default_rng(self.seed(*purpose)).random(count)
+        return (key_stream(self._digest("uniform", *purpose))(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def release(self, round_idx: int, delivered: Iterable[int], total: NDArray[Any], asked: str = "") -> str:
+        """The name of a release, which tells nothing of the key: the same for the same round, clients, sum and request.
 
         Args:
             round_idx: The round.
             delivered: The clients in the sum.
             total: The sum, (d,); without influence in a simulation.
+            asked: Hash of what the sum was asked for with; without influence in a simulation.
         """
-        of = "" if self.path is None else hashlib.blake2b(total.tobytes()).hexdigest()
+        of = "" if self.path is None else hashlib.blake2b(asked.encode() + total.tobytes()).hexdigest()
         return self._digest("release", round_idx, ",".join(map(str, delivered)), of).hex()[:_DIGEST]
 
     def seal(self, content: Iterable[bytes]) -> str:
@@ -95,11 +106,17 @@ class RunKey:
         """Standard normal numbers of a release, (count,), the same on every process and at every repetition.
 
         Note:
-            From Philox, keyed, and in floating point. Attacks on the low bits of floating-point noise (Mironov 2012)
-            are made hard here by sums on a grid, but not proven impossible.
+            A number is the quantile of a word of 64 bits, one of them its sign: tails end at 9.1 deviations, beyond
+            which lie 2^-63 of a normal distribution. In a simulation from Philox. Attacks on the low bits of
+            floating-point noise (Mironov 2012) are made hard here by sums on a grid, but not proven impossible.
         """
-        key = int.from_bytes(self._digest("noise", release)[:16], "little")
-        return np.random.Generator(np.random.Philox(key=key)).standard_normal(count)
+        digest = self._digest("noise", release)
+        if self.path is None:
+            philox = np.random.Philox(key=int.from_bytes(digest[:16], "little"))
+            return np.random.Generator(philox).standard_normal(count)
+        words = key_stream(digest)(count)
+        size: NDArray[np.float64] = ndtri(((words >> np.uint64(1)) + 0.5) * 2.0**-64)
+        return np.where(words & np.uint64(1), size, -size)
 
     def secret(self, release: str) -> bytes:
         """A key of 32 bytes for the noise of a release."""
@@ -126,6 +143,29 @@ class RunKey:
 
     def _digest(self, *words: int | str) -> bytes:
         return hmac.new(self._key, json.dumps(words).encode(), hashlib.sha256).digest()
+
+
+def conceal(key: RunKey | None, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Encrypt numbers (n,) of a checkpoint by the key, if it has a file, as a tag of two words and n more.
+
+    Note:
+        Key stream and tag follow from a digest of the numbers: no two lists of numbers have the same stream.
+    """
+    if key is None or key.path is None:
+        return np.concatenate([np.zeros(2, np.int64), numbers.ravel()])
+    tag = key._digest("tag", numbers.tobytes().hex())[:16]
+    words = key_stream(key._digest("conceal", tag.hex()))(numbers.size).view(np.int64)
+    return np.concatenate([np.frombuffer(tag, np.int64), numbers.ravel() ^ words])
+
+
+def reveal(key: RunKey, concealed: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Undo `conceal`."""
+    tag, numbers = concealed[:2], concealed[2:]
+    if tag.any():
+        numbers = numbers ^ key_stream(key._digest("conceal", tag.tobytes().hex()))(numbers.size).view(np.int64)
+        if key._digest("tag", numbers.tobytes().hex())[:16] != tag.tobytes():
+            raise CheckpointError("the account of trainer.privacy in the checkpoint is damaged; resume from another")
+    return numbers
 
 
 def _where(path: Path) -> str:

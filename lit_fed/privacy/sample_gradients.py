@@ -6,12 +6,18 @@ r"""Gradients of single samples of an unchanged ``training_step``, clipped and s
 A sample is a client of a group whose clients share one model: the step runs under ``torch.vmap`` over batches of one
 sample. Clipped gradients are cut to the grid of `lit_fed.privacy.bounded_sum`, so that their sum does not depend on
 their order.
+
+A sample's gradient must be a function of the sample, and of what the step began with, alone. What a step leaves in the
+task for other samples is refused by name where nothing is secret: before the run, and in a simulation. Under a key a
+refusal, too, would tell of the samples in a batch. There the change is undone, the samples are taken each for itself,
+one that fails counts as none, and a line on this machine says so.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from lit_fed.engine.clients.local import LocalLoop
+from lit_fed.engine.lightning.meter import Meter
 from lit_fed.engine.lightning.objective import task_name
 from lit_fed.engine.method.client import Client, Tensors
 from lit_fed.engine.vectorized.alone import aside, closeness
@@ -31,6 +38,8 @@ from lit_fed.engine.vectorized.objective import GroupObjective, batch_dims
 from lit_fed.engine.wire.batches import batch_size_of, first_samples
 from lit_fed.errors import ConfigError, LitFedError, reason
 from lit_fed.privacy.bounded_sum import grid_of
+from lit_fed.privacy.held import Held
+from lit_fed.seeding import seed_device
 from lit_fed.tensors import map_tensors
 
 _COMPARED = 16  # samples that are taken one by one and as a batch
@@ -43,6 +52,8 @@ _HANDED = (
     "on_train_batch_end", "on_before_backward", "on_after_backward", "backward", "optimizer_zero_grad",
 )  # fmt: skip
 """Hooks that are handed a batch or its loss beside the gradient, or take gradients themselves."""
+
+_DRAWS = {"normal", "uniform", "bernoulli", "exponential", "random", "multinomial", "poisson", "feature_dropout"}
 
 Draw = Callable[[], NDArray[np.bool_]]
 Noise = Callable[[Tensor], Tensor]
@@ -77,7 +88,8 @@ class SampleGradients:
         loop: The loop of the clients' kind.
         clip_norm: C, over all trained parameters together.
         physical_batch: Most samples whose gradients are in memory at a time.
-        begin: Begins a phase of a client; gives the noise's standard deviation and the expected batch.
+        begin: Begins a phase of a client; gives the noise's standard deviation, the expected batch, and a secret seed
+            of the task's own draws, such as dropout's; None for the run's.
         noise: Noise (d,) of a client's next step, from the sum of clipped gradients (d,); None for none.
     """
 
@@ -86,7 +98,7 @@ class SampleGradients:
         loop: LocalLoop,
         clip_norm: float,
         physical_batch: int,
-        begin: Callable[[Client], tuple[float, float]],
+        begin: Callable[[Client], tuple[float, float, int | None]],
         noise: Callable[[Client, Tensor], Tensor | None],
     ) -> None:
         self._loop, self._norm, self._most = loop, clip_norm, physical_batch
@@ -94,12 +106,21 @@ class SampleGradients:
         self._trusted: set[Any] = set()
         self.one_by_one: str | None = None
         """Why samples are taken in turn, without ``torch.vmap``."""
+        self.say: Callable[[str], object] | None = None
+        """Prints a line on this machine, where a refusal would tell of the samples of a batch; None to refuse."""
+        self._held: Held | None = None
+        self._recurrent = [vars(one) for one in loop.model.task.modules() if isinstance(one, nn.RNNBase)]
+        self._said: set[str] = set()
+        loop.around_hook = self._hook
 
     def enter(self, client: Client) -> bool:
         """Take over a phase of training on the client's own data."""
         if client.stage != "train" or self._loop.state.public:
             return False
-        std, self._expected = self._begin(client)
+        self._loop.state.meter = Meter()  # dropped, as is what hooks log: no mean of losses is private
+        std, self._expected, seed = self._begin(client)
+        if seed is not None:  # masks that the server knows would tell in which place of a batch a sample is
+            seed_device(seed, self._loop.fabric.device)
         self._grid = grid_of(max(self._norm, std))
         # A batch has rarely more: one chunk, and little padding. Of public numbers alone.
         self._rows = min(self._most, math.ceil(self._expected + 2 * math.sqrt(self._expected)))
@@ -110,12 +131,21 @@ class SampleGradients:
         """Set the gradients of a batch, also of an empty one; returns 0 for its loss, which is not private."""
         model = self._loop.model
         trained = {name: p for name, p in model.parameters.items() if p.requires_grad}
-        sums = {name: torch.zeros(p.shape, dtype=torch.float64, device=p.device) for name, p in trained.items()}
-        count = batch_size_of(batch)
-        for start in range(0, count, self._rows):
-            self._add(_rows(batch, start, self._rows, count), min(self._rows, count - start), sums)
-        if count > 1 and self._objective.called not in self._trusted:
-            self.check(self._client, first_samples(batch, min(count, _COMPARED)))
+        sums, count = _zeros(trained), batch_size_of(batch)
+        try:
+            with self._still("its training_step", values=self.one_by_one is not None):
+                for start in range(0, count, self._rows):
+                    self._add(_rows(batch, start, self._rows, count, count), min(self._rows, count - start), sums)
+            if count > 1 and self._objective.called not in self._trusted:
+                self.check(self._client, first_samples(batch, min(count, _COMPARED)))
+        except ConfigError as error:
+            if self.say is None:
+                raise
+            self._tell(str(error))
+            self._trusted.add(self._objective.called)
+            sums = _zeros(trained)
+            for idx in range(count):
+                self._add_alone(batch, idx, count, sums)
         total = torch.cat([one.reshape(-1) for one in sums.values()])
         if (noise := self._noise(self._client, total * self._grid)) is not None:
             total += (noise.to(total.device) / self._grid).round_()
@@ -124,6 +154,76 @@ class SampleGradients:
         for p, part in zip(trained.values(), parts, strict=True):
             p.grad = part.view(p.shape).to(p.dtype)
         return torch.zeros((), device=total.device)
+
+    def _add_alone(self, batch: Any, idx: int, count: int, sums: Tensors) -> None:
+        """Add one sample's clipped gradient, from the state that the step began with; none where it fails."""
+        before = self.one_by_one
+        for in_turn in dict.fromkeys((before, before or "")):
+            own, self.one_by_one = _zeros(sums), in_turn
+            try:
+                with self._still("its training_step", values=True):
+                    self._add(_rows(batch, idx, 1 if in_turn is not None else self._rows, idx + 1, count), 1, own)
+            except _Unmapped:
+                continue
+            except _Changed:
+                pass  # undone
+            except ConfigError:
+                break
+            finally:
+                self.one_by_one = before
+            for name, one in own.items():
+                sums[name] += one
+            break
+
+    def _tell(self, why: str) -> None:
+        """Say once what a simulation refuses."""
+        if self.say is not None and why not in self._said:
+            self._said.add(why)
+            self.say(
+                f"warning: {why}; under a key the run goes on, as its end would tell of the batch: such a batch's "
+                "samples are taken each for itself, and one that fails counts as none"
+            )
+
+    # ------------------------------------------------------------------ state that samples would share
+
+    @contextmanager
+    def _still(self, what: str, values: bool, hook: bool = False) -> Iterator[None]:
+        """Undo, and refuse by name, a change of the task's state, or of what it reaches in its trainer."""
+        trainer: Any = self._loop.trainer
+        if self._held is None or not self._held.is_whole:
+            self._held = Held({"": self._loop.objective})
+        self._held.mark()
+        of_optimizers = [{"param_groups": one.param_groups, "state": one.state} for one in trainer.optimizers]
+        around: dict[str, Any] = {"optimizers": of_optimizers}
+        if not hook:
+            around |= {"schedulers": [vars(one) for one in trainer.schedulers], "trainer": vars(trainer)}
+            around |= {"Python's generator (random)": _of(random.getstate)}
+            around |= {"NumPy's generator (numpy.random)": _of(np.random.get_state)}
+        held = [self._held, Held(around, self._held)]
+        lists = [(own, {key: own[key] for key in own if key.startswith("_flat_weight")}) for own in self._recurrent]
+        try:
+            yield
+        finally:
+            for own, weights in lists:  # torch lists them anew
+                own.update(weights)
+            if (odd := next((name for one in held if (name := one.changed(values)) is not None), None)) is not None:
+                for one in held:
+                    one.restore()
+                raise _Changed(str(_cannot(
+                    self._loop, f"{what} changes {odd!r}, by which a sample could reach others; compute it from the "
+                    "batch, self.current_epoch and values set before the run"
+                )))  # fmt: skip
+
+    @contextmanager
+    def _hook(self, hook: str) -> Iterator[None]:
+        """Refuse a hook of a client's training that changes the task's state, also its weights."""
+        state = self._loop.state
+        if not state.training or state.client.stage != "train":
+            yield
+            return
+        state.meter = Meter()
+        with self._still(f"the hook {hook}", values=True, hook=True):
+            yield
 
     def _add(self, chunk: Any, count: int, sums: Tensors) -> None:
         """Add the clipped gradients of a chunk's first samples to the sums, in units of the grid; the rest is padding.
@@ -159,7 +259,7 @@ class SampleGradients:
         """Every sample's objective (b,) and gradients (b, …)."""
         size = batch_size_of(chunk)
         if self.one_by_one is not None:
-            each = [self._together(objective, _rows(chunk, idx, 1, size), dropout) for idx in range(size)]
+            each = [self._together(objective, _rows(chunk, idx, 1, size, size), dropout) for idx in range(size)]
             gradients = {name: torch.stack([own[name] for _, own in each]) for name in each[0][1]}
             return torch.stack([loss for loss, _ in each]), gradients
 
@@ -258,23 +358,31 @@ class SampleGradients:
             batch: Two samples or more; dropout is left out.
         """
         loop, objective = self._loop, self._objective_of(client)
-        with aside(loop):
+        with aside(loop), self._still("its training_step", values=True):
             self._alone(objective, batch)
             called = objective.called
+        with aside(loop), self._still("its training_step", values=True):
             one_by_one, singles = self._alone(objective, batch, _no_dropout)
             loss, gradients = self._together(objective, batch, _no_dropout)
         close = closeness(loop)
         off = (one_by_one.mean() - loss).abs()
         apart = _norm([singles[name].mean(0) - gradients[name] for name in gradients])
         if off > close * (1 + loss.abs()) or apart > close * _norm(gradients.values()) + _ROUNDING * (1 + loss.abs()):
-            raise _cannot(
-                loop, "it mixes the samples of a batch: the loss or the gradient is not the mean of its samples' alone"
-            )
+            mixes = "it mixes the samples of a batch: the loss or the gradient is not the mean of its samples' alone"
+            if drawn := [name for one in objective.called if (name := getattr(one, "__name__", "")) and _draws(name)]:
+                mixes = (
+                    f"it draws random numbers by torch's {drawn[0]}, which differ between a batch and its samples alone"
+                )
+            raise _cannot(loop, mixes)
         self._trusted.add(called)
 
 
 class _Unmapped(ConfigError):
     """A step that fails."""
+
+
+class _Changed(ConfigError):
+    """A step, or a hook, that changes the task's state."""
 
 
 def refuse(loop: LocalLoop) -> None:
@@ -309,9 +417,9 @@ def _cannot(loop: LocalLoop, why: str) -> ConfigError:
     )
 
 
-def _rows(batch: Any, start: int, most: int, count: int) -> Any:
-    """Samples of a batch, padded to a fixed number, so that no sample's bits depend on how many there are."""
-    places = torch.arange(start, start + most).clamp(max=count - 1)
+def _rows(batch: Any, start: int, most: int, end: int, count: int) -> Any:
+    """Samples of a batch of some size, padded to a fixed number, so that no sample's bits depend on the others."""
+    places = torch.arange(start, start + most).clamp(max=end - 1)
 
     def chosen(tensor: Tensor) -> Tensor:
         return tensor[places.to(tensor.device)] if tensor.ndim and len(tensor) == count else tensor
@@ -323,5 +431,18 @@ def _norm(tensors: Iterable[Tensor]) -> Tensor:
     return torch.stack([tensor.double().square().sum() for tensor in tensors]).sum().sqrt()
 
 
+def _zeros(like: Mapping[str, Tensor]) -> Tensors:
+    return {name: torch.zeros(one.shape, dtype=torch.float64, device=one.device) for name, one in like.items()}
+
+
+def _of(method: Any) -> Any:
+    """The object of a bound method."""
+    return method.__self__
+
+
 def _no_dropout(input: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
     return input
+
+
+def _draws(name: str) -> bool:
+    return name.startswith("rand") or name.rstrip("_") in _DRAWS or ("dropout" in name and name != "dropout")

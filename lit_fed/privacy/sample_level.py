@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -36,8 +37,10 @@ from lit_fed.participation import Fate
 from lit_fed.privacy.accounting import IntArray, Releases, SampleAccount, check_installed
 from lit_fed.privacy.card import card, claims_card
 from lit_fed.privacy.keyed import Keyed
-from lit_fed.privacy.keys import RunKey
+from lit_fed.privacy.keys import RunKey, conceal, reveal
 from lit_fed.privacy.sample_gradients import ROUNDED, PoissonLoader, SampleGradients, refuse
+from lit_fed.seeding import SECRET
+from lit_fed.tensors import hash_of_groups
 
 _MOST = 4096  # samples of an expected batch: sums of up to 8,192 clipped gradients are exact
 _COMPARED = 16
@@ -91,6 +94,7 @@ class SampleLevel(Keyed):
         self.physical_batch = check_range("trainer.privacy.physical_batch", physical_batch, least=1)
         self._client: Client | None = None
         self._drawn = self._stepped = 0
+        self._request = ""
         self._noise = math.nan
         self._keys: dict[int, RunKey] = {}
         """The key of each client of a node."""
@@ -122,9 +126,8 @@ class SampleLevel(Keyed):
             "steps": f"{self._steps.min()} to {self._steps.max()}", "clip_norm": self.clip_norm,
             "noise_multiplier": float(self.noise_multiplier or 0.0), "left_out": 0, "releases": 0, "epsilon": "0",
             "delta": self.delta, "on_client_failure": "", "noise_from": self._noise_from,
-            "_rounds": torch.zeros(data.num_clients, dtype=torch.int64), "_sizes": torch.from_numpy(self._sizes.copy()),
-            "_steps": torch.from_numpy(self._steps.copy()), "_key": "", "_budget": self.epsilon or 0.0, "_allowed": 0,
-            "_counted": 0, "_elsewhere": self._elsewhere,
+            "_account": torch.from_numpy(conceal(None, np.stack([0 * self._sizes, self._sizes, self._steps]))),
+            "_key": "", "_budget": self.epsilon or 0.0, "_allowed": 0, "_counted": 0, "_elsewhere": self._elsewhere,
             "_claims": torch.full((data.num_clients, 3), -1.0, dtype=torch.float64),
         }  # fmt: skip
 
@@ -149,7 +152,7 @@ class SampleLevel(Keyed):
 
     def _asked(self, around: Surroundings, loop: Any, is_new: bool) -> Client:
         """A client whose data beside the gradient are refused by name; one that is known finds another model."""
-        data: Any = _Guarded(around.data, type(around.algorithm).__name__)
+        data: Any = _Guarded(around.data, partial(_beside, type(around.algorithm).__name__))
         received = around.broadcast.payloads[around.kinds[0]]
         if not is_new:
             received = {name: tensor + 1 if tensor.is_floating_point() else tensor for name, tensor in received.items()}
@@ -172,6 +175,8 @@ class SampleLevel(Keyed):
                     for phase in phases:
                         client.phase = phase.name
                         loop.model.set_trainable(phase.trains)
+                        made, schedules = loop.optimizers.build(phase.name, 0, client.rate_of(phase))
+                        loop.trainer.optimizers, loop.trainer.schedulers = made, [one.scheduler for one in schedules]
                         self._gradients.settle(client, batch)
                     if self._gradients.one_by_one is not None:
                         around.say(
@@ -186,6 +191,16 @@ class SampleLevel(Keyed):
         self._around = around
         self._open(around, resumed)
 
+    @override
+    def shown(self, data: Any) -> Any:
+        def refusal(name: str) -> ConfigError:
+            return ConfigError(
+                f"trainer.privacy: the model or a callback reads {name} of self.trainer.datamodule, by which a sample "
+                "could reach others; set what it needs from public data"
+            )
+
+        return _Guarded(data, refusal)
+
     def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
         """Find the noise, and go on with what is left of each client's budget."""
         self._check_settings(kept)
@@ -195,8 +210,8 @@ class SampleLevel(Keyed):
                 "trainer.privacy is SampleLevel, and the run began "
                 f"{'in a simulation' if self._elsewhere else 'with clients on nodes'}; go on there"
             )
-        same = torch.equal(kept["_sizes"], torch.from_numpy(self._sizes))
-        if not same or not torch.equal(kept["_steps"], torch.from_numpy(self._steps)):
+        self._rounds, sizes, steps = reveal(self._opened, kept["_account"].numpy()).reshape(3, -1).copy()
+        if not np.array_equal(sizes, self._sizes) or not np.array_equal(steps, self._steps):
             raise ConfigError(
                 "trainer.privacy: clients have other samples, batches or steps a round than the run began with; keep "
                 "data.batch_size and trainer.local_epochs or local_steps"
@@ -204,6 +219,7 @@ class SampleLevel(Keyed):
         self._participation = around.participation
         self._participation.leave_out((), 0)
         kept["on_client_failure"] = around.on_client_failure
+        self._note(kept)
         if self._elsewhere:  # each node has its own account
             return
         if self.epsilon is not None and not kept["_allowed"]:
@@ -266,24 +282,36 @@ class SampleLevel(Keyed):
 
         def draw() -> NDArray[np.bool_]:
             self._drawn += 1  # by number in the round: no two batches of a client are the same draw
-            seed = key.seed("batch", client.round_idx, client.id, self._drawn)
-            return np.random.default_rng(seed).random(count) < rate
+            return key.uniform(count, "batch", client.round_idx, client.id, self._drawn) < rate
 
         return PoissonLoader(_drawing(loader), draw)
 
     def _meet(self, client: Client) -> None:
         if self._client is not client:
             self._client, self._drawn, self._stepped = client, 0, 0
+            self._request = self._request_of(client) if self._key_of(client).path is not None else ""
 
-    def _enter(self, client: Client) -> tuple[float, float]:
-        """The noise's standard deviation, and the expected batch."""
+    def _request_of(self, client: Client) -> str:
+        """Hash of what the server said to a client, and of what the client began with: of nothing that is private."""
+        model = client.model
+        frozen, known = model.tensors(model.split.frozen), torch.tensor(client.is_new)
+        groups = {"received": client.received, "frozen": frozen, "own": client.own, "state": client.state}
+        return hash_of_groups({**groups, "is_new": {"": known}})
+
+    def _enter(self, client: Client) -> tuple[float, float, int | None]:
+        """The noise's standard deviation, the expected batch, and a seed from the key."""
         self._meet(client)
         if not self._noise >= 0:
             raise ConfigError("trainer.privacy: no noise is known before the run begins")
-        return self._noise * self.clip_norm * ROUNDED, float(min(client.population.batch_size, client.num_samples))
+        key, seed = self._key_of(client), None
+        if key.path is not None:
+            self._gradients.say = self._around.say
+            seed = key.seed("training", client.round_idx, client.id, self._stepped) % SECRET
+        expected = float(min(client.population.batch_size, client.num_samples))
+        return self._noise * self.clip_norm * ROUNDED, expected, seed
 
     def _noise_of(self, client: Client, total: Tensor) -> Tensor | None:
-        """Noise of a client's next step: of its sum too, where there is a key, so that no two sums have the same."""
+        """Noise of a client's next step; under a key, no two sums, and no two requests, have the same."""
         key = self._key_of(client)
         if self._stepped >= self._steps[client.id]:
             raise ConfigError(
@@ -293,19 +321,22 @@ class SampleLevel(Keyed):
         self._stepped += 1
         if not self._noise:
             return None
-        name = key.release(client.round_idx, (client.id, self._stepped), total.cpu().numpy())
+        name = key.release(client.round_idx, (client.id, self._stepped), total.cpu().numpy(), self._request)
         return torch.from_numpy(key.noise(name, len(total)) * (self._noise * self.clip_norm * ROUNDED))
 
     def on_client(self, update: ClientUpdate, client: Client) -> ClientUpdate:
-        """Let go of the client, which sends what follows from noisy gradients; a node records that, and claims."""
+        """Let go of the client, which sends what follows from noisy gradients; a node records that, and claims.
+
+        Beside the claim a node tells the learning rate, and nothing that was logged or measured in training.
+        """
         self._client = None
         if (key := self._keys.get(client.id)) is not None:
-            name = key.release(client.round_idx, (client.id,), _numbers(update.payload))
+            name = key.release(client.round_idx, (client.id,), _numbers(update.payload), self._request)
             again = key.releases | {name: client.round_idx}
             claim = self._claim(client, Counter(again.values()))
             if name not in key.releases:
                 key.record(name, client.round_idx)
-            update.metrics |= claim
+            update.metrics = {name: value for name, value in update.metrics.items() if name == "lr"} | claim
         return update
 
     def _key_of(self, client: Client) -> RunKey:
@@ -345,16 +376,22 @@ class SampleLevel(Keyed):
         if key.path is not None and name not in key.releases:
             self._record(name, round_idx, kept)
         kept["releases"] = kept["releases"] + 1 if key.path is None else len(key.releases)
-        spent, kept["accountant"] = self._account.epsilon(kept["_rounds"].numpy(), _repeats(self._opened.releases))
+        spent, kept["accountant"] = self._account.epsilon(self._rounds, _repeats(self._opened.releases))
         kept["epsilon"] = f"{spent:.6g}"
         return aggregate, cohort, {"privacy/epsilon": spent, "privacy/clip_norm": self.clip_norm}
 
     def _count(self, round_idx: int, kept: dict[str, Any]) -> None:
         """Count a round, unless it is counted, for the clients that work in it."""
         if round_idx >= kept["_counted"]:
-            kept["_rounds"] = kept["_rounds"] + torch.from_numpy(self._worked([round_idx]))
+            self._rounds = self._rounds + self._worked([round_idx])
+            self._note(kept)
             kept["_counted"] = round_idx + 1
             self._rest(kept)
+
+    def _note(self, kept: dict[str, Any]) -> None:
+        """Note rounds, samples and steps of clients for checkpoints: who took part, which the key alone reads."""
+        made = np.stack([self._rounds, self._sizes, self._steps])
+        kept["_account"] = torch.from_numpy(conceal(self._opened, made))
 
     def _worked(self, rounds: Iterable[int]) -> IntArray:
         """In how many of some rounds each client works, (N,)."""
@@ -369,13 +406,13 @@ class SampleLevel(Keyed):
         releases, exceeds = self._opened.releases, False
         if self.epsilon is not None and round_idx in releases.values():
             again = _repeats(releases | {name: round_idx})
-            exceeds = bool(self._account.exceeds(kept["_rounds"].numpy(), again, self.epsilon).any())
+            exceeds = bool(self._account.exceeds(self._rounds, again, self.epsilon).any())
         self._write_down(self._around.first, name, round_idx, exceeds)
         self._rest(kept)
 
     def _rest(self, kept: dict[str, Any]) -> None:
         """Leave out the clients that another round would take beyond the budget."""
-        rounds, repeated = kept["_rounds"].numpy(), _repeats(self._opened.releases)
+        rounds, repeated = self._rounds, _repeats(self._opened.releases)
         over = np.zeros(len(rounds), bool)
         is_planned = kept["_counted"] < kept["_allowed"] and not repeated.keys() - {1}
         if self.epsilon is not None and not is_planned:
@@ -437,32 +474,32 @@ class _Own(list[Any]):
     """Stands for the batches of a client's own data, where a method is asked for its start and its phases.
 
     Args:
-        method: The method's name.
+        refusal: The error for whoever reads the batches.
     """
 
     num_samples = 0
     batch_size = 1
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, refusal: Callable[[str], ConfigError]) -> None:
         super().__init__()
-        self._method = method
+        self._refusal = refusal
 
     def __iter__(self) -> NoReturn:
         """Refuse a method that reads the batches itself."""
-        raise _beside(self._method, "train_loader")
+        raise self._refusal("train_loader")
 
 
 class _Guarded:
-    """Data of which a method may read only what is public: everything else is beside the gradient."""
+    """Data of which only what is public may be read: everything else is beside the gradient."""
 
-    def __init__(self, data: Any, method: str) -> None:
-        self._data, self._method = data, method
+    def __init__(self, data: Any, refusal: Callable[[str], ConfigError]) -> None:
+        self._data, self._refusal = data, refusal
 
         self.public: list[Any] = []
         """The loaders of the public set that were asked for."""
 
     def train_loader(self, *_args: Any, **_kwargs: Any) -> _Own:
-        return _Own(self._method)
+        return _Own(self._refusal)
 
     def public_loader(self, *args: Any, **kwargs: Any) -> Any:
         self.public.append(self._data.public_loader(*args, **kwargs))
@@ -470,9 +507,9 @@ class _Guarded:
 
     def __getattr__(self, name: str) -> Any:
         if name not in _PUBLIC:
-            raise _beside(self._method, name)
+            raise self._refusal(name)
         value = getattr(self._data, name)
-        return _Guarded(value, self._method) if name == "census" else value
+        return _Guarded(value, self._refusal) if name == "census" else value
 
 
 def _beside(method: str, name: str) -> ConfigError:

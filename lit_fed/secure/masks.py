@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
+
+from lit_fed.seeding import key_stream
 
 Words = NDArray[np.uint64]
 """A vector modulo 2^64."""
@@ -36,15 +34,6 @@ def agree(own: X25519PrivateKey, other: bytes) -> bytes:
     return own.exchange(X25519PublicKey.from_public_bytes(other))
 
 
-def words_of(key: bytes) -> Callable[[int], Words]:
-    """Return the key stream of ChaCha20 (RFC 8439) from block 0, as a function that gives the next words of 64 bits.
-
-    The nonce is 0: no key is used twice.
-    """
-    encryptor = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
-    return lambda count: np.frombuffer(encryptor.update(bytes(8 * count)), dtype="<u8").astype(np.uint64, copy=False)
-
-
 def stream(key: bytes, length: int) -> Words:
     """Return a mask: the first words of a key's stream."""
-    return words_of(key)(length)
+    return key_stream(key)(length)

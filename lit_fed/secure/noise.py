@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_fed.secure.masks import words_of
+from lit_fed.seeding import key_stream
 
 IntArray = NDArray[np.int64]
 
@@ -30,7 +30,7 @@ class Draws:
     """
 
     def __init__(self, key: bytes) -> None:
-        self._words = words_of(key)
+        self._words = key_stream(key)
 
     def below(self, bounds: IntArray) -> IntArray:
         """A uniform whole number from 0 to below each bound; words beyond the last multiple of it are drawn again."""

@@ -25,6 +25,7 @@ from lit_fed.participation import FullParticipation
 from lit_fed.privacy import SampleLevel
 from lit_fed.privacy.accounting import Mechanism
 from lit_fed.protocols import ClientTest, GlobalTest
+from lit_fed.tasks import Classifier
 from tests.deployment.serving_support import Echo, free_address, served, working
 from tests.deployment.support import Make, Parts, deploy, nodes_of, simulate, small
 from tests.privacy.support import uniform
@@ -42,7 +43,13 @@ def one_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(
-    noise: float | None = 1.0, rounds: int = 2, key: bool = True, own: Mapping[str, Any] | None = None, **kwargs: Any
+    noise: float | None = 1.0,
+    rounds: int = 2,
+    key: bool = True,
+    own: Mapping[str, Any] | None = None,
+    task: Callable[[], Any] = mlp,
+    data: Callable[[], Any] = Blobs,
+    **kwargs: Any,
 ) -> Make:
     """Parts of three clients, with a key file in each end's folder; ``own`` are settings of the second node."""
 
@@ -57,7 +64,7 @@ def make(
         settings: dict[str, Any] = {
             "participation": FullParticipation(), "protocols": [GlobalTest()], "on_client_failure": "skip", **kwargs
         }  # fmt: skip
-        return small(mlp, Blobs, uniform, max_rounds=rounds, privacy=privacy, **settings)(folder)
+        return small(task, data, uniform, max_rounds=rounds, privacy=privacy, **settings)(folder)
 
     return parts
 
@@ -140,6 +147,124 @@ def test_another_broadcast_of_a_round_gets_other_noise_everywhere_and_is_charged
     assert spent == pytest.approx([epsilon(n) for n in ({1: 1}, {1: 1}, {2: 1}, {2: 1}, {1: 1, 2: 1})], rel=1e-12)
     lines = (tmp_path / "node_0" / "key.0").read_text().splitlines()[1:]
     assert [line.split()[0] for line in lines] == ["0", "0", "1"]
+
+
+class Blind(Blobs):
+    """Samples whose last feature is 0: no sample looks at the weights of it."""
+
+    def load_arrays(self) -> Any:
+        arrays = super().load_arrays()
+        arrays.train.x[:, 3] = 0
+        return arrays
+
+
+def least_apart(folder: Path) -> float:
+    """The least by which what two broadcasts made differs in a coordinate, beside the difference of the broadcasts.
+
+    They differ in weights at which no sample looks, so that all sums of gradients are equal.
+    """
+    sent = {name: tensor.clone() for name, tensor in mlp().state_dict().items()}
+    off = {name: tensor.clone() for name, tensor in sent.items()}
+    off["network.1.weight"][:, 3] += 0.5
+    (node,) = nodes_of(make(data=Blind), folder, [[0]])
+    with node.at_work():
+        first, other = told(node, sent), told(node, off)
+    made = [
+        {n: t - begun[n] for n, t in one.tensors["payload"].items()} for one, begun in ((first, sent), (other, off))
+    ]
+    return min(float((made[0][name] - made[1][name]).abs().min()) for name in sent)
+
+
+def test_broadcasts_that_differ_where_no_sample_looks_get_other_noise_everywhere(tmp_path: Path) -> None:
+    # Deviation of four steps' difference: √4 · lr · z · C / 6 · √2 = .024. Of 131 coordinates the least is about
+    # .024 · √(π/2) / 131 = 2e-4; below 1e-6 with probability .004. Rounding of weights up to 1: 6e-8.
+    assert least_apart(tmp_path) > 1e-6
+
+
+def test_the_comparison_finds_noise_that_is_named_by_the_sum_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SampleLevel, "_request_of", lambda self, client: "")
+    assert least_apart(tmp_path) < 1e-6
+
+
+@pytest.mark.parametrize("changed", ["received", "own", "state", "frozen", "is_new"])
+def test_noise_is_named_by_all_that_a_client_begins_with(changed: str) -> None:
+    def request(value: float) -> str:
+        groups = {name: {"w": torch.tensor(value if name == changed else 1.0)} for name in ("received", "own", "state")}
+        frozen = {"w": torch.tensor(value if changed == "frozen" else 1.0)}
+        model = SimpleNamespace(split=SimpleNamespace(frozen=()), tensors=lambda names: frozen)
+        client: Any = SimpleNamespace(model=model, is_new=changed == "is_new" and value == 2.0, **groups)
+        return SampleLevel(1.0, 1.0)._request_of(client)
+
+    assert request(1.0) == request(1.0) != request(2.0)
+
+
+class Telling(Classifier):
+    """Logs in every hook of training, also what is not finite."""
+
+    def on_train_start(self) -> None:
+        self.log("started", 1.0)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss: torch.Tensor = super().training_step(batch, batch_idx)
+        self.log("last", loss)
+        return loss
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.log("norm", 3.0, reduce_fx="sum")
+
+    def on_train_epoch_end(self) -> None:
+        self.log("train/mean_loss", float("nan"))
+
+    def on_train_end(self) -> None:
+        self.log("train/max_loss", float("inf"))
+
+
+def of_blobs(kind: type[Classifier]) -> Classifier:
+    torch.manual_seed(0)
+    return kind(mlp().network, num_classes=3)
+
+
+def test_an_answer_to_training_has_the_learning_rate_and_the_claim_alone(tmp_path: Path) -> None:
+    (node,) = nodes_of(make(task=partial(of_blobs, Telling)), tmp_path, [[0]])
+    with node.at_work():
+        answer = told(node, of_blobs(Telling).state_dict())
+    assert answer.word == "answer"
+    assert answer.fields.keys() == {"client", "round", "silent", "sums", "weight", "metrics", "version"}
+    assert answer.fields["metrics"] == {"lr": 0.1, "epsilon": epsilon({1: 1}), "delta": 0.01, "noise_multiplier": 1.0}
+    assert answer.fields["sums"] == {}
+
+
+class Failing(Classifier):
+    """Fails on a sample with a large first feature; runs in turn."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if float(batch[0][:, 0].max()) > 100:
+            raise ValueError("a row of the data")
+        loss: torch.Tensor = super().training_step(batch, batch_idx)
+        return loss
+
+
+class OneLarge(Blobs):
+    """The last sample of client 0 has a large feature."""
+
+    def load_arrays(self) -> Any:
+        arrays = super().load_arrays()
+        arrays.train.x[19, 0] = 1000
+        return arrays
+
+
+@pytest.mark.parametrize("data", [Blobs, OneLarge])
+def test_a_sample_on_which_a_step_fails_fails_no_answer(
+    data: type[Blobs], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lit_fed.privacy.sample_level._COMPARED", 2)  # the trial before the run does not see it
+    (node,) = nodes_of(make(task=partial(of_blobs, Failing), data=data, local_epochs=4), tmp_path, [[0]])
+    with node.at_work():
+        answer = told(node, of_blobs(Failing).state_dict())
+    assert answer.word == "answer", "16 batches, in each of which it is with .3"
+    assert ("a row of the data" in capsys.readouterr().out) == (data is OneLarge), "only this machine is told"
 
 
 def test_a_node_leaves_out_a_client_that_has_spent_its_budget(

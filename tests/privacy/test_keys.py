@@ -1,5 +1,6 @@
 """Keys of private runs: noise that repeats where the release is the same, and nowhere else."""
 
+import math
 import stat
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_fed.errors import ConfigError
-from lit_fed.privacy.keys import RunKey
+from lit_fed.errors import CheckpointError, ConfigError
+from lit_fed.privacy.keys import RunKey, conceal, reveal
+from lit_fed.seeding import SECRET, key_stream
 
 WORD = "0123456789abcdef" * 2
 SUM = np.array([1.0, -2.0])
@@ -53,6 +55,47 @@ def test_noise_is_standard_normal_within_its_own_standard_error() -> None:
     # The variance of a sample variance of n normal numbers is 2/n, that of the mean 1/n; four standard errors.
     assert abs(drawn.mean()) < 4 / count**0.5
     assert abs(drawn.var() - 1) < 4 * (2 / count) ** 0.5
+
+
+def test_under_a_key_noise_is_the_quantile_of_a_word_of_chacha20() -> None:
+    key, count = RunKey(b"k" * 32, Path("run.key")), 2000
+    words = key_stream(key._digest("noise", WORD))(count)
+    for word, drawn in zip(words.tolist(), key.noise(WORD, count).tolist(), strict=True):
+        # P(Z < -|z|) = erfc(|z| / √2) / 2
+        assert math.erfc(abs(drawn) / math.sqrt(2)) / 2 == pytest.approx(((word >> 1) + 0.5) / 2**64, rel=1e-12)
+        assert (drawn > 0) == (word % 2 == 0)
+
+
+def test_noise_under_a_key_has_the_moments_of_a_normal_distribution() -> None:
+    count = 1_000_000
+    drawn = RunKey(b"k" * 32, Path("run.key")).noise(WORD, count)
+    # Moments 0, 1, 0, 3, whose estimates have the variances 1, 2, 15, 96 over n; four standard errors.
+    for power, (moment, variance) in enumerate([(0, 1), (1, 2), (0, 15), (3, 96)], 1):
+        assert abs(float((drawn**power).mean()) - moment) < 4 * (variance / count) ** 0.5
+
+
+def test_batches_and_cohorts_of_a_key_are_chacha20s_and_a_simulations_are_pcg64s() -> None:
+    key, simulated = RunKey(b"k" * 32, Path("run.key")), RunKey.of_seed(1)
+    words = key_stream(key._digest("uniform", "batch", 1))(100)
+    assert key.uniform(100, "batch", 1).tolist() == [(word >> 11) / 2**53 for word in words.tolist()]
+    assert key.seed("cohort") >= SECRET > simulated.seed("cohort")
+    plain = np.random.Generator(np.random.PCG64(simulated.seed("batch", 1))).random(100)
+    assert simulated.uniform(100, "batch", 1).tolist() == plain.tolist()
+
+
+def test_what_a_key_conceals_only_that_key_reveals() -> None:
+    one, other = RunKey(b"k" * 32, Path("run.key")), RunKey(b"l" * 32, Path("run.key"))
+    numbers = np.arange(6)
+    concealed = conceal(one, numbers)
+    assert len(concealed) == 8
+    assert not set(concealed.tolist()) & set(range(6))
+    assert reveal(one, concealed).tolist() == numbers.tolist()
+    for key, found in ((other, concealed), (one, concealed + np.eye(8, dtype=np.int64)[7])):
+        with pytest.raises(CheckpointError, match=r"the account of trainer\.privacy in the checkpoint is damaged"):
+            reveal(key, found)
+    simulated = RunKey.of_seed(1)
+    assert conceal(simulated, numbers).tolist() == [0, 0, *range(6)]
+    assert reveal(simulated, conceal(simulated, numbers)).tolist() == numbers.tolist()
 
 
 def test_two_runs_share_no_noise(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from lit_fed.participation import (
 )
 from lit_fed.privacy import ClientLevel, SampleLevel
 from lit_fed.privacy.accounting import Mechanism, calibrate
+from lit_fed.privacy.keys import RunKey, reveal
 from lit_fed.privacy.sample_gradients import SampleGradients
 from lit_fed.robust import Median
 from lit_fed.tasks import Classifier
@@ -92,7 +93,7 @@ def test_an_empty_batch_is_a_step_of_noise(tmp_path: Path, batches: list[Any]) -
     assert len(batches) == 16
     assert 0 in map(batch_size_of, batches)  # each with probability (63/64)^64 = .37
     assert (weights(made)[W] != 0).all()
-    assert all(made.run.federation.server["around.privacy"]["_rounds"] == 1)
+    assert account(made)[0] == [1, 1]
 
 
 def test_every_sample_is_drawn_by_itself_with_the_stated_probability(tmp_path: Path, batches: list[Any]) -> None:
@@ -222,7 +223,7 @@ def test_noise_is_worked_out_for_the_budget_and_who_has_spent_it_is_left_out(
     assert counts[:2] == [2, 2]
     assert counts[2] == 1, "one client has spent its budget before the other"
     assert len(found) < 9
-    taken = made.run.federation.server["around.privacy"]["_rounds"].tolist()
+    taken = account(made)[0]
     assert taken == [counts.count(2), len(counts)] or taken == [len(counts), counts.count(2)]
 
 
@@ -233,7 +234,7 @@ def test_each_client_is_charged_for_the_rounds_in_which_it_worked(tmp_path: Path
     plans = [made.participation.plan(round_idx) for round_idx in range(6)]
     working = [one.client_id for plan in plans for one in plan if one.fate is not Fate.LOST_BEFORE]
     rounds = [working.count(client) for client in range(3)]
-    assert made.run.federation.server["around.privacy"]["_rounds"].tolist() == rounds
+    assert account(made)[0] == rounds
     # ⌈20 / 6⌉ = 4 steps a round, in which each of 20 samples is drawn with .3.
     expected, _ = Mechanism("poisson", 20, 6, 1.0).epsilon({1: 4 * max(rounds)}, 0.01)
     assert made.metrics["privacy/epsilon"] == expected
@@ -262,7 +263,7 @@ class Later(FedAvg):
 def test_the_phases_of_later_rounds_are_charged_from_the_first(tmp_path: Path) -> None:
     """Two clients of 4 samples in batches of 2: 2 steps in the first round, 6 later; each round is charged 6."""
     made = run(tmp_path, noise=1.0, data=points(4, batch_size=2), algorithm=Later(3), max_rounds=2)
-    assert made.run.federation.server["around.privacy"]["_steps"].tolist() == [6, 6]
+    assert account(made)[2] == [6, 6]
 
 
 def test_a_loader_of_ones_own_around_the_clients_data_is_refused_before_the_run(tmp_path: Path) -> None:
@@ -302,6 +303,25 @@ def test_a_release_that_repeats_itself_costs_nothing_and_another_is_charged(
     assert apart.abs().min() > 1e-6, "no coordinate tells of the sum without noise"
     expected, _ = Mechanism("poisson", 20, 6, 1.0).epsilon({1: 2 * 4, 2: 4}, 0.01)
     assert other.metrics["privacy/epsilon"] == pytest.approx(expected, rel=1e-9)
+
+
+def account(made: FederatedTrainer) -> list[list[int]]:
+    """Rounds, samples and steps of each client, as a simulation's checkpoint has them."""
+    found: list[int] = made.run.federation.server["around.privacy"]["_account"].tolist()
+    assert found[:2] == [0, 0], "not concealed"
+    return np.reshape(found[2:], (3, -1)).tolist()
+
+
+def test_a_checkpoint_under_a_key_tells_nobody_else_who_took_part(tmp_path: Path) -> None:
+    parts: dict[str, Any] = {"noise": 1.0, "data": Blobs(), "max_rounds": 4, "on_client_failure": "skip"}
+    key, parts["participation"] = tmp_path / "key", PoissonParticipation(0.5)
+    made = run(tmp_path / "keyed", module=mlp(), key_file=str(key), **parts)
+    path = made.run.log_dir / "checkpoints/last.ckpt"
+    saved = torch.load(path, weights_only=True)["server"]["around.privacy"]["_account"].numpy()
+    worked = [one.client_id for idx in range(4) for one in made.participation.plan(idx)]
+    expected = [[worked.count(client) for client in range(3)], [20] * 3, [4] * 3]
+    assert reveal(RunKey.of_file(key), saved).reshape(3, 3).tolist() == expected
+    assert abs(saved).min() > 100, "each word is under a mask: below 101 with probability 1e-17"
 
 
 @pytest.mark.parametrize(
@@ -447,7 +467,7 @@ def test_noise_is_worked_out_for_the_rounds_in_which_clients_will_work(tmp_path:
     some = {"participation": UniformParticipation(1), "data": Blobs(), "noise": None, "epsilon": 3.0}
     made = run(tmp_path, module=mlp(), max_rounds=6, **some)
     assert 2.99 < made.metrics["privacy/epsilon"] <= 3
-    most = int(made.run.federation.server["around.privacy"]["_rounds"].max())
+    most = max(account(made)[0])
     assert most < 6
     # calibrate's noise for its most rounds of 4 steps, at a rate of 6 / 20
     expected = calibrate("poisson", 20, 6, 4 * most, 3.0, 0.01)

@@ -199,8 +199,8 @@ class SequentialExecutor(Executor):
             metrics = meter.merged(Workers(loop.fabric, everyone=True), loop.metrics)
             loop.workers.agree(client.model.tensors(client.model.buffers))
         update = session.take(client, session.answer(client), metrics)
-        (update,) = session.wrappers.on_clients([update], [client])
         update.metrics["time_s"] = time.perf_counter() - started
+        (update,) = session.wrappers.on_clients([update], [client])
         return update
 
 

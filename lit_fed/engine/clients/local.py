@@ -133,6 +133,8 @@ class LocalLoop:
             direct.backward if is_plain and type(strategy).backward is Strategy.backward else fabric.backward
         )
         self.replays: Replays | None = None
+        self.around_hook: Callable[[str], AbstractContextManager[Any]] = contextlib.nullcontext
+        """Entered around each of Lightning's hooks that somebody overrides, by its name."""
         self.take_step: Callable[[Optimizer], object] = (
             direct.step
             if is_plain and type(strategy).optimizer_step is Strategy.optimizer_step
@@ -196,7 +198,8 @@ class LocalLoop:
         """Call one of Lightning's hooks on the task and on Lightning's callbacks, where they override it."""
         listeners = self._hooks.get(hook)
         for function in self.listeners(hook) if listeners is None else listeners:
-            function(*args)
+            with self.around_hook(hook):
+                function(*args)
 
     def listeners(self, hook: str) -> list[Callable[..., Any]]:
         """The overrides of a hook; looked up once, because a hook may run for every batch."""

@@ -126,9 +126,9 @@ def assemble(
         Workers(fabric), parts.algorithm, parts.data, parts.kinds, settings.max_rounds
     )  # fmt: skip
     _set_up_population(fabric, workers, parts, settings.seed)
-    models = {}
+    models, shown = {}, local.wrappers.shown(data) if stage == "fit" else data
     for kind, task in parts.tasks.items():
-        _set_up(task, TaskTrainer(fabric, max_rounds, data, local.gradients, workers.data_parallel), stage)
+        _set_up(task, TaskTrainer(fabric, max_rounds, shown, local.gradients, workers.data_parallel), stage)
         models[kind] = _adapted(task, parts, local.buffers)
     population = Population(data, parts.participation, kinds, settings.seed)
     if stage == "fit":
@@ -137,7 +137,7 @@ def assemble(
             fabric.print(line)
     loops = {
         kind: LocalLoop(
-            fabric, model, algorithm, workers, local.gradients, local.watchers, max_rounds, data,
+            fabric, model, algorithm, workers, local.gradients, local.watchers, max_rounds, shown,
             local.networks.channels_last,
         )
         for kind, model in models.items()

@@ -121,6 +121,10 @@ class Wrapper:
         """The loader that a client trains on."""
         return loader
 
+    def shown(self, data: FederatedDataModule) -> Any:
+        """What a task sees as ``self.trainer.datamodule`` in training."""
+        return data
+
     def on_client(self, update: ClientUpdate, client: Client) -> ClientUpdate:
         """A client's finished update, where the client is, before it is stored, encoded or sent.
 
@@ -261,6 +265,12 @@ class Wrappers:
         for wrapper in self.stack:
             loader = wrapper.loader(loader, client)
         return loader
+
+    def shown(self, data: Any) -> Any:
+        """See `Wrapper.shown`."""
+        for wrapper in self.stack:
+            data = wrapper.shown(data)
+        return data
 
     def on_clients(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> Sequence[ClientUpdate]:
         """See `Wrapper.on_clients`."""
