@@ -191,17 +191,25 @@ def played(make: Make, folder: Path, sequence: Hostile, seeds: Sequence[int], ne
 
 
 def leak(make: Make, folder: Path, sequence: Hostile, seeds: Sequence[int], most: float | None = None) -> str | None:
-    """What differs between a world with a neighbour and one without; None if nothing does.
+    """What differs between a world with a neighbour and one without; None if nothing does."""
+    return difference(*(played(make, folder / str(there), sequence, seeds, there) for there in (False, True)), most)
+
+
+def difference(one: World, other: World, most: float | None = None) -> str | None:
+    """What differs between two worlds; None if nothing does.
 
     Args:
-        make: Makes a world.
-        folder: For files.
-        sequence: What the server sends.
-        seeds: Of its draws, for one sequence each.
+        one: A world.
+        other: A world.
         most: Largest distance of two sums of which the neighbour is a part.
     """
-    one, other = (played(make, folder / str(there), sequence, seeds, there) for there in (False, True))
     if (found := first_difference(one.records, other.records)) is not None or most is None:
         return found
     far = max((float((a - b).norm()) for a, b in zip(one.sums, other.sums, strict=True)), default=0.0)
     return f"two sums are {far} apart" if far > most else None
+
+
+def reached(world: World) -> set[str]:
+    """Words that nodes have answered and not refused, and what else the server has learnt."""
+    words = {record[0] for record in world.records if record[0] in ("sum", "step")}
+    return words | {record[0] for record in world.records if len(record) > 3 and b'"word":"answer"' in bytes(record[3])}

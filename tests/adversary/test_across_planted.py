@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lit_fed.privacy.held import Held
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -18,12 +17,13 @@ from lit_fed.deployment.node import _AtOnce
 from lit_fed.engine.storage.packs import Version, VersionedFiles
 from lit_fed.errors import BudgetSpent
 from lit_fed.privacy import ClientLevel
+from lit_fed.privacy.held import Held
 from lit_fed.privacy.keys import RunKey
 from lit_fed.secure import party
 from lit_fed.secure.party import Party
 from lit_fed.tasks import Classifier
 from tests.adversary import sums, worlds
-from tests.adversary.server import ROUNDS, Server
+from tests.adversary.server import Server
 from tests.adversary.support import Hostile, Make, World, leak
 from tests.adversary.test_across_worlds import SENSITIVITY
 from tests.privacy.support import uniform
@@ -106,7 +106,7 @@ class Drifting(Classifier):
         else:
             self.seen["mean"] = 0.5 * self.seen["mean"] + 0.5 * float(x.mean())
         mean = self.centre if self.in_parameter else self.seen["mean"]
-        return cross_entropy(self.network(x - mean if self.calls > 100 else x), y)
+        return cross_entropy(self.network(x - mean if self.calls > 40 else x), y)
 
 
 def nudged(world: World) -> list[dict[str, Tensor]]:
@@ -119,7 +119,7 @@ def nudged(world: World) -> list[dict[str, Tensor]]:
 def twice(world: World, drawn: random.Random) -> None:
     """Rounds that an honest server asks for, each a second time with a model that differs in a weight."""
     server = Server(world, drawn)
-    for round_idx in range(ROUNDS):
+    for round_idx in range(4):
         for client in world.clients[0]:
             fixed = {"round": round_idx, "run": server.runs[0], "boot": world.boots[0], "version": None, "drop": []}
             for model in nudged(world):
