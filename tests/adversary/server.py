@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lit_fed import __version__
 from lit_fed.deployment.wire import PROTOCOL, Message
+from lit_fed.engine.method.kinds import ONLY
 from tests.adversary.support import World
 
 RUNS = ("0" * 16, "1" * 16, "2" * 16)
@@ -134,7 +135,7 @@ class Server:
             "versions": {str(one): self.mostly([None, *self.versions.get(one, [])], "x", [0, 1]) for one in clients},
             "frozen": {},
         }  # fmt: skip
-        return self.world.send(place, Message("keep", fields, {"payload/default": self.tensors()}))
+        return self.world.send(place, Message("keep", fields, {f"payload/{ONLY}": self.tensors()}))
 
     def inquire(self, place: int) -> Message:
         """Ask for statistics."""

@@ -151,7 +151,7 @@ class World:
 
     def note(self, *record: Any) -> None:
         """Note something else that the server learns."""
-        self.records.append(record)
+        self.records.append((record[0], "", "", b"", *record[1:]))
 
 
 Hostile = Callable[[World, random.Random], None]
@@ -211,5 +211,6 @@ def difference(one: World, other: World, most: float | None = None) -> str | Non
 
 def reached(world: World) -> set[str]:
     """Words that nodes have answered and not refused, and what else the server has learnt."""
-    words = {record[0] for record in world.records if record[0] in ("sum", "step")}
-    return words | {record[0] for record in world.records if len(record) > 3 and b'"word":"answer"' in bytes(record[3])}
+    noted = ("sum", "step")
+    said = [record for record in world.records if record[0] in noted or b'"word":"answer"' in record[3]]
+    return {record[0] for record in said}
