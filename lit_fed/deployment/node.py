@@ -267,7 +267,8 @@ class Node:
             broadcast = self._take_in(message, client_id, round_idx)
             outcome = self._train(client_id, broadcast) if message.word == "train" else self._ask(message, broadcast)
             if isinstance(outcome, ClientFailure) and self.sums is not None and self.sums.summed.noise is not None:
-                self._told(outcome)  # here alone
+                self.say(Alert(f"{outcome}; the server gets an update by zeros"))
+                self.log.write(f"{outcome}\n{outcome.details}".rstrip())  # without a number, of which it could count
                 self.federation.session.restore(client_id, broadcast)
                 outcome = self.sums.unmoved(client_id, broadcast)
             if self.sums is not None and isinstance(outcome, ClientUpdate):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ import pytest
 
 from lit_fed.deployment.security import Security
 from tests.adversary import sums, worlds
-from tests.adversary.server import KINDS
+from tests.adversary.server import KINDS, Server
 from tests.adversary.support import Handle, Hostile, Make, World, difference, leak, played, reached
 from tests.deployment.serving_support import Echo, answer_of, free_address, served, until, working
 from tests.privacy.support import uniform
@@ -51,6 +52,21 @@ def test_a_server_sees_no_neighbour(name: str, tmp_path: Path) -> None:
         assert difference(one, other, most) is None, kind
         got |= reached(one)
     assert got >= EVERY_DAY[name]
+
+
+def test_the_number_of_an_error_counts_none_that_the_server_is_not_told(tmp_path: Path) -> None:
+    """Beside noise client 0 fails in one world, on a large model; the server's own failure is the first."""
+
+    def sequence(world: World, drawn: random.Random) -> None:
+        server = Server(world, drawn)
+        (name, place), large = world.hot[0], {key: tensor.clone() for key, tensor in world.model.items()}
+        large[name].view(-1)[place] = 1e18
+        fixed = {"run": server.runs[0], "boot": world.boots[0], "drop": [], "together": [0], "payload": large}
+        assert server.work("train", 0, 0, round=0, version=None, **fixed).word == "answer"
+        said = server.work("train", 0, 0, round=1, version=[0, 1], **fixed)
+        assert said.fields["cause"].endswith("(error 1 in the log of its node)")
+
+    assert leak(WORLDS["noise of nodes, states"][0], tmp_path, sequence, [0]) is None
 
 
 @pytest.mark.long

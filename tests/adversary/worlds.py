@@ -74,6 +74,15 @@ def scaffold() -> Scaffold:
     return Scaffold(weighting="uniform")
 
 
+class Fragile(LeastSquares):
+    """A module that raises an error of its own where a model is large and looks at an input."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        if (loss := super().training_step(batch, batch_idx)) > 1e30:
+            raise ValueError("the loss is too large")
+        return loss
+
+
 def quiet(line: str) -> None:
     """Print nothing."""
 
@@ -200,7 +209,7 @@ def sums(noisy: bool, algorithm: Callable[[], Any] = scaffold, **kwargs: Any) ->
             if noisy:
                 settings["privacy"] = ClientLevel(0.5, 2.0, delta=0.01, honest_nodes=3, key_file=str(at / "key"))
             data = Clients(other=neighbour or None) if noisy else Clients(exchanged=neighbour)
-            parts = Parts(trainer(at, **settings), LeastSquares(), data, algorithm())
+            parts = Parts(trainer(at, **settings), Fragile() if noisy else LeastSquares(), data, algorithm())
             node = Node(*parts, clients=clients, folder=at / "states", say=quiet, signer=signer, histogram=False)
             nodes.append(node)
             stack.enter_context(node.at_work())
