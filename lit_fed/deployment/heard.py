@@ -93,8 +93,9 @@ def greeting(message: Message, num_clients: int, num_classes: int | None) -> Gre
         raise WireError("a node has no clients; start it with --client")
     if not _BOOT.fullmatch(boot := message.get("boot", str)):
         raise WireError(f"the process id {shown(boot, 40)!r} is malformed; run the same lit_fed on both ends")
-    if (smallest := message.get("smallest_sum", int)) < 0:
-        raise WireError(f"its --smallest_sum is {smallest}; run the same lit_fed on both ends")
+    smallest = message.fields.get("smallest_sum", 0)
+    if type(smallest) is not int or smallest < 0:
+        raise WireError("its --smallest_sum is malformed; run the same lit_fed on both ends")
     frozen = read_hashes(message.fields.get("frozen", {}))
     return Greeting(boot, clients, message.get("sums", bool), frozen, smallest)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lit_fed.engine.storage.files import write_atomically
+from lit_fed.engine.storage.files import cannot_write, in_place_of
 from lit_fed.errors import ConfigError
 from lit_fed.secure.masks import Words
 from lit_fed.tensors import check_bytes
@@ -45,37 +46,40 @@ class Given:
         self._folder = None if folder is None else folder / "sums"
         self._last: dict[str, tuple[int, bytes, Words]] = {}
         self.rounds: dict[tuple[str, int], Round] = {}
-        if self._folder is not None and (path := self._folder / "given.pt").exists():
-            try:
-                check_bytes(path)
-                for run, round_idx, request, survivors in torch.load(path, weights_only=True):
-                    self.rounds[run, round_idx] = Round(-1, bytes.fromhex(request), bytes.fromhex(survivors))
-            except Exception as error:  # damaged bytes raise many exceptions
-                raise ConfigError(
-                    f"{path}, the node's record of secure sums, cannot be read ({type(error).__name__}); restore it, "
-                    "or begin a new run with a new --state_dir"
-                ) from error
+        if self._folder is not None and self._record.exists():
+            self._read()
 
     def note(self, run: str, round_idx: int, request: bytes, survivors: bytes, words: Words) -> None:
-        """Remember a round and its vector; both are on the disk on return."""
+        """Remember a round and its vector; the round is on the disk on return."""
+        one = self.rounds.setdefault((run, round_idx), Round())
         if self._folder is None:
             self._last[run] = round_idx, request, words
         else:
-            known = {at: (one.request, one.survivors) for at, one in self.rounds.items() if one.request is not None}
-            if (run, round_idx) not in known:
+            if one.request is None:
                 for other in self._folder.glob("*.words"):
                     if not other.name.startswith(_short(run.partition("/")[0])):  # of an earlier run
                         other.unlink(missing_ok=True)
-                vector = torch.from_numpy(words.view(np.int64))
-                write_atomically((round_idx, request.hex(), vector), self._path(run))
-            known[run, round_idx] = request, survivors
-            write_atomically([(*at, a.hex(), b.hex()) for at, (a, b) in known.items()], self._folder / "given.pt")
-            if os.name == "posix":  # the renames, too
-                handle = os.open(self._folder, os.O_RDONLY)
-                os.fsync(handle)
-                os.close(handle)
-        one = self.rounds.setdefault((run, round_idx), Round())
+                with in_place_of(self._path(run)) as temporary:
+                    torch.save((round_idx, request.hex(), torch.from_numpy(words.view(np.int64))), temporary)
+            with cannot_write(self._record), open(self._record, "a", encoding="ascii") as file:
+                file.write(json.dumps([run, round_idx, request.hex(), survivors.hex()]) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
         one.request, one.survivors = request, survivors
+
+    def _read(self) -> None:
+        try:
+            content = self._record.read_text("ascii")
+            whole, _, cut = content.rpartition("\n")
+            for run, round_idx, request, survivors in map(json.loads, whole.splitlines()):
+                self.rounds[run, round_idx] = Round(-1, bytes.fromhex(request), bytes.fromhex(survivors))
+            if cut:  # by a kill, before anything of that round left
+                os.truncate(self._record, len(content) - len(cut))
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{self._record}, the node's record of secure sums, cannot be read ({type(error).__name__}); restore "
+                "it, or begin a new run with a new --state_dir"
+            ) from error
 
     def words(self, run: str, round_idx: int, request: bytes) -> Words | None:
         """The vector of a request; None if it is not here, or another one took its place."""
@@ -88,6 +92,11 @@ class Given:
         except Exception:  # a missing file, or damaged bytes, which raise many exceptions
             return None
         return vector.numpy().view(np.uint64) if (at, of) == (round_idx, request.hex()) else None
+
+    @property
+    def _record(self) -> Path:
+        assert self._folder is not None
+        return self._folder / "given.jsonl"
 
     def _path(self, run: str) -> Path:
         assert self._folder is not None

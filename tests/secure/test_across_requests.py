@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -12,12 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_fed import __version__
 from lit_fed.callbacks import Callback
+from lit_fed.deployment.heard import greeting
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.server import federate
-from lit_fed.deployment.wire import Message, decode, encode
-from lit_fed.engine.storage.files import write_atomically
-from lit_fed.errors import CheckpointError, ConfigError, LitFedError
+from lit_fed.deployment.wire import PROTOCOL, Message, decode, encode
+from lit_fed.errors import ConfigError, LitFedError, WireError
 from lit_fed.methods import FedAvg, Scaffold
 from lit_fed.participation import (
     FullParticipation,
@@ -353,6 +355,16 @@ def test_the_smallest_sum_of_a_node_is_an_option_of_its_own(tmp_path: Path) -> N
         nodes_of(make(secure_sum=None), tmp_path, [[0]], smallest_sum=3)
 
 
+@pytest.mark.parametrize("told", [-1, "3", 2.0, True, None])
+def test_a_malformed_smallest_sum_in_a_greeting_is_refused(tmp_path: Path, told: Any) -> None:
+    (node,) = nodes_of(make(), tmp_path, [[0]])
+    hello = {"protocol": PROTOCOL, "version": __version__, "settings": node.settings}
+    message = decode(node.handle(encode(Message("hello", hello))))
+    assert greeting(message, 5, 5).smallest == 3
+    with pytest.raises(WireError, match="--smallest_sum is malformed"):
+        greeting(Message("answer", {**message.fields, "smallest_sum": told}), 5, 5)
+
+
 # ---------------------------------------------------------------------- an honest server
 
 
@@ -468,13 +480,14 @@ def test_a_consent_is_on_the_disk_before_its_signature_leaves_and_none_leaves_wi
     """The disk of node 2 is full."""
 
     def record(place: int) -> Path:
-        return tmp_path / str(place) / "states" / "sums" / "given.pt"
+        return tmp_path / str(place) / "states" / "sums" / "given.jsonl"
 
-    def write(content: Any, path: Path) -> None:
-        if path == record(1):
-            raise CheckpointError("the disk is full")
-        write_atomically(content, path)
-        written.append((path, len(content)))
+    def fsync(handle: int) -> None:
+        for place in range(4):
+            if record(place).exists() and os.fstat(handle).st_ino == record(place).stat().st_ino:
+                if place == 1:
+                    raise OSError(28, "No space left on device")
+                written.append((place, len(record(place).read_text().splitlines())))
 
     class Looking(Watched):
         """Reads the record at the moment when a signature arrives."""
@@ -484,11 +497,11 @@ def test_a_consent_is_on_the_disk_before_its_signature_leaves_and_none_leaves_wi
                 node, message, answer = self.crossed[-1]
                 if "signature" in answer.fields.get("message", {}) and message.fields["stage"] == "consents":
                     signed.append(node)
-                    assert written[-1] == (record(node - 1), 1 + (len(signed) > 3)), "with the evaluation's, two"
+                    assert written[-1] == (node - 1, 1 + (len(signed) > 3)), "with the evaluation's, two"
                 yield reply
 
-    written, signed = list[tuple[Path, int]](), list[int]()
-    monkeypatch.setattr("lit_fed.secure.given.write_atomically", write)
+    written, signed = list[tuple[int, int]](), list[int]()
+    monkeypatch.setattr("lit_fed.secure.given.os.fsync", fsync)
     given = make(max_rounds=1)
     nodes, (made, *parts) = keyed(given, tmp_path), given(tmp_path)
     with ExitStack() as stack:
@@ -512,7 +525,12 @@ def test_a_record_on_the_disk_is_read_again_and_a_damaged_one_is_refused(tmp_pat
     assert again.words("run/train//", 0, b"one") is None  # a later one took its place
     again.note("another/train//", 0, b"one", b"list", words)
     assert again.words("run/train//", 1, b"two") is None  # of an earlier run
-    (tmp_path / "sums" / "given.pt").write_bytes(b"x")
+    record = tmp_path / "sums" / "given.jsonl"
+    whole = record.read_bytes()
+    record.write_bytes(whole + b'["run/train//", 2, "61')
+    assert Given(tmp_path).rounds.keys() == due.keys() | {("another/train//", 0)}
+    assert record.read_bytes() == whole, "a line that a kill cut off is gone"
+    record.write_bytes(b"x\n" + whole)
     with pytest.raises(ConfigError, match="the node's record of secure sums, cannot be read"):
         Given(tmp_path)
 
