@@ -110,8 +110,8 @@ class FlightExecutor(GridExecutor):
             yield self._landed.pop(client_id)
 
     @override
-    def told_together(self) -> list[Totals]:
-        told, self._totals = self._totals, []  # those of a step, with the first of its versions
+    def told_together(self, logged: Mapping[int, dict[str, float]] | None = None, round_idx: int = 0) -> list[Totals]:
+        told, self._totals = super().told_together(logged, round_idx), []
         return told
 
     def leave(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,12 +22,12 @@ from lit_fed.deployment.heard import Due, Heard, answer, hear, held
 from lit_fed.deployment.roster import KnownNode, Roster
 from lit_fed.deployment.serving import Reply
 from lit_fed.deployment.summing import Summing
-from lit_fed.deployment.wire import MOST_METRICS, Message, Ranges, encode, shown
+from lit_fed.deployment.wire import LARGEST, MOST_METRICS, OF_WORK, Message, Ranges, encode, shown
 from lit_fed.engine.clients.executor import Executor, Question, layouts_of
 from lit_fed.engine.clients.session import Session
 from lit_fed.engine.storage.packs import Version, VersionedFiles
 from lit_fed.engine.wire.payload import Broadcast, Channel, ClientUpdate, Layout
-from lit_fed.engine.wire.totals import Totals
+from lit_fed.engine.wire.totals import Total, Totals, exact_sum
 from lit_fed.errors import ClientFailure, NobodyLeft, WireError
 
 _PAUSE_S = (0.005, 0.25)  # shortest and longest interval of polls for answers
@@ -37,6 +37,8 @@ _AT_ONCE = {"train": 4, "ask": 64}  # maximum number of pending messages per nod
 _MOST_DROPPED = 1000  # maximum number of versions to drop in one message
 _FAR = 100.0  # times the median magnitude of a metric
 _MOST_CAUSES = 20  # maximum number of distinct causes of failure per client
+
+Clients = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -59,20 +61,15 @@ class Patience:
         check_range("--patience.smallest_cohort", self.smallest_cohort, least=0)
 
 
-def implausible(answers: Sequence[ClientUpdate], ranges: Ranges) -> dict[str, list[ClientUpdate]]:
-    """Find answers whose value of a metric would decide the mean over clients alone, by metric.
+def implausible(values: Mapping[Clients, float]) -> list[Clients]:
+    """Find whose value of a metric would decide the mean alone.
 
-    Where the task declares no range, that is a magnitude over a hundred times the median magnitude of three clients or
-    more (and of 1, so that metrics near 0 may vary). `lit_fed.engine.evaluation.protocols.spread` leaves out NaN.
+    A value must be finite, and its magnitude at most a hundred times the median magnitude of three values or more (and
+    of 1, so that metrics near 0 may vary). NaN stands for a metric that a client could not measure.
     """
-    suspects: dict[str, list[ClientUpdate]] = {}
-    for name in dict.fromkeys(name for update in answers for name in update.metrics if name not in ranges):
-        column = [(update, abs(update.metrics[name])) for update in answers if name in update.metrics]
-        known = [value for _, value in column if not math.isnan(value)]
-        most = _FAR * max(median(known), 1.0) if len(known) > 2 else math.inf
-        if odd := [update for update, value in column if value > most]:
-            suspects[name] = odd
-    return suspects
+    known = [abs(value) for value in values.values() if math.isfinite(value)]
+    most = min(_FAR * max(median(known), 1.0), LARGEST) if len(known) > 2 else LARGEST
+    return [who for who, value in values.items() if abs(value) > most]
 
 
 class ServerEnd(Channel):
@@ -186,7 +183,8 @@ class GridExecutor(Executor):
         self.tolerant = tolerant
         self.num_bytes = 0
         self._hashes = KnownHashes()
-        self._totals: list[Totals] = []
+        self._totals: list[tuple[Clients, dict[str, Total]]] = []  # of the last work, and of which clients
+        self._odd: set[Clients] = set()  # whose values a line has said that means leave out
         self._round_idx = -1
         self._late: set[str] = set()  # nodes' processes that missed this round's deadline
         if sums is not None:
@@ -199,6 +197,7 @@ class GridExecutor(Executor):
             for loop in session.loops.values()
             for name, range_ in getattr(loop.model.task, "ranges", {}).items()
         }
+        self._bounded = {name for name, range_ in self._ranges.items() if all(map(math.isfinite, range_))}
         session.store.keeper = partial(NodeFiles, held=self._held)
 
     @override
@@ -235,24 +234,44 @@ class GridExecutor(Executor):
                 if not self.tolerant:
                     raise outcome
                 self.roster.say(Alert(f"{outcome}; its {question.protocol} metrics are missing"))
-        for name, odd in implausible(answers, self._ranges).items():
-            who = named(update.client_id for update in odd)
-            self.roster.say(
-                Alert(
-                    f"round {broadcast.round_idx}: {question.protocol}/{name} leaves out {who}, {_FAR:g} times beyond "
-                    "the median"
-                )
-            )
-            for update in odd:
-                del update.metrics[name]
+        told = {update.client_id: update.metrics for update in answers}
+        self._leave_out(told, f"round {broadcast.round_idx}: {question.protocol}/", self._bounded)
         if self.sums is not None and answers:
-            own = [update.client_id for update in answers]
-            self._totals = [self.sums.ask(question, broadcast, own, self._ranges)]
+            self._totals = [(tuple(told), dict(self.sums.ask(question, broadcast, list(told), self._ranges)))]
         yield from answers
 
     @override
-    def told_together(self) -> list[Totals]:
-        return self._totals
+    def told_together(self, logged: Mapping[int, dict[str, float]] | None = None, round_idx: int = 0) -> list[Totals]:
+        if logged is not None:
+            self._leave_out(logged, f"round {round_idx}: ", OF_WORK | {"staleness"})
+        return [totals for _, totals in self._totals]
+
+    def _leave_out(self, told: Mapping[int, dict[str, float]], where: str, known: Collection[str]) -> None:
+        """Leave values that would decide a mean over clients, and over nodes' sums, out of it; say once of whom.
+
+        Args:
+            told: Metrics by client; NaN, as of a metric that could not be measured, replaces such values.
+            where: The round, and a prefix of metrics, for the line.
+            known: Names of metrics that are bounded, or not averaged.
+        """
+        columns: dict[str, dict[Clients, float]] = {}
+        for client_id, metrics in told.items():
+            for name, value in metrics.items():
+                columns.setdefault(name, {})[client_id,] = value
+        for clients, totals in self._totals:
+            for name, total in totals.items():
+                columns.setdefault(name, {})[clients] = exact_sum(total.parts) / max(total.weight, 1)
+        for name in [name for name in columns if name not in known]:
+            for who in implausible(columns[name]):
+                if who not in self._odd:
+                    self._odd.add(who)
+                    odd = f"{where}{name} of {named(who)} is {columns[name][who]:.3g}"
+                    self.roster.say(Alert(f"{odd}, {_FAR:g} times beyond the median; means leave out such values"))
+                for clients, totals in self._totals:
+                    if clients == who:
+                        totals.pop(name, None)
+                if len(who) == 1 and name in told.get(who[0], {}):
+                    told[who[0]][name] = math.nan
 
     @override
     def check_kept(self, session: Session, broadcast: Broadcast) -> None:
@@ -361,7 +380,7 @@ class GridExecutor(Executor):
             return
         if heard.sums:
             work.summed.add((sent.boot, sent.together))
-            self._totals.append(heard.sums)
+            self._totals.append((sent.together, dict(heard.sums)))
         if heard.moved and sent.client_id not in work.awaited:
             work.awaited[sent.client_id] = min(time.monotonic() + _LOOK_S, work.end)
             work.queue.append(sent.client_id)

@@ -1,23 +1,21 @@
 """A node: it holds the data and states of some clients, and does their work on request.
 
-It turns messages into answers, independently of the transport. Beside it: its log, its record of a finished run, and
-metrics that leave it only as sums over its clients.
+It turns messages into answers, independently of the transport. Beside it: its log, and its record of a finished run.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -30,7 +28,8 @@ from lit_fed.deployment.ends import Alert
 from lit_fed.deployment.frozen import FrozenTensors, UnknownTensor, read_hashes
 from lit_fed.deployment.roster import agreed, mismatch
 from lit_fed.deployment.summing import own_work
-from lit_fed.deployment.wire import MOST_BYTES, TOLD, Message, check_payload, decode, encode, shown
+from lit_fed.deployment.wire import MOST_BYTES, Message, check_payload, decode, encode, shown
+from lit_fed.deployment.withheld import Report, Withheld
 from lit_fed.engine.clients.executor import failure
 from lit_fed.engine.clients.local import TaskStage
 from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol
@@ -41,7 +40,6 @@ from lit_fed.engine.storage.files import write_atomically
 from lit_fed.engine.storage.packs import State, Version, VersionedFiles, checksum
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Payload, layout_of
 from lit_fed.engine.wire.request import Request
-from lit_fed.engine.wire.totals import totals_of
 from lit_fed.errors import CheckpointError, ClientFailure, ConfigError, WireError
 from lit_fed.networks.base import Names, is_base
 from lit_fed.participation import FullParticipation
@@ -154,80 +152,6 @@ def _tensors(entry: Any) -> dict[str, Tensor]:
     return entry
 
 
-Report = Literal["clients", "aggregate"]
-"""Forms in which a node reports its clients' metrics: per client, or as sums."""
-
-
-class Withheld:
-    """Collects the metrics of all clients of one request, until all of them are done.
-
-    A sum of fewer than ``least`` clients' values stays here. So do the sums of a group that overlaps another group of
-    the same request and round, because their difference is a sum of fewer clients.
-
-    Args:
-        samples: Training samples by client.
-        least: Minimum number of clients of a sum.
-    """
-
-    def __init__(self, samples: Mapping[int, int], least: int = 2) -> None:
-        self.samples, self.least = samples, least
-        self._work: tuple[Any, ...] = ()
-        self._done: dict[int, dict[str, float]] = {}
-        self._reported: dict[tuple[Any, ...], set[int]] = {}  # groups by request and round; a bit is a client
-
-    def take(self, message: Message, outcome: ClientUpdate | Exception | None) -> dict[str, Any]:
-        """Withhold a client's metrics.
-
-        Args:
-            message: The request, with all clients of this node that get the same.
-            outcome: The client's outcome; the metrics of an update are removed.
-
-        Returns:
-            With the last client, the sums over all by name: the parts of an exact sum, and its weight. Else empty, and
-            without sums of fewer than ``least`` clients.
-
-        Raises:
-            WireError: If the clients are not this node's.
-        """
-        client_id, together = message.get("client", int), message.get("together", list)
-        if not _are_among(together, self.samples) or client_id not in together:
-            raise WireError(f"client {client_id} is not among the clients whose sums are requested")
-        asked = (message.fields.get("protocol"), message.fields.get("subset"))
-        work = (message.get("run", str), message.word, *asked, message.get("round", int))
-        if (*work, *together) != self._work:
-            self._work, self._done = (*work, *together), {}
-        self._done[client_id] = {}
-        if isinstance(outcome, ClientUpdate):
-            self._done[client_id] = {name: value for name, value in outcome.metrics.items() if name not in TOLD}
-            outcome.metrics = {name: value for name, value in outcome.metrics.items() if name in TOLD}
-        if self._done.keys() < set(together):
-            return {}
-        counts = Counter(name for metrics in self._done.values() for name in metrics)
-        totals = totals_of(self._weighted(message)).items()
-        sums = {name: [list(total.parts), total.weight] for name, total in totals if counts[name] >= self.least}
-        return sums if sums and self._is_disjoint(work, together) else {}
-
-    def _is_disjoint(self, work: tuple[Any, ...], together: Collection[int]) -> bool:
-        """Record a group that shares no client with another reported group of the same request, or is that group."""
-        reported, clients_bits = self._reported.setdefault(work, set()), sum(1 << one for one in set(together))
-        if any(clients_bits & other for other in reported - {clients_bits}):
-            return False
-        reported.add(clients_bits)
-        return True
-
-    def _weighted(self, message: Message) -> Iterator[tuple[dict[str, float], int]]:
-        """Yield the metrics to average and their weight, as in `lit_fed.engine.loop.ledger`, without a test's NaN."""
-        for client_id, metrics in self._done.items():
-            if message.word == "train":
-                yield {name: value for name, value in metrics.items() if "/" in name}, self.samples[client_id]
-            else:
-                yield {name: value for name, value in metrics.items() if not math.isnan(value)}, 1
-
-
-def _are_among(clients: Collection[Any], own: Mapping[int, int]) -> bool:
-    return len(clients) <= len(own) and all(type(client_id) is int and client_id in own for client_id in clients)
-
-
 _OFTEN = 16  # maximum number of equal requests per round; a restarted server repeats them
 _MOST_RUNS = 64  # maximum number of runs per process, each with its folder and its counts of requests
 _MOST_DROPPED = 1000  # maximum number of a client's states that one message may delete
@@ -296,7 +220,7 @@ class Node:
                     f"--report aggregate sends sums of at least {report_least} clients, and this node has "
                     f"{len(samples)}; lower --report_least, with 1 a sum may be a single client's metrics"
                 )
-            self.withheld = Withheld(samples, report_least)
+            self.withheld = Withheld(samples, report_least, folder, self.say)
             self.say(f"metrics leave this node in sums over at least {report_least} clients; sums over fewer stay here")
         self.sums = own_work(trainer, signer, limit, report, self.say, folder, smallest_sum)
         self._run_id = ""
@@ -326,7 +250,7 @@ class Node:
     def handle(self, blob: bytes) -> bytes:
         """Handle a message, and return the answer; every error becomes an answer, too."""
         self._heard = time.monotonic()
-        client_id, round_idx, message = -1, -1, None
+        client_id, round_idx, message, broadcast = -1, -1, None, None
         outcome: ClientUpdate | ClientFailure | None
         try:
             message = decode(blob, self.limit)
@@ -343,7 +267,8 @@ class Node:
             broadcast = self._take_in(message, client_id, round_idx)
             outcome = self._train(client_id, broadcast) if message.word == "train" else self._ask(message, broadcast)
             if isinstance(outcome, ClientFailure) and self.sums is not None and self.sums.summed.noise is not None:
-                self._told(outcome)  # here alone
+                self.say(Alert(f"{outcome}; the server gets an update by zeros"))
+                self.log.write(f"{outcome}\n{outcome.details}".rstrip())  # without a number, of which it could count
                 self.federation.session.restore(client_id, broadcast)
                 outcome = self.sums.unmoved(client_id, broadcast)
             if self.sums is not None and isinstance(outcome, ClientUpdate):
@@ -355,7 +280,7 @@ class Node:
         sums = {}
         if self.withheld is not None and message is not None and client_id in self.clients:
             try:
-                sums = self.withheld.take(message, outcome)
+                sums = self.withheld.take(message, outcome, broadcast)
             except Exception as error:  # messages are untrusted
                 outcome = failure(client_id, round_idx, error)
         if not isinstance(outcome, ClientFailure):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -174,7 +175,7 @@ class Summing:
             self.roster.say(Alert(f"round {broadcast.round_idx} has no {question.protocol} metrics: {error}"))
             return {}
         metrics = self.summed.sums(None, {}).read(found.total, found.names).metrics
-        told = {name: [[total], weight] for name, (total, weight) in metrics.items() if weight}
+        told = {name: [[total], weight] for name, (total, weight) in metrics.items() if weight and math.isfinite(total)}
         return check_sums(told, "the secure sum", len(clients), False, ranges)
 
     def reach(self, clients: Sequence[int]) -> tuple[int, int]:

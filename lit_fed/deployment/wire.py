@@ -51,7 +51,8 @@ _LARGEST_VALUE = 1e18  # maximum absolute value in a tensor: its square is finit
 _LARGEST_COUNT = 2.0**40  # maximum count: sums of many fit into 64 bits
 TOLD = frozenset({"lr", *CLAIMS})
 """Settings among a client's metrics, which the server may know: a node that reports sums sends them as they are."""
-_OF_WORK = TOLD | {"time_s"}  # metrics of local training besides the task's
+OF_WORK = TOLD | {"time_s"}
+"""Metrics of local training besides the task's."""
 _MOST_PARTS = 64  # of an exact sum of float64, whose exponents span 2,098 bits: 2098/53 = 39.6
 _METRIC = re.compile(r"\w[\w./@+=()-]{0,199}", re.ASCII)  # cannot begin like a spreadsheet formula
 
@@ -276,10 +277,10 @@ def check_sums(
         ):
             raise WireError(f"{who} sent {_brief(total)} as the sum of {name}; run the same lit_fed on both ends")
         value = exact_sum(parts)
-        if (trained and not math.isfinite(value)) or LARGEST * max(weight, 1) < abs(value) < math.inf:
-            raise WireError(f"{who} sent {value:.3g} as the sum of {name}; it must be finite and within float32")
         if not trained:
             _check_range(name, value / max(weight, 1), who, ranges or {})
+        if not abs(value) <= LARGEST * max(weight, 1):  # which NaN is not
+            raise WireError(f"{who} sent {value:.3g} as the sum of {name}; it must be finite and within float32")
         totals[name] = Total(tuple(parts), weight)
     return totals
 
@@ -299,7 +300,7 @@ def _check_names(metrics: Mapping[str, Any], who: str, trained: bool) -> None:
             raise WireError(
                 f"{who} sent a metric named {shown(name, 50)!r}; names consist of letters, digits and ./_@+=()-"
             )
-        if trained and not (name.startswith("train/") or name in _OF_WORK):
+        if trained and not (name.startswith("train/") or name in OF_WORK):
             raise WireError(f"{who} sent {name} as a metric of its training; it must begin with train/")
 
 

@@ -67,7 +67,7 @@ class OwnWork:
         if trained:
             self._logged[client_id] = self.summed.logged.pop(client_id)
         else:
-            known = {name: value for name, value in update.metrics.items() if not math.isnan(value)}
+            known = {name: value for name, value in update.metrics.items() if math.isfinite(value)}
             self._logged[client_id] = (known, 1)
         self._named[client_id] = frozenset(self._logged[client_id][0] if trained else update.metrics)
         told = {name: value for name, value in update.metrics.items() if name == _TOLD and trained}

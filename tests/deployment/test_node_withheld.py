@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from lit_fed.callbacks import Checkpoint
 from lit_fed.data import Digits
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.wire import Message, check_sums, decode, encode
-from lit_fed.errors import ConfigError, WireError
+from lit_fed.errors import CheckpointError, ConfigError, WireError
 from lit_fed.methods import FedAvg, Scaffold
 from lit_fed.participation import UniformParticipation
 from lit_fed.protocols import ClientTest, GlobalTest, PersonalTest
@@ -143,28 +143,104 @@ def test_a_node_tells_no_sums_of_others_clients(tmp_path: Path) -> None:
         assert answer.fields["cause"] == "client 0 is not among the clients whose sums are requested"
 
 
+RUN = "0" * 16
+
+
+def sums_of(
+    node: Node, together: list[int], word: str = "train", weight: float = 0.0, **changes: Any
+) -> dict[str, Any]:
+    """The sums that a node tells of some clients, which all work with one model."""
+    given = {"protocol": "clients", "subset": "test"} if word == "ask" else {}
+    fields = {"round": 0, "run": RUN, "boot": node.boot, "version": None, "drop": [], "together": together}
+    for client_id in together:
+        tensors = {"payload": {"network.weight": torch.full((1, 2), weight)}}
+        message = Message(cast("Any", word), {**fields, **given, "client": client_id, **changes}, tensors)
+        answer = decode(node.handle(encode(message)))
+        assert answer.word == "answer", answer.fields
+        assert not answer.fields["metrics"].keys() - {"lr"}
+    sums: dict[str, Any] = answer.fields["sums"]
+    return sums
+
+
+def summing(folder: Path, **kwargs: Any) -> Node:
+    """A node of four clients: 0 and 2 have a sample each, 1 and 3 have three."""
+    make = small(data=lambda: Points(num_clients=4), max_rounds=3, protocols=[ClientTest()])
+    (node,) = nodes_of(make, folder, [[0, 1, 2, 3]], report="aggregate", **kwargs)
+    return node
+
+
 def test_a_server_that_asks_one_client_at_a_time_learns_no_clients_metric(tmp_path: Path) -> None:
-    """By default one client has no sum, and of overlapping groups the first one has."""
-    make = small(data=lambda: Points(num_clients=4))
-    (node,) = nodes_of(make, tmp_path, [[0, 1, 2, 3]], report="aggregate")
-
-    def sums_of(together: list[int], round_idx: int = 0) -> dict[str, Any]:
-        fields = {"round": round_idx, "run": "0" * 16, "boot": node.boot, "version": None, "drop": []}
-        tensors = {"payload": {"network.weight": torch.zeros(1, 2)}}
-        for client_id in together:
-            message = Message("train", {**fields, "client": client_id, "together": together}, tensors)
-            answer = decode(node.handle(encode(message)))
-            assert answer.word == "answer"
-            assert not answer.fields["metrics"].keys() - {"lr"}
-        return answer.fields["sums"]
-
+    """By default one client has no sum, and of overlapping groups with one model the first one has."""
+    node = summing(tmp_path)
     with node.at_work():
-        assert sums_of([0]) == {}
-        assert sums_of([1, 2])["train/loss"][1] == 4  # samples: 3 of client 1 and 1 of client 2
-        assert sums_of([1, 2])["train/loss"][1] == 4  # a server that was started again asks again
-        assert sums_of([1, 2, 3]) == {}
-        assert sums_of([0, 3])["train/loss"][1] == 4
-        assert sums_of([1, 2, 3], round_idx=1)["train/loss"][1] == 7
+        assert sums_of(node, [0]) == {}
+        assert sums_of(node, [1, 2])["train/loss"][1] == 4  # samples: 3 of client 1 and 1 of client 2
+        assert sums_of(node, [1, 2])["train/loss"][1] == 4  # a server that was started again asks again
+        assert sums_of(node, [1, 2, 3]) == {}
+        assert sums_of(node, [0, 3])["train/loss"][1] == 4
+        assert sums_of(node, [1, 2, 3], weight=1.0)["train/loss"][1] == 7  # a round's cohort, with its model
+
+
+@pytest.mark.parametrize("changes", [{"round": 1}, {"run": "1" * 16}, {"protocol": "clients", "subset": "test"}])
+def test_another_round_run_or_field_gives_no_second_sum_of_training(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """With one model, the sums over clients 1 and 2, and over these and 3, differ by the loss of client 3."""
+    node = summing(tmp_path)
+    with node.at_work():
+        assert sums_of(node, [1, 2])["train/loss"][1] == 4
+        assert sums_of(node, [1, 2, 3], **changes) == {}
+    node = summing(tmp_path)  # restarted
+    with node.at_work():
+        assert sums_of(node, [1, 2, 3], **changes) == {}
+        assert sums_of(node, [1, 2], **changes)["train/loss"][1] == 4
+
+
+def test_evaluations_are_summed_over_one_group_whatever_the_model(tmp_path: Path) -> None:
+    """Models that differ in the last bit have losses alike, so that a hash would not tell them from one model."""
+    said: list[str] = []
+    node = summing(tmp_path, say=said.append)
+    with node.at_work():
+        assert sums_of(node, [0, 1, 2], "ask")["loss"][1] == 3
+        for changes in ({"weight": 1e-7}, {"weight": 1.0, "round": 1}, {"run": "1" * 16}):
+            assert sums_of(node, [0, 1, 2, 3], "ask", **changes) == {}
+            assert sums_of(node, [1, 2], "ask", **changes) == {}
+            assert sums_of(node, [0, 1, 2], "ask", **changes)["loss"][1] == 3, "rounds with changing models"
+    node = summing(tmp_path, say=said.append)
+    with node.at_work():
+        assert sums_of(node, [0, 1, 2, 3], "ask") == {}
+        assert sums_of(node, [0, 1, 2], "ask")["loss"][1] == 3
+    lines = [line for line in said if "over other clients than before" in line]
+    assert len(lines) == 2, "once in a process"
+    assert f"{tmp_path / 'node_0' / 'states' / 'sums.pt'} lists the reported sums" in lines[0]
+
+
+def test_a_sum_that_cannot_be_noted_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = summing(tmp_path)
+
+    def full(*_: Any) -> None:
+        raise CheckpointError("no space left")
+
+    with node.at_work(), monkeypatch.context() as patch:
+        patch.setattr("lit_fed.deployment.withheld.write_atomically", full)
+        with pytest.raises(AssertionError, match="CheckpointError in lit_fed/deployment"):
+            sums_of(node, [0, 1])
+        with pytest.raises(AssertionError, match="CheckpointError in lit_fed/deployment"):
+            sums_of(node, [0, 1])
+    (tmp_path / "node_0" / "states" / "sums.pt").write_bytes(b"damaged")
+    with pytest.raises(ConfigError, match=r"sums\.pt cannot be read .*; restore it, or name a new --state_dir"):
+        summing(tmp_path)
+
+
+@pytest.mark.parametrize("word", ["train", "ask"])
+def test_a_sum_of_two_models_is_none(tmp_path: Path, word: Any) -> None:
+    """The sums of (client 0 with A, client 1 with B) and of both with A would differ by client 1 alone."""
+    node = summing(tmp_path)
+    given = {"protocol": "clients", "subset": "test"} if word == "ask" else {}
+    fields = {"round": 0, "run": RUN, "boot": node.boot, "version": None, "drop": [], "together": [0, 1], **given}
+    with node.at_work():
+        for client_id in (0, 1):
+            tensors = {"payload": {"network.weight": torch.full((1, 2), float(client_id))}}
+            answer = decode(node.handle(encode(Message(word, {**fields, "client": client_id}, tensors))))
+        assert answer.fields["sums"] == {}
 
 
 def test_a_failure_makes_no_sum_of_one_client(tmp_path: Path) -> None:
@@ -176,6 +252,25 @@ def test_a_failure_makes_no_sum_of_one_client(tmp_path: Path) -> None:
         assert decode(node.handle(encode(Message("train", {**fields, "client": 0}, broken)))).word == "failure"
         good = {"payload": {"network.weight": torch.zeros(1, 2)}}
         assert decode(node.handle(encode(Message("train", {**fields, "client": 1}, good)))).fields["sums"] == {}
+
+
+@pytest.mark.parametrize("word", ["train", "ask"])
+def test_a_failure_that_the_server_makes_gives_no_two_sums(tmp_path: Path, word: str) -> None:
+    """Client 3 fails at a payload without its tensor; with it, the sum would differ by client 3 alone."""
+    node = summing(tmp_path)
+    given = {"protocol": "clients", "subset": "test"} if word == "ask" else {}
+    fields = {"round": 0, "run": RUN, "boot": node.boot, "version": None, "drop": [], "together": [0, 1, 3], **given}
+    told = []
+    with node.at_work():
+        for last in (torch.zeros(3), torch.zeros(1, 2)):
+            for client_id in (0, 1, 3):
+                weight = last if client_id == 3 else torch.zeros(1, 2)
+                message = Message(
+                    cast("Any", word), {**fields, "client": client_id}, {"payload": {"network.weight": weight}}
+                )
+                answer = decode(node.handle(encode(message)))
+            told.append(sorted(answer.fields["sums"]))
+    assert told == ([["train/loss"], []] if word == "train" else [[], ["loss"]])
 
 
 def test_a_node_with_fewer_clients_than_a_sum_needs_is_refused(tmp_path: Path) -> None:

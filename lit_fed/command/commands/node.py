@@ -14,11 +14,12 @@ from lit_fed.command.table import Call
 from lit_fed.data.population.naming import called
 from lit_fed.deployment.calling import serve
 from lit_fed.deployment.ends import check_public, keep_private, log_line, proxy_of, sole_user
-from lit_fed.deployment.node import Node, Report
+from lit_fed.deployment.node import Node
 from lit_fed.deployment.security import Security
 from lit_fed.deployment.statistics import StatisticsNode
 from lit_fed.deployment.summing import signer_of
 from lit_fed.deployment.wire import MOST_BYTES
+from lit_fed.deployment.withheld import Report
 from lit_fed.errors import ConfigError
 
 

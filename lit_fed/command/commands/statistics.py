@@ -16,10 +16,10 @@ from lit_fed.command.reading.own import add_overwrite
 from lit_fed.command.reading.parts import add_parts
 from lit_fed.command.table import Call
 from lit_fed.deployment.ends import keep_private, log_line
-from lit_fed.deployment.node import Report
 from lit_fed.deployment.roster import Gathering
 from lit_fed.deployment.serving import rpc_grid
 from lit_fed.deployment.statistics import ask_nodes, new_roster
+from lit_fed.deployment.withheld import Report
 from lit_fed.engine.storage.files import in_place_of, refuse_overwriting, write_text
 from lit_fed.errors import ConfigError
 from lit_fed.statistics.federation import first_question, simulated, take_statistics

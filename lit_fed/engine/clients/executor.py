@@ -131,10 +131,14 @@ class Executor(ABC):
             if (answer := question.answer(client_id, broadcast)) is not None:
                 yield answer
 
-    def told_together(self) -> list[Totals]:
-        """Summed metrics of clients that do not report individually, of the last finished `run` or `ask`.
+    def told_together(self, logged: Mapping[int, dict[str, float]] | None = None, round_idx: int = 0) -> list[Totals]:
+        """Summed metrics of clients that do not report individually, of a round's training, or of the last `ask`.
 
         Training metrics are weighted by samples, answers by 1 a client.
+
+        Args:
+            logged: After training, the metrics of the others by client; NaN replaces what means must leave out.
+            round_idx: The round.
         """
         return []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -269,7 +270,7 @@ class RoundLedger:
         for client_id in sorted(self.logged):
             count = num_samples(client_id)
             for name, value in self.logged[client_id].items():
-                if "/" in name:  # logged by the module; seconds have no slash
+                if "/" in name and not math.isnan(value):  # logged by the module; seconds have no slash
                     sums.setdefault(name, []).append(value * count)
                     counts[name] = counts.get(name, 0) + count
         for name, total in (entry for totals in self.totals for entry in totals.items()):

@@ -148,6 +148,7 @@ def _train_cohort(run: Run, current: Round) -> None:
         stopped = ledger.failures and run.settings.on_client_failure == "raise"
         own = [client_id for client_id in mine if versions[client_id] == version and not stopped]
         _train_version(run, current, own, broadcasts[version], plan)
+    ledger.totals += federation.executor.told_together(ledger.logged, current.round_idx)
 
 
 def _train_version(
@@ -171,7 +172,6 @@ def _train_version(
             federation.store.put_update(update)
         elif fate is Fate.ON_TIME:
             _deliver(run, current, update, broadcast)
-    ledger.totals += federation.executor.told_together()
 
 
 def _add_late_updates(run: Run, current: Round) -> None:
