@@ -90,25 +90,26 @@ class Count(torch.SymInt):
     """
 
     def __init__(self, factor: int) -> None:
-        super().__init__(Differs(self.refuse))
+        super().__init__(Differs(self.refuse))  # type: ignore[arg-type]  # every use of it is refused
         self.factor = factor
 
     def refuse(self, *_args: Any) -> NoReturn:
         """Refuse a use."""
         raise Unproven("the task uses the number of samples in a batch")
 
-    def __mul__(self, other: Any) -> Count:
+    def __mul__(self, other: Any) -> Count:  # type: ignore[override]  # as all of these
         return Count(self.factor * other) if type(other) is int and other > 0 else self.refuse()
 
     @override
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other: object) -> bool:  # type: ignore[override]
         return self.factor == other.factor if isinstance(other, Count) else self.refuse()
 
     @override
     def __hash__(self) -> int:
         return hash(("samples", self.factor))
 
-    __rmul__, __index__, __int__, __float__, __bool__ = __mul__, refuse, refuse, refuse, refuse
+    __rmul__ = __mul__  # type: ignore[assignment]
+    __index__ = __int__ = __float__ = __bool__ = refuse
 
 
 class _Kind(NamedTuple):
@@ -285,8 +286,10 @@ class BySample(GroupLayers):
                     out = func(*given, **named)
             else:  # F.linear joins dimensions for its product
                 out = (_linear if func is F.linear else func)(*given, **named)
-        if type(out) is int or (isinstance(out, tuple) and all(type(size) is int for size in out)):
-            return _Proof([], [], _counted(out) if type(out) is int else tuple(map(_counted, out)), None, False)
+        if type(out) is int:
+            return _Proof([], [], _counted(out), None, False)
+        if isinstance(out, tuple) and all(type(size) is int for size in out):
+            return _Proof([], [], tuple(map(_counted, out)), None, False)
         tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         found = [(tensor, *follow.kind(tensor)) for tensor in tensors]
         kinds = [None if kind == "same" else _Kind(tuple(t.shape), t.dtype, kind, leaf) for t, kind, leaf in found]
@@ -311,7 +314,7 @@ class _Kernels(TorchDispatchMode):
     """Follows the dimension of samples through the kernels of an operation."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._held: dict[int, tuple[Tensor, str, int | None]] = {}
 
     def take(self, kind: _Kind) -> Tensor:

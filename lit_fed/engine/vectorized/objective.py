@@ -176,9 +176,10 @@ class StepMeter(Meter):
         tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
         if tensor.numel() != 1:
             raise ConfigError(f"self.log({name!r}, …) got {tensor.numel()} values; log one number, or their mean")
-        if isinstance(batch_size, Count):
-            batch_size = None if batch_size.factor == 1 else batch_size.refuse()
-        self.logged.append((name, batch_size))
+        size: Any = batch_size
+        if isinstance(size, Count):
+            size = None if size.factor == 1 else size.refuse()
+        self.logged.append((name, size))
         self.values.append(tensor.reshape(()))
 
     @staticmethod

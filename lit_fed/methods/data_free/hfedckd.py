@@ -187,6 +187,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
         self.needs = frozenset({"loss", "head", "targets", "classes", "one_model"})
         self.needs |= {"logits", "features"} if contrast else set()
         self.needs |= {"forward"} if generator == "images" else set()
+        self.needs |= {"one_client"} if generator_steps and distillation_weight else set()  # samples are drawn
         self.needs |= {"probability"} if ipwd and inclusion == "probability" else set()
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:

@@ -18,7 +18,7 @@ from lit_fed import Classifier, FederatedTrainer
 from lit_fed.data import Arrays
 from lit_fed.engine.vectorized.executor import VectorizedExecutor
 from lit_fed.errors import ClientFailure, ConfigError
-from lit_fed.methods import FedALA, FedAvg, FedDyn, FedGen, FedSpeed, Scaffold
+from lit_fed.methods import FedALA, FedAvg, FedDyn, FedGen, FedSpeed, HFedCKD, Scaffold
 from tests.engine.vectorized.test_executor import Cracked, Sized, everything, federate, sgd
 from tests.support import (
     ROOT,
@@ -360,7 +360,7 @@ def test_a_client_that_is_compared_is_finished_once(tmp_path: Path, executor: st
     assert [float(state["state/finished"]) for state in client_states(made.log_dir).values()] == [3.0] * 3
 
 
-@pytest.mark.parametrize("method", [FedALA, FedGen])
+@pytest.mark.parametrize("method", [FedALA, FedGen, HFedCKD])
 def test_a_method_that_needs_one_client_at_a_time_is_refused_before_its_first_round(
     tmp_path: Path, method: type[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
