@@ -51,14 +51,13 @@ def check_task(task: LightningModule, algorithm: Algorithm[Any]) -> None:
     needs = algorithm.all_needs
     if "loss" in needs and not task.automatic_optimization:
         raise ConfigError(f"model {name} optimises by hand, and {whose(algorithm, 'loss')} needs {NEEDS['loss']}")
-    head = head_of(task, algorithm.head)
-    if needs & {"logits", "outputs", "features", "head"} and head is None:
-        raise _missing(
-            task, algorithm, next(need for need in ("head", "features", "logits", "outputs") if need in needs)
-        )
-    of_head = {id(parameter) for parameter in (head.parameters() if head is not None else ())}
-    if "body" in needs and not any(one.requires_grad and id(one) not in of_head for one in task.parameters()):
-        raise _missing(task, algorithm, "body")
+    if wanted := [need for need in ("head", "features", "logits", "outputs", "body") if need in needs]:
+        head = head_of(task, algorithm.head)
+        if head is None and wanted != ["body"]:
+            raise _missing(task, algorithm, wanted[0])
+        of_head = {id(parameter) for parameter in (head.parameters() if head is not None else ())}
+        if "body" in needs and not any(one.requires_grad and id(one) not in of_head for one in task.parameters()):
+            raise _missing(task, algorithm, "body")
     if "levels" in needs and not callable(getattr(task, "levels", None)):
         raise _missing(task, algorithm, "levels")
     if "forward" in needs and type(task).forward is LightningModule.forward:
