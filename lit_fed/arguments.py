@@ -129,7 +129,8 @@ def _fit(value: Any, hint: Any, place: str) -> Any:
         if isinstance(value, bool | np.bool_):
             return bool(value)
     elif origin in (int, float):
-        if isinstance(value, Integral if origin is int else Real) and type(value) is not bool:
+        numbers: type = Integral if origin is int else Real
+        if isinstance(value, numbers) and not isinstance(value, bool):
             return _plain(value, hint, place)
     elif origin is str:
         if isinstance(value, str | os.PathLike):

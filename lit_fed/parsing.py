@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,9 @@ ROUNDS = ("T_max", "total_steps", "total_iters")
 PARSER_MODE = "strict_yaml"
 """Mode of parsers that read with `load`."""
 
+_OLD_NUMBER = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
+"""Numbers of YAML 1.1 in base 8 and base 60, 010 and 1:10, which nobody means: they stay text."""
+
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -34,6 +38,16 @@ class _Loader(yaml.SafeLoader):
         """Refuse duplicate keys, before merges add theirs."""
         _refuse_repeats(node)
         return super().construct_document(node)
+
+    def construct_number(self, node: yaml.ScalarNode) -> Any:
+        """A number, or the text of one that YAML 1.2 does not know."""
+        if _OLD_NUMBER.fullmatch(node.value):
+            return node.value
+        return self.construct_yaml_int(node) if node.tag.endswith("int") else self.construct_yaml_float(node)
+
+
+for _tag in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_number)
 
 
 class Text(str):
@@ -75,6 +89,8 @@ def load(text: str) -> Any:
     """
     if isinstance(text, Text):
         return copy.deepcopy(text.content)  # the parser modifies its input
+    if _OLD_NUMBER.fullmatch(text.strip()):
+        return text
     if "*" in text and "&" in text:
         read_yaml(text)
     if text.count(":") > 1:  # a single value has no keys

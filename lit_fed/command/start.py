@@ -17,6 +17,11 @@ def main(args: list[str] | None = None) -> None:
         args: Arguments instead of ``sys.argv[1:]``.
     """
     open_standard()
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # libraries that torch loads crash there
+        print("lit-fed: error: the working directory has been deleted; change to another", file=sys.stderr)
+        sys.exit(2)
     if args is None:
         _in_utf8()
     with unfailing() as lost:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from lit_fed.checks import check_choice, check_range
+from lit_fed.checks import check_range
 from lit_fed.data.loaders.image_files import read_photograph
 from lit_fed.data.loaders.transforms import Normalize, Step
 from lit_fed.data.partitions.csr import IntArray
@@ -25,7 +25,7 @@ from lit_fed.data.population.files import NewInputs, Records
 from lit_fed.data.population.pictures import MOST_CLIENTS, even_subset, label_axis, new_figure
 from lit_fed.data.population.views import View
 from lit_fed.data.pose.people import People, Posed, Skeleton, by_image, found_records, skeletons_picture
-from lit_fed.data.pose.warp import INTERPOLATIONS, Interpolation, Means, PoseAugmentation, PoseView, Size, checked_size
+from lit_fed.data.pose.warp import Interpolation, Means, PoseAugmentation, PoseView, Size, checked_size
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -122,8 +122,6 @@ class PoseDataModule(FederatedDataModule):
         asked = self.resolutions if test_resolutions is None else test_resolutions
         self.test_resolutions = tuple(checked_size(size, "test_resolutions") for size in asked)
         self.interpolations = tuple(interpolations or ())
-        for name in self.interpolations:
-            check_choice("an entry of data.interpolations", name, INTERPOLATIONS)
         self.augmentation = self.default_augmentation() if augmentation is None else augmentation
         self.mean, self.std, self._normalize = tuple(mean), tuple(std), Normalize(mean, std)
         if self._normalize.num_channels not in (1, 3):

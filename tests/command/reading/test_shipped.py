@@ -140,7 +140,7 @@ complete_it() {
   echo "${COMPREPLY[@]}"
 }
 complete_it lit-fed sim
-complete_it lit-fed fit --trainer.max
+complete_it lit-fed fit --trainer.max_r
 complete_it lit-fed fit -c method/fedprox
 complete_it lit-fed fit --algorithm FedProx
 complete_it lit-fed fit --algorithm.weighti

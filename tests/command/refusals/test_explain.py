@@ -21,8 +21,11 @@ def written(text: str) -> str:
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["--trainer.max", "4"], "unknown option --trainer.max; did you mean --trainer.max_rounds?"),
-        (["--trainer.max=4"], "unknown option --trainer.max; did you mean --trainer.max_rounds?"),
+        (
+            ["--trainer.max", "4"],
+            "unknown option --trainer.max; did you mean --trainer.max_rounds or --trainer.max_time?",
+        ),
+        (["--trainer.max=4"], "unknown option --trainer.max; did you mean --trainer.max_rounds or --trainer.max_time?"),
         (["--trainr.max_rounds", "4"], "unknown option --trainr.max_rounds; did you mean --trainer.max_rounds?"),
         (["--num_clients", "4"], "unknown option --num_clients; did you mean --data.init_args.num_clients?"),
         (["stray"], "unexpected word 'stray'; settings are given as --key value"),

@@ -261,7 +261,10 @@ def test_a_hundred_thousand_clients_cost_no_object_each():
         ({"max_train_samples": 5}, "data.samples_per_client and data.max_train_samples exclude each other"),
         ({"test_samples": 0}, "data.test_samples is 0; it must be at least 1"),
         ({"test_resolutions": [(1, 0)]}, r"data.test_resolutions has \[1, 0\]"),
-        ({"interpolations": ["cubic"]}, "data.interpolations is 'cubic'; it must be 'bilinear', 'area' or 'bicubic'"),
+        (
+            {"interpolations": ["cubic"]},
+            r"data.interpolations\[0\] is 'cubic'; it must be 'bilinear', 'area' or 'bicubic'",
+        ),
         ({"partition": Natural()}, "data.partition is Natural, and Puppets does not name clients; choose IID"),
     ],
 )
