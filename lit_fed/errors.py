@@ -146,8 +146,14 @@ class ProcessLost(LitFedError):
     status = 1
 
 
+class EvaluationFailure(LitFedError):
+    """A protocol failed on the server."""
+
+    status = 1
+
+
 class ClientFailure(LitFedError):
-    """A client's local work failed.
+    """A client's local work, or its answer to a protocol, failed.
 
     Args:
         client_id: The client.
@@ -155,12 +161,16 @@ class ClientFailure(LitFedError):
         cause: The cause, in one line.
         details: The traceback of an unexpected error; else empty.
         outline: The cause for other machines, see `outline`.
+        protocol: The protocol that asked; empty for local work.
     """
 
     status = 1
 
-    def __init__(self, client_id: int, round_idx: int, cause: str, details: str = "", outline: str = "") -> None:
-        super().__init__(f"client {client_id} failed in round {round_idx}: {cause}", details)
+    def __init__(
+        self, client_id: int, round_idx: int, cause: str, details: str = "", outline: str = "", protocol: str = ""
+    ) -> None:
+        asked = f", asked by protocol {protocol}" if protocol else ""
+        super().__init__(f"client {client_id} failed in round {round_idx}{asked}: {cause}", details)
         self.client_id = client_id
         self.round_idx = round_idx
         self.cause = cause

@@ -5,7 +5,7 @@ Subclass `Protocol` for your own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from lit_fed.checks import check_range
 from lit_fed.engine.clients.executor import Question
 from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.evaluation.protocols import ClientRow, EvalSubset, Evaluation, Protocol, spread
+from lit_fed.engine.lightning.metric_names import OVER_CLIENTS
 from lit_fed.engine.method.client import Client, FineTuning, Stage
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
 from lit_fed.errors import ConfigError
@@ -68,6 +69,12 @@ class GlobalTest(Protocol):
                 evaluation.metrics |= {f"{name}/{metric}{end}": value for metric, value in values.items()}
         return evaluation
 
+    @override
+    def promises(self, federation: Federation, logged: Sequence[str]) -> list[str]:
+        prefixes = [prefix for prefix, _ in global_loops(self.name, federation, 0, Evaluation())]
+        ends = ["", *(f"_{view}" for view in federation.data.views())]
+        return [f"{prefix}/{metric}{end}" for prefix in prefixes for metric in logged for end in ends]
+
 
 def global_loops(
     protocol: str, federation: Federation, round_idx: int, found: Evaluation
@@ -95,8 +102,9 @@ def global_loops(
 class ClientTest(Protocol):
     """Each client's model on the client's own test data, before fine-tuning.
 
-    Gives ``clients/<metric>_mean``, ``_std``, ``_p10`` and ``_min`` over clients. A client's model is the global one
-    with the client's personal parts, if the method has any.
+    Gives the statistics of `spread` over clients: ``clients/<metric>_mean``, ``_weighted``, ``_std``, ``_p10``,
+    ``_min``, ``_worst`` and ``_worst10``. A client's model is the global one with the client's personal parts, if the
+    method has any.
 
     Args:
         max_clients: Test a fixed random choice of this many clients; None for all.
@@ -114,14 +122,21 @@ class ClientTest(Protocol):
     @override
     def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
         clients = _choose(self.clients(federation), self.max_clients, federation.seed)
-        broadcast, workers = federation.broadcast(round_idx, "test"), federation.workers
-        rows = []
-        mine = workers.share(clients, federation.data.census.num_samples)
-        for answer in federation.executor.ask(self.question(federation, subset), mine, broadcast):
-            rows += [ClientRow(answer.client_id, self.stage, *metric) for metric in answer.metrics.items()]
-        totals = [one for part in workers.gather(federation.executor.told_together()) for one in part]
-        rows = sorted((row for part in workers.gather(rows) for row in part), key=lambda row: row.client_id)
-        return Evaluation(spread(self.name, rows, totals), rows)
+        broadcast, num_samples = federation.broadcast(round_idx, "test"), federation.data.census.num_samples
+        own = list[ClientRow]()
+        for answer in federation.ask(self.question(federation, subset), clients, broadcast):
+            own += [ClientRow(answer.client_id, self.stage, *metric) for metric in answer.metrics.items()]
+        directions = [loop.directions for loop in federation.loops.values()]
+        parts = federation.workers.gather((own, federation.executor.told_together(), directions))
+        for found in (found for part in parts for found in part[2]):
+            federation.names.observe(found)
+        rows = sorted((row for part in parts for row in part[0]), key=lambda row: row.client_id)
+        totals = [one for part in parts for one in part[1]]
+        return Evaluation(spread(self.name, rows, totals, len(clients), num_samples, federation.names.direction), rows)
+
+    @override
+    def promises(self, federation: Federation, logged: Sequence[str]) -> list[str]:
+        return [f"{self.name}/{metric}{statistic}" for metric in logged for statistic in OVER_CLIENTS]
 
     def clients(self, federation: Federation) -> NDArray[np.int64]:
         """The clients to test: all that may be sampled."""

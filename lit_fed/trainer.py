@@ -27,7 +27,8 @@ from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol, check_prot
 from lit_fed.engine.lightning.task_trainer import Compile, GradientOptions, NetworkOptions, ScheduleSteps
 from lit_fed.engine.loop.assemble import ExecutorName, assemble, executor_maker
 from lit_fed.engine.loop.checkpoint import save_checkpoint
-from lit_fed.engine.loop.inference import evaluate, predict
+from lit_fed.engine.loop.choice import check_monitors
+from lit_fed.engine.loop.inference import evaluate, loaded, predict
 from lit_fed.engine.loop.rounds import run_rounds
 from lit_fed.engine.loop.run import Run
 from lit_fed.engine.loop.runs import check_server, open_run
@@ -412,9 +413,11 @@ class FederatedTrainer(Checked):
         save_checkpoint(self.run, Path(path))
 
     def _evaluate(self, run: Run, ckpt_path: str | None, subset: EvalSubset) -> dict[str, float]:
-        metrics = evaluate(run, ckpt_path, subset)
-        if self.fabric.is_global_zero:
-            print_evaluation(metrics, subset, run.next_round, run.origin)
+        check_protocols(run.settings.protocols, run.federation, subset)
+        with loaded(run, ckpt_path) as last_round:
+            metrics = evaluate(run, last_round, subset)
+            if self.fabric.is_global_zero:
+                print_evaluation(metrics, subset, run.next_round, run.origin)
         return metrics
 
     # ------------------------------------------------------------------ set-up
@@ -423,6 +426,7 @@ class FederatedTrainer(Checked):
         run = self.assemble(model, data, algorithm, "fit")
         if run.settings.evaluate_every:
             check_protocols(run.settings.protocols, run.federation, run.settings.evaluate_on)
+            check_monitors(run)
         self.local.wrappers.prepare(run.next_round > 0 or ckpt_path is not None)
         with self.local.guard.on_duty(run.workers.data_parallel), open_run(run, ckpt_path):
             if run.start_round >= run.max_rounds:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from lit_fed import Client, FederatedTrainer, Phase
-from lit_fed.callbacks import Callback
+from lit_fed.callbacks import Callback, EarlyStopping
 from lit_fed.codecs import CastCodec
 from lit_fed.engine.loop.run import Run
 from lit_fed.errors import CheckpointError, ClientFailure, ConfigError
+from lit_fed.load import load_network
 from lit_fed.methods import FedAvg
 from lit_fed.participation import FullParticipation, Participation, Stragglers, UniformParticipation
 from lit_fed.protocols import GlobalTest
@@ -288,6 +289,48 @@ def test_fitting_again_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert final(made) == [0.46875, 2.4375]  # two rounds, see test_fedavg
 
 
+@pytest.mark.parametrize("writes", [True, False])
+def test_what_lies_between_two_fits_does_not_change_the_second(tmp_path: Path, writes: bool) -> None:
+    """Tests, validations, predictions and a load of an earlier round, with clients' states and callbacks."""
+
+    def parts() -> tuple[Any, ...]:
+        torch.manual_seed(0)
+        return Wanderer(), Points(sizes=(4, 6), val_fraction=0.4), Wandering()
+
+    earlier = fit(tmp_path / "earlier", *parts(), max_rounds=1).log_dir / "checkpoints" / "last.ckpt"
+    made = {
+        name: trainer(tmp_path / name, max_rounds=2, enable_checkpointing=writes, callbacks=[EarlyStopping(patience=9)])
+        for name in ("straight", "between")
+    }
+    mine = {name: parts() for name in made}
+    for name, one in made.items():
+        one.fit(*mine[name])
+    between = made["between"]
+    metrics, origin, tested = dict(between.metrics), between.run.origin, between.test(*mine["between"])
+    for path in [str(earlier), *(["best", "last"] if writes else [])]:
+        found = between.test(*mine["between"], ckpt_path=path)
+        assert path != str(earlier) or found != tested
+        between.validate(*mine["between"], ckpt_path=path)
+        output = str(tmp_path / "predictions.csv")
+        between.predict(*mine["between"], path, client_position=1, output=output, overwrite=True)
+    with pytest.raises(CheckpointError):
+        between.test(*mine["between"], ckpt_path=str(tmp_path / "none.ckpt"))
+    load_network(earlier, Wanderer().network)
+    assert (between.metrics, between.run.origin) == (metrics, origin)
+    assert between.test(*mine["between"]) == tested
+    for name, one in made.items():
+        one.max_rounds = 4
+        one.fit(*mine[name])
+    assert between.log_dir == tmp_path / "between" / "lightning_logs" / "version_0"
+    assert_same(weights(made["straight"]), weights(between))
+    for client_id in (0, 1):
+        assert_same(kept(made["straight"], client_id), kept(between, client_id))
+    tables = [(one.log_dir / "metrics.csv").read_text() for one in made.values()]
+    columns = [[line.split(",time/")[0].split(",")[:8] for line in table.splitlines()] for table in tables]
+    assert columns[0] == columns[1]
+    assert len(columns[0]) == 5
+
+
 def test_fitting_a_second_federation_with_the_same_trainer(tmp_path: Path) -> None:
     made = trainer(tmp_path, protocols=[GlobalTest()], participation=UniformParticipation(count=1))
     found = []
@@ -342,7 +385,7 @@ def test_no_listener_reaches_into_the_trainer() -> None:
 
 
 def test_last_and_best_are_of_the_trainers_own_run_and_a_foreign_checkpoint_gets_a_new_folder(tmp_path: Path) -> None:
-    """Two trainers in one folder: the older one's ``best`` is its own; a fit after a foreign test keeps both runs."""
+    """Two trainers in one folder: the older one's ``best`` is its own; a fit after a foreign test stays in it."""
     first, second = trainer(tmp_path, max_rounds=2), trainer(tmp_path, max_rounds=1)
     mine, theirs = (LeastSquares(), Points(), FedAvg()), (LeastSquares(lr=0.25), Points(), FedAvg())
     first.fit(*mine)
@@ -359,10 +402,13 @@ def test_last_and_best_are_of_the_trainers_own_run_and_a_foreign_checkpoint_gets
     first.test(*mine, ckpt_path=str(kept[second][0] / "checkpoints" / "last.ckpt"))
     first.max_rounds = 3
     first.fit(*mine)
-    assert first.log_dir not in (kept[first][0], kept[second][0])
+    assert first.log_dir == kept[first][0]
     assert [row["round"] for row in rows(first.log_dir / "metrics.csv")] == ["0", "1", "2"]
-    for made, (folder, before) in kept.items():
-        assert (folder / "metrics.csv").read_bytes() == before, made
+    assert (kept[second][0] / "metrics.csv").read_bytes() == kept[second][1]
+    new = trainer(tmp_path, max_rounds=3)
+    new.test(*mine, ckpt_path=str(first.log_dir / "checkpoints" / "best.ckpt"))
+    new.fit(*mine)  # it has not trained before: it goes on from what it has tested, in a folder of its own
+    assert new.log_dir not in (first.log_dir, second.log_dir)
     bare = trainer(tmp_path, max_rounds=1, evaluate_every=0)
     bare.fit(*theirs)
     with pytest.raises(CheckpointError, match=r"lacks a best\.ckpt; name a checkpoint file"):

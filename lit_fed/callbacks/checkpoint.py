@@ -31,15 +31,15 @@ class Checkpoint(Callback):
 
     Args:
         monitor: The metric that selects the best round; ``auto`` takes the first metric that the task declares (its
-            ``metrics``), else the first that it logs in an evaluation, on validation data where there are any
-            (``val/global/acc``); null writes no ``best.ckpt``.
+            ``metrics``), else that of its first call of ``self.log`` in an evaluation, on validation data where there
+            are any (``val/global/acc``); null writes no ``best.ckpt``.
         mode: ``max``, ``min``, or ``auto``: the direction that the task or the logged torchmetrics object declares,
             else ``min`` if the name contains loss or error, and ``max`` for any other name.
         keep_last: Also keep this many rounds as ``round=<r>.ckpt``.
         every_n_rounds: Interval of checkpoints, in rounds; the last round always gets one.
 
     Raises:
-        ConfigError: For invalid settings, and at the first evaluation that does not report the metric.
+        ConfigError: As `EarlyStopping`.
     """
 
     keeps_checkpoints = True

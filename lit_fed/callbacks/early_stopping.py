@@ -11,6 +11,7 @@ from lit_fed.checks import check_range
 from lit_fed.engine.lightning.metric_names import Direction
 from lit_fed.engine.loop.run import Callback, RoundRecord, Run
 from lit_fed.errors import ConfigError
+from lit_fed.patterns import unknown_name
 from lit_fed.printing import counted
 
 Mode = Literal["auto", "max", "min"]
@@ -51,8 +52,8 @@ def check_reported(key: str, monitor: str, run: Run, record: RoundRecord) -> Non
     evaluated = "time/eval_s" in metrics or not run.settings.evaluate_every
     trained = any(name.startswith("train/") for name in metrics)  # false in a round without available clients
     if monitor not in metrics and evaluated and (trained or not monitor.startswith("train/")):
-        known = ", ".join(name for name in metrics if not name.startswith(("time/", "comm/")))
-        raise ConfigError(f"{key} {monitor!r} is not a metric of this run; there are {known}")
+        known = [name for name in metrics if not name.startswith(("time/", "comm/"))]
+        raise unknown_name(key, monitor, "metric of this run is called so", known)
 
 
 class EarlyStopping(Callback):
@@ -60,15 +61,16 @@ class EarlyStopping(Callback):
 
     Args:
         monitor: Name of the metric, such as ``global/acc``; ``auto`` takes the first metric that the task declares (its
-            ``metrics``), else the first that it logs in an evaluation, on validation data where there are any
-            (``val/global/acc``).
+            ``metrics``), else that of its first call of ``self.log`` in an evaluation, on validation data where there
+            are any (``val/global/acc``).
         mode: ``max``, ``min``, or ``auto``: the direction that the task or the logged torchmetrics object declares,
             else ``min`` if the name contains loss or error, and ``max`` for any other name.
         patience: Evaluations without an improvement that are tolerated.
         min_delta: Smallest improvement that counts, exclusive.
 
     Raises:
-        ConfigError: For invalid settings, and at the first evaluation that does not report the metric.
+        ConfigError: For invalid settings, before training for a metric that no protocol has, and at the first
+            evaluation that does not report another one, such as a method's.
     """
 
     monitor: str  # never None, unlike that of a callback that does not choose

@@ -218,8 +218,10 @@ class GridExecutor(Executor):
             )
 
     @override
-    def ask(self, question: Question, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate]:
-        """Ask every client on its node; raise `ClientFailure` if a client cannot answer and this is not tolerated."""
+    def ask(
+        self, question: Question, client_ids: Iterable[int], broadcast: Broadcast
+    ) -> Iterator[ClientUpdate | ClientFailure]:
+        """Ask every client on its node; report a tolerated failure, and yield no other answer after another one."""
         ids = list(client_ids)
         layouts = {self.session.kinds[client_id]: question.layout for client_id in ids}
         fields = {"protocol": question.protocol, "subset": question.subset}
@@ -232,7 +234,8 @@ class GridExecutor(Executor):
                     answers.append(outcome)
             elif outcome is not None:
                 if not self.tolerant:
-                    raise outcome
+                    yield outcome
+                    return
                 self.roster.say(Alert(f"{outcome}; its {question.protocol} metrics are missing"))
         told = {update.client_id: update.metrics for update in answers}
         self._leave_out(told, f"round {broadcast.round_idx}: {question.protocol}/", self._bounded)

@@ -87,9 +87,9 @@ class Home:
         with self.federation.session.at_work("validate" if subset == "val" else "test"):
             for protocol in asking:
                 asked: Callable[[Any], Any] = getattr(protocol, "clients", lambda _: self.clients)
-                for client_id in (client_id for client_id in asked(self.federation) if client_id in self.clients):
-                    answer = protocol.answer(self.federation, int(client_id), self.broadcast, subset)
-                    metrics = {} if answer is None else answer.metrics
-                    row = metrics_by_client.setdefault(int(client_id), {})
-                    row |= {f"{protocol.name}/{name}": value for name, value in metrics.items()}
+                mine = [int(client_id) for client_id in asked(self.federation) if client_id in self.clients]
+                rows = {client_id: metrics_by_client.setdefault(client_id, {}) for client_id in mine}
+                for answer in self.federation.ask(protocol.question(self.federation, subset), mine, self.broadcast):
+                    named = {f"{protocol.name}/{name}": value for name, value in answer.metrics.items()}
+                    rows[answer.client_id].update(named)
         return metrics_by_client

@@ -281,7 +281,7 @@ class Roster:
         if together := [client_id for home in self.homes.values() if home.sums for client_id in home.clients]:
             self.say(
                 f"the nodes of {named(together)} report metrics in sums only: clients.csv lacks these clients, and "
-                "metrics over clients have a mean but no _std, _p10 and _min"
+                "metrics over clients have a mean and no other statistic"
             )
 
     def refresh(self) -> None:

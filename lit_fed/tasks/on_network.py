@@ -160,11 +160,7 @@ class Classifier(OnNetwork):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, y = batch
         logits = self(x)
-        if y.is_floating_point() and y.ndim < logits.ndim:  # not probabilities per class
-            raise ConfigError(
-                "Classifier needs classes, and the data's targets are floating-point numbers; use Regressor, or data "
-                "with whole-number targets (of a Table, set data.kind to classes)"
-            )
+        _check_classes(logits, y)
         loss = F.cross_entropy(logits, y)
         self.log("train/loss", loss, prog_bar=True)
         return loss
@@ -180,8 +176,10 @@ class Classifier(OnNetwork):
     def _evaluate(self, batch: tuple[Tensor, Tensor], stage: str) -> None:
         x, y = batch
         logits = self(x)
+        _check_classes(logits, y)
         self.log(f"{stage}/loss", F.cross_entropy(logits, y))
-        self.log(f"{stage}/acc", (logits.argmax(dim=1) == y).float().mean(), prog_bar=True)
+        classes = y.argmax(dim=1) if y.is_floating_point() else y
+        self.log(f"{stage}/acc", (logits.argmax(dim=1) == classes).float().mean(), prog_bar=True)
 
 
 class Regressor(OnNetwork):
@@ -279,6 +277,20 @@ class Regressor(OnNetwork):
     def _log_r2(self, stage: str) -> None:
         if self.r2.total > 1:
             self.log(f"{stage}/r2", self.r2)
+
+
+def _check_classes(logits: Tensor, y: Tensor) -> None:
+    """Refuse targets that are neither a class for each prediction (B, …) nor probabilities (B, C, …)."""
+    if y.is_floating_point() and y.shape != logits.shape:
+        raise ConfigError(
+            "Classifier needs classes, and the data's targets are floating-point numbers; use Regressor, or data with "
+            "whole-number targets (of a Table, set data.kind to classes)"
+        )
+    if not y.is_floating_point() and y.shape != logits.shape[:1] + logits.shape[2:]:
+        raise ConfigError(
+            f"Classifier needs one class a prediction, and a sample's targets have shape {tuple(y.shape[1:])}; use "
+            "data with one label, or a model of your own whose loss takes several"
+        )
 
 
 def _like(predicted: Tensor, y: Tensor) -> Tensor:

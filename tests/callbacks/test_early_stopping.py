@@ -15,7 +15,7 @@ from lit_fed.callbacks.early_stopping import improves
 from lit_fed.errors import ConfigError
 from lit_fed.participation import AvailabilityParticipation
 from tests.engine.loop.test_checkpoint import BEST_LR, MEAN_LOSS
-from tests.support import LeastSquares, assert_same, fit, rows, weights
+from tests.support import LeastSquares, Points, Wanderer, Wandering, assert_same, fit, rows, weights
 
 # The mean loss of the two clients falls in rounds 0 and 1 and rises in rounds 2, 3, …, see test_checkpoint.py.
 assert MEAN_LOSS[0] > MEAN_LOSS[1] < MEAN_LOSS[2] < MEAN_LOSS[3] < MEAN_LOSS[4] < MEAN_LOSS[5]
@@ -75,21 +75,43 @@ def test_resumed_in_the_middle_stops_where_the_whole_run_does(tmp_path: Path) ->
 
 
 def test_unknown_metric(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"EarlyStopping\.monitor 'global/f1' is not a metric of this run; there are"):
+    with pytest.raises(
+        ConfigError, match=r"EarlyStopping\.monitor is 'global/f1', and no metric .* did you mean global/loss\?"
+    ):
         run(tmp_path, 2, monitor="global/f1")
 
 
-@pytest.mark.parametrize(("evaluate_every", "round_idx"), [(1, 0), (3, 2), (0, 0)])
-def test_a_metric_that_never_comes_ends_the_run_when_it_is_due(
-    tmp_path: Path, evaluate_every: int, round_idx: int
+@pytest.mark.parametrize(("monitor", "every", "ended"), [("global/f1", 3, []), ("a/b", 3, [0, 1, 2]), ("a/b", 0, [0])])
+def test_a_metric_that_no_protocol_has_ends_the_run_before_it_and_another_one_when_it_is_due(
+    tmp_path: Path, monitor: str, every: int, ended: list[int]
 ) -> None:
     rounds = Rounds()
-    stopping = EarlyStopping("global/f1", patience=2)
-    with pytest.raises(
-        ConfigError, match=r"EarlyStopping\.monitor 'global/f1' is not a metric of this run; there are "
-    ):
-        fit(tmp_path, max_rounds=10, evaluate_every=evaluate_every, callbacks=[rounds, stopping])
-    assert rounds.ended == list(range(round_idx + 1))
+    with pytest.raises(ConfigError, match=rf"EarlyStopping\.monitor is '{monitor}', and no metric of this run is"):
+        fit(tmp_path, max_rounds=10, evaluate_every=every, callbacks=[rounds, EarlyStopping(monitor, patience=2)])
+    assert rounds.ended == ended
+
+
+@pytest.mark.parametrize(
+    ("monitor", "told"),
+    [
+        ("client/loss_mean", "did you mean clients/loss_mean"),  # no prefix of a protocol, and one letter beside it
+        ("clients/los_worst", "did you mean clients/loss_worst"),
+        ("loss", "there are global/loss, clients/loss_mean"),  # as the model logs it
+        ("test/loss", "there are global/loss, clients/loss_mean"),
+        ("val/loss", "did you mean global/loss"),
+        ("val/clients/loss_mean", "and there are no validation data; set data.init_args.val_fraction above 0"),
+    ],
+)
+def test_a_monitor_of_another_name_is_refused_before_the_runs_folder(tmp_path: Path, monitor: str, told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        fit(tmp_path, callbacks=[EarlyStopping(monitor)])
+    assert told in str(refused.value)
+    assert not list(tmp_path.rglob("version_*"))
+
+
+def test_a_method_without_a_global_model_has_no_monitor_of_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is 'global/loss', and no metric .* there are clients/loss_mean"):
+        fit(tmp_path, Wanderer(), Points(sizes=(2, 3)), Wandering(), callbacks=[EarlyStopping("global/loss")])
 
 
 class Rounds(Callback):
@@ -237,11 +259,13 @@ def test_a_metric_that_is_never_a_number_stops_too(tmp_path: Path, capsys: pytes
 
 def test_a_monitor_with_an_unseen_metric_in_between_is_waited_for(tmp_path: Path) -> None:
     class Sometimes(LeastSquares):
-        calls = 0
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
 
         def on_test_epoch_end(self) -> None:
-            type(self).calls += 1
-            if type(self).calls == 1:
+            self.calls += 1  # the check of the names before the run leaves it as it was
+            if self.calls == 1:
                 self.log("test/late", 1.0)
 
     # Seen once, in the first evaluation of the global model; its later absence is no reason to end the run.

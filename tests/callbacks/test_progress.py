@@ -232,7 +232,7 @@ def test_a_row_of_the_closing_table_that_no_metric_fits_is_refused_at_the_first_
     progress.metrics = ["clients/*_worst"]
     run = a_run(settings=SimpleNamespace(evaluate_every=1))
     progress.on_fit_start(run)
-    told = "Progress.metrics 'clients/*_worst' is not a metric of this run; there are global/acc, train/loss"
+    told = "Progress.metrics is 'clients/*_worst', and no metric of this run is called so; there are"
     with pytest.raises(ConfigError, match=re.escape(told)):
         run_round(progress, run, 0, global__acc=0.5, train__loss=1.0, time__eval_s=1.0)
 

@@ -424,7 +424,7 @@ def test_one_clients_odd_metric_does_not_decide_a_mean(tmp_path: Path, value: fl
 
     made = deploy(small(data=lambda: Points(num_clients=3)), tmp_path, [[0], [1], [2]], handlers=handlers)
     assert made.metrics["clients/loss_mean"] == mean
-    assert ("clients/loss_missing" in made.metrics) == (value != 70.0)
+    assert made.metrics.get("clients/loss_missing", 0) == (mean == 1)  # whoever is left out is counted
     assert (made.log_dir / "checkpoints" / "best.ckpt").is_file()
 
 

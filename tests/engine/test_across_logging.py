@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torchmetrics
 from torch import Tensor
 
 from lit_fed.data import Parts
-from lit_fed.errors import ClientFailure
+from lit_fed.engine.wire.workers import ClientParallelStrategy
+from lit_fed.errors import ClientFailure, LitFedError
 from lit_fed.methods import FedAvg, FedProx
 from lit_fed.participation import UniformParticipation
 from lit_fed.protocols import ClientTest, GlobalTest, PersonalTest, UnseenTest
@@ -62,10 +64,11 @@ def test_names_in_the_record(tmp_path: Path) -> None:
     expected |= {f"global/{name}": value for name, value in tested.items()}
     means = {"loss": (one + two) / 2, "size": 2.0, "odd": 7.0, "tested": 1.0, "ends": 3.0}
     expected |= {f"clients/{name}_mean": value for name, value in means.items()}
-    assert {name for name in found if not name.endswith(("_std", "_p10", "_min"))} == expected.keys()
+    statistics = ("mean", "weighted", "std", "p10", "min", "worst", "worst10")
+    assert {name for name in found if not name.endswith(statistics[1:])} == expected.keys()
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     spread = {name for name in found if name.startswith("clients/")}
-    assert spread == {f"clients/{name}_{kind}" for name in means for kind in ("mean", "std", "p10", "min")}
+    assert spread == {f"clients/{name}_{kind}" for name in means for kind in statistics}
 
 
 def test_the_loss_in_the_record_is_what_is_minimised(tmp_path: Path) -> None:
@@ -193,3 +196,74 @@ def test_each_protocol_names_its_columns(tmp_path: Path) -> None:
     )
     means = {name for name in logged(made) if name.endswith("/loss_mean")}
     assert means == {"clients/loss_mean", "unseen/loss_mean", "personal/loss_mean"}
+
+
+class Twice(LeastSquares):
+    """Logs two names that are one column: in one call, or in two of them."""
+
+    def __init__(self, first: str, second: str, stage: str) -> None:
+        super().__init__()
+        self.first, self.second, self.stage = first, second, stage
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if self.stage == "train":
+            self.log_dict({self.first: 1.0, self.second: 2.0})
+        return self.loss(batch)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log(self.first, 1.0)
+        if self.stage == "test":
+            self.log(self.second, 2.0)
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
+@pytest.mark.parametrize(
+    ("first", "second", "stage"),
+    [("size", "test/size", "test"), ("val_size", "test_size", "test"), ("size", "train/size", "train")],
+)
+def test_two_names_of_one_column_are_refused_and_never_averaged(
+    tmp_path: Path, first: str, second: str, stage: str, executor: Any
+) -> None:
+    told = f"model Twice logs '{first}' and '{second}' in one step, and both are the metric '.*size' of the record"
+    with pytest.raises(LitFedError, match=told):
+        fit(tmp_path, Twice(first, second, stage), executor=executor)
+
+
+def test_a_name_loses_one_prefix_only(tmp_path: Path) -> None:
+    made = fit(tmp_path, Twice("size", "test/val_size", "test"), max_rounds=1)
+    assert (made.metrics["global/size"], made.metrics["global/val_size"]) == (1.0, 2.0)
+
+
+class Ordered(LeastSquares):
+    """Logs an object first, then a sum, then means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error = torchmetrics.MeanSquaredError()
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.error.update(self(batch[0]).squeeze(1), batch[1].float())
+        self.log("zeal", self.error)
+        self.log("count", 1.0)
+        self.log("loss", self.loss(batch))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
+def test_the_first_logged_metric_chooses_the_best_round_also_an_object(
+    tmp_path: Path, executor: Any, processes: int
+) -> None:
+    """By the order of calls, over the global model and over clients, before and after a resume."""
+    for protocol, column in ((GlobalTest(), "global/zeal"), (ClientTest(), "clients/zeal_mean")):
+        where, ckpt_path = tmp_path / protocol.name, None
+        for rounds in (1, 2):
+            together = {"devices": 2, "strategy": ClientParallelStrategy(start_method="fork")}
+            options = (together if processes == 2 else {}) | {"executor": executor, "max_rounds": rounds}
+            data = Points(num_clients=4, shared_batch_size=2)
+            fit(where, Ordered(), data, protocols=[protocol], ckpt_path=ckpt_path, **options)
+            folder, ckpt_path = where / "lightning_logs" / "version_0", "last"
+            content = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+            assert content["monitor"] == column
+        names = [name for name in rows(folder / "metrics.csv")[0] if name.startswith(protocol.name)]
+        found = list(dict.fromkeys(name.partition("/")[2].partition("_")[0] for name in names))
+        assert found == ["zeal", "count", "loss"]

@@ -9,12 +9,13 @@ from typing import Any
 import lightning
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_fed import Classifier
 from lit_fed.command.cli import main
 from lit_fed.data import Digits
+from lit_fed.errors import ConfigError
 from tests.support import ROOT, fit, rows
 
 CONFIGS = ROOT / "configs"
@@ -55,6 +56,40 @@ def test_a_step_by_hand(tmp_path: Path) -> None:
     weight: Any = module.network.weight
     assert weight.flatten().tolist() == pytest.approx([1 - math.log(3) / 12, math.log(3) / 12])
     assert float(run.callback_metrics["train/loss"]) == pytest.approx(LOSS)
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (
+            torch.zeros(3, 3, dtype=torch.long),
+            r"one class a prediction, and a sample's targets have shape \(3,\)",
+        ),
+        (
+            torch.zeros(3, 1, dtype=torch.long),
+            r"one class a prediction, and a sample's targets have shape \(1,\)",
+        ),
+        (torch.zeros(3), "targets are floating-point numbers; use Regressor"),
+        (torch.zeros(3, 1), "targets are floating-point numbers; use Regressor"),
+        (torch.zeros(3, 3), "targets are floating-point numbers; use Regressor"),
+    ],
+)
+def test_targets_that_are_no_classes_are_refused_in_a_line(y: Tensor, message: str) -> None:
+    module = scores()
+    for step in (module.training_step, module.test_step):
+        with pytest.raises(ConfigError, match=message):
+            step((X, y), 0)
+
+
+def test_probabilities_and_a_class_for_each_pixel_are_targets(tmp_path: Path) -> None:
+    """Cross-entropy with targets (q, 1 − q): −q ln p − (1 − q) ln (1 − p); the larger probability is the class."""
+    q = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]])
+    data = DataLoader(TensorDataset(X, q), batch_size=3)
+    [found] = plain(tmp_path).test(scores(), data, verbose=False)
+    own = -(0.9 * math.log(0.75) + 0.1 * math.log(0.25) + 1.4 * math.log(0.75) + 0.6 * math.log(0.25)) / 3
+    assert found == {"test/loss": pytest.approx(own), "test/acc": 1.0}
+    pixels = Classifier(nn.Conv2d(1, 2, 1), num_classes=2)
+    assert pixels.training_step((torch.zeros(3, 1, 4, 4), torch.zeros(3, 4, 4, dtype=torch.long)), 0) > 0
 
 
 def test_predictions_the_head_and_the_labels() -> None:

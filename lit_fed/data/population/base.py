@@ -554,6 +554,15 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         """Heights and widths (n, 2) of one client's training images, in batches; see `image_sizes`."""
         return self.image_sizes(self._ready.of(client_id).train[client_id])
 
+    def first_sample(self, part: Literal["train", "test"], client_id: int) -> Any:
+        """The first training sample of a client, or of the shared test set as the client sees it.
+
+        Returns:
+            A batch of one, neither shuffled nor augmented; None without a sample.
+        """
+        indices = self._ready.shared_test if part == "test" else self._ready.of(client_id).train[client_id]
+        return next(iter(viewed(self.make_loader(Batches(part, indices[:1], 1)), self.seen(client_id))), None)
+
     # Loaders of a plain lightning.Trainer: all clients' data pooled.
 
     @override

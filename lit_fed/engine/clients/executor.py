@@ -122,14 +122,23 @@ class Executor(ABC):
         update is yielded, and becomes current with the round.
         """
 
-    def ask(self, question: Question, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate]:
-        """Ask every client, in any order; yield the answers.
+    def ask(
+        self, question: Question, client_ids: Iterable[int], broadcast: Broadcast
+    ) -> Iterator[ClientUpdate | ClientFailure]:
+        """Ask every client, in any order; yield each answer or failure.
 
         Clients' states stay unchanged. The tensors of an answer are valid until the next one is asked for.
         """
         for client_id in client_ids:
-            if (answer := question.answer(client_id, broadcast)) is not None:
-                yield answer
+            outcome: ClientUpdate | ClientFailure | None
+            try:
+                outcome = question.answer(client_id, broadcast)
+            except ProcessLost:
+                raise
+            except (Exception, SystemExit) as error:  # any exception is a failure with the client's id and round
+                outcome = failure(client_id, broadcast.round_idx, error)
+            if outcome is not None:
+                yield outcome
 
     def told_together(self, logged: Mapping[int, dict[str, float]] | None = None, round_idx: int = 0) -> list[Totals]:
         """Summed metrics of clients that do not report individually, of a round's training, or of the last `ask`.

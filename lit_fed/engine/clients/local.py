@@ -29,8 +29,8 @@ from typing_extensions import override
 
 from lit_fed.engine.lightning import direct
 from lit_fed.engine.lightning.compatibility import overrides
-from lit_fed.engine.lightning.meter import Meter, WeightedSums, share
-from lit_fed.engine.lightning.metric_names import Direction, plain_name
+from lit_fed.engine.lightning.meter import Meter, WeightedSums, in_order, share
+from lit_fed.engine.lightning.metric_names import Direction
 from lit_fed.engine.lightning.objective import at_work, bind_step, join, task_name
 from lit_fed.engine.lightning.optimization import HandedOptimizer, OptimizerFactory, Schedule
 from lit_fed.engine.lightning.task_trainer import GradientOptions, TaskTrainer, clip_gradients
@@ -39,7 +39,7 @@ from lit_fed.engine.method.client import Client, Pass, Phase, Tensors
 from lit_fed.engine.method.model import Model
 from lit_fed.engine.wire.batches import batch_size_of, mark_last, slice_batch
 from lit_fed.engine.wire.workers import Workers
-from lit_fed.errors import ConfigError, LitFedError, own_traceback, reason
+from lit_fed.errors import ConfigError, EvaluationFailure, LitFedError, own_traceback, reason
 from lit_fed.seeding import derive_seed, seed_device
 from lit_fed.tensors import map_tensors
 
@@ -336,7 +336,8 @@ class LocalLoop:
             spread: Divide the batches among the processes and merge; every process must then call this.
 
         Returns:
-            Values by name without a leading ``test`` or ``val``; empty without batches.
+            Values by name without a leading ``test`` or ``val``, in the order of the first calls of ``self.log``, of
+            numbers and of torchmetrics objects; empty without batches.
         """
         stage = self.evaluation_stage(subset)
         if stage is None:
@@ -349,7 +350,8 @@ class LocalLoop:
         spread = spread and self.workers.world_size > 1 and (length is None or length >= self.workers.world_size)
         if spread:
             batches = islice(loader, self.workers.rank, None, self.workers.world_size)
-        meter = self.state.meter = Meter()
+        meter, wrong = Meter(() if spread else self.metrics), None  # processes hold parts of their states
+        self.state.meter = meter
         self.trainer.stage = "test" if subset == "test" else "validate"
         self.copy_watchers(meter)
         self.begin_metrics(sync=spread)
@@ -367,11 +369,19 @@ class LocalLoop:
                 meter.batch_size = 1
                 self.call(f"on_{stage}_epoch_end")
                 self.call(f"on_{stage}_end")
+            except Exception as error:
+                if not spread:
+                    raise
+                wrong = error  # the other processes, which wait for this one, must learn of it
             finally:
                 self.state.meter = None
-        self.directions |= {plain_name(name): direction for name, direction in meter.directions.items()}
-        values = meter.merged(self.workers, self.metrics) if spread else meter.compute()
-        return {plain_name(name): value for name, value in values.items()}
+        self.directions |= meter.directions
+        if not spread:
+            return in_order(meter.compute(), meter.names)
+        told = self.workers.gather((list(meter.names), "" if wrong is None else reason(wrong)))
+        if cause := next((cause for _, cause in told if cause), None):
+            raise wrong or EvaluationFailure(cause)
+        return in_order(meter.merged(self.workers, self.metrics), [name for names, _ in told for name in names])
 
     @contextmanager
     def mode(self, stage: str) -> Iterator[None]:

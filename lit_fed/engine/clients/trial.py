@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten
 
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.lightning.compatibility import overrides
@@ -93,6 +95,31 @@ def try_out(loop: LocalLoop, data: FederatedDataModule, found: Extremes, work: L
             _take_step(loop, first_samples(batch, size), size, found.client_id)
     loop.expect(Phase("train", _loader(data, found.busiest), work.epochs, work.steps))
     _run_schedules(loop, max_rounds)
+
+
+def try_test(loop: LocalLoop, data: FederatedDataModule, client_id: int) -> None:
+    """Refuse test data that the task cannot take and that differ from a client's training data in shape or dtype.
+
+    Only then the task evaluates a batch before the run: its own code may have side effects.
+    """
+    forms = []
+    for part in ("train", "test"):
+        leaves = tree_flatten(data.first_sample(part, client_id))[0]
+        forms.append(
+            [f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape[1:])}" for t in leaves if isinstance(t, Tensor)]
+        )
+    if forms[0] == forms[1] or not forms[1]:
+        return
+    with loop.state.client.rehearsed(), loop.model.lent():
+        try:
+            loop.evaluate([*islice(data.test_loader(), 1)] or [*islice(data.test_loader(client_id), 1)], "test")
+        except Exception as error:  # any error of a network on a batch
+            trained, tested = (", ".join(form) for form in forms)
+            raise ConfigError(
+                f"model {task_name(loop.objective)} cannot be tested: a test sample is {tested}, and a training sample "
+                f"of client {client_id} is {trained}: {reason(error)}",
+                own_traceback(error),
+            ) from error
 
 
 def told_of_schedule(loop: LocalLoop, data: FederatedDataModule, found: Extremes, work: LocalWork) -> str:

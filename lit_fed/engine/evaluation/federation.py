@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lightning import Fabric
 from torch import Tensor
 
-from lit_fed.engine.clients.executor import Executor
+from lit_fed.engine.clients.executor import Executor, Question
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.session import Session
+from lit_fed.engine.lightning.metric_names import MetricNames
 from lit_fed.engine.method.algorithm import Algorithm, Server, global_model, held_model
 from lit_fed.engine.method.client import Stage
 from lit_fed.engine.method.kinds import Kinds
 from lit_fed.engine.method.wrapper import Wrappers
 from lit_fed.engine.storage.store import ClientStore
-from lit_fed.engine.wire.payload import Broadcast, Channel, not_finite
+from lit_fed.engine.wire.payload import Broadcast, Channel, ClientUpdate, not_finite
 from lit_fed.engine.wire.workers import Workers
-from lit_fed.errors import NonFiniteServer
+from lit_fed.errors import ClientFailure, NonFiniteServer
 from lit_fed.participation import Participation
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Federation:
         session: Enters clients.
         executor: Trains cohorts.
         seed: The seed of the run.
+        tolerant: Whether protocols leave out clients that fail (``trainer.on_client_failure``).
+        names: Directions of metrics, and the metric that chooses the best round.
         begun_infinite: Names of the server's entries that were not finite before the first round.
         versions: Earlier rounds' broadcasts that clients still work on, by round.
     """
@@ -62,8 +65,11 @@ class Federation:
     session: Session
     executor: Executor
     seed: int
+    tolerant: bool = False
+    names: MetricNames = field(default_factory=MetricNames)
     begun_infinite: frozenset[str] = frozenset()
     versions: dict[int, Broadcast] = field(default_factory=dict)
+    _told: set[tuple[str, str]] = field(default_factory=set)
 
     @property
     def wrappers(self) -> Wrappers:
@@ -103,6 +109,32 @@ class Federation:
             {kind: arrival.num_bytes for kind, arrival in arrived.items()},
             {kind: arrival.wire for kind, arrival in arrived.items()},
         )
+
+    def ask(self, question: Question, client_ids: Sequence[int], broadcast: Broadcast) -> Iterator[ClientUpdate]:
+        """Ask clients, every process its own; yield this process's answers.
+
+        Called on every process with the same clients. Tolerated failures are printed once for each cause.
+
+        Raises:
+            ClientFailure: If a client of any process fails and this is not tolerated.
+        """
+        failed = list[tuple[int, str, str]]()
+        mine = self.workers.share(client_ids, self.data.census.num_samples)
+        for outcome in self.executor.ask(question, mine, broadcast):
+            if not isinstance(outcome, ClientFailure):
+                yield outcome
+                continue
+            failed.append((outcome.client_id, outcome.cause, outcome.details))
+            if not self.tolerant:
+                break  # the other processes learn of it below
+        for client_id, cause, details in sorted(one for part in self.workers.gather(failed) for one in part):
+            failure = ClientFailure(client_id, broadcast.round_idx, cause, details, protocol=question.protocol)
+            if not self.tolerant:
+                raise failure
+            if (question.protocol, cause) not in self._told:
+                self._told.add((question.protocol, cause))
+                what = f"its {question.protocol} metrics are missing"
+                self.fabric.print(f"{failure}; {what}; further failures of this cause are not printed")
 
     def keep_version(self, broadcast: Broadcast) -> None:
         """Before a round's step, keep the broadcasts on which clients still work, and no others."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -15,9 +15,11 @@ import numpy as np
 
 from lit_fed.arguments import Checked
 from lit_fed.engine.clients.executor import Question
+from lit_fed.engine.lightning.metric_names import Direction
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout
 from lit_fed.engine.wire.totals import Totals, exact_sum
-from lit_fed.errors import ConfigError
+from lit_fed.engine.wire.workers import raise_if_lost
+from lit_fed.errors import ConfigError, EvaluationFailure, LitFedError, own_traceback, reason
 
 if TYPE_CHECKING:
     from lit_fed.engine.evaluation.federation import Federation
@@ -39,37 +41,59 @@ class ClientRow(NamedTuple):
     value: float
 
 
-def spread(prefix: str, rows: list[ClientRow], totals: Sequence[Totals] = ()) -> dict[str, float]:
-    """Mean, standard deviation, 10th percentile and minimum over clients of every metric.
+def spread(
+    prefix: str,
+    rows: list[ClientRow],
+    totals: Sequence[Totals] = (),
+    asked: int | None = None,
+    num_samples: Callable[[int], int] | None = None,
+    direction: Callable[[str], Direction] | None = None,
+) -> dict[str, float]:
+    """Means, standard deviation, 10th percentile, minimum and worst value over clients of every metric.
 
     Args:
         prefix: Name of the protocol, such as ``clients``.
         rows: One row per client and metric.
         totals: Sums over clients without rows, each of weight 1.
+        asked: Clients that were asked; None for the clients with rows.
+        num_samples: Training samples of a client; None gives no weighted mean.
+        direction: Better direction of a metric by its full name; None gives no worst value.
 
     Returns:
-        Values named ``<prefix>/<metric>_mean``, ``_std`` (population), ``_p10`` and ``_min``; only the mean for metrics
-        with totals. NaN, a value that a client could not measure, is left out and counted in ``_missing``; a metric
-        that nobody could measure is NaN.
+        Values named ``<prefix>/<metric>_mean``, ``_weighted`` (the mean weighted by training samples), ``_std``
+        (population), ``_p10``, ``_min``, ``_worst`` (the largest where smaller is better) and ``_worst10`` (the 10th
+        percentile from the worst); only the mean for metrics with totals. ``_missing``, where it is not 0, counts the
+        clients that the mean leaves out: they failed, logged no such metric, or logged NaN, as of a metric that their
+        data leave undefined. A metric that nobody could measure is NaN.
     """
-    values: dict[str, list[float]] = {}
+    values: dict[str, list[tuple[int, float]]] = {}
     for row in sorted(rows, key=lambda row: row.client_id):
-        values.setdefault(row.metric, []).append(row.value)
+        values.setdefault(row.metric, []).append((row.client_id, row.value))
+    asked = len({row.client_id for row in rows}) if asked is None else asked
     metrics = {}
     for metric in dict.fromkeys([*values, *(name for part in totals for name in part)]):
-        column, withheld = values.get(metric, []), [part[metric] for part in totals if metric in part]
-        if (measured := [value for value in column if not math.isnan(value)]) and len(measured) < len(column):
-            metrics[f"{prefix}/{metric}_missing"] = float(len(column) - len(measured))
-            column = measured
-        count = len(column) + sum(total.weight for total in withheld)
+        name, withheld = f"{prefix}/{metric}", [part[metric] for part in totals if metric in part]
+        measured = [one for one in values.get(metric, []) if not math.isnan(one[1])]
+        count = len(measured) + sum(total.weight for total in withheld)
+        if count < asked:
+            metrics[f"{name}_missing"] = float(asked - count)
+        column = [value for _, value in measured]
         parts = [*column, *(part for total in withheld for part in total.parts)]
-        metrics[f"{prefix}/{metric}_mean"] = exact_sum(parts) / max(count, 1)
+        metrics[f"{name}_mean"] = exact_sum(parts) / count if count else math.nan
         if withheld:
             continue
-        array = np.asarray(column, dtype=np.float64)
-        metrics[f"{prefix}/{metric}_std"] = float(array.std())
-        metrics[f"{prefix}/{metric}_p10"] = float(np.percentile(array, 10))
-        metrics[f"{prefix}/{metric}_min"] = float(array.min())
+        if num_samples is not None:
+            weights = [num_samples(client_id) for client_id, _ in measured]
+            total = exact_sum(weight * value for weight, value in zip(weights, column, strict=True))
+            metrics[f"{name}_weighted"] = total / sum(weights) if sum(weights) else math.nan
+        array = np.asarray(column or [math.nan], dtype=np.float64)
+        metrics[f"{name}_std"] = float(array.std())
+        metrics[f"{name}_p10"] = float(np.percentile(array, 10))
+        metrics[f"{name}_min"] = float(array.min())
+        if direction is not None:
+            lower = direction(f"{name}_mean") == "min"
+            metrics[f"{name}_worst"] = float(array.max() if lower else array.min())
+            metrics[f"{name}_worst10"] = float(np.percentile(array, 90 if lower else 10))
     return metrics
 
 
@@ -102,6 +126,10 @@ class Protocol(Checked, ABC):
     @abstractmethod
     def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
         """Evaluate after a round; called on every process, with the same result on all."""
+
+    def promises(self, federation: Federation, logged: Sequence[str]) -> list[str] | None:
+        """Full names of its metrics, for names that the model logs; None where they are not known before it runs."""
+        return None
 
     def question(self, federation: Federation, subset: EvalSubset) -> Question:
         """The question to clients, for `lit_fed.engine.clients.executor.Executor.ask`."""
@@ -140,13 +168,31 @@ def check_protocols(protocols: Sequence[Protocol], federation: Federation, subse
         protocol.check(federation)
 
 
+def run_protocol(protocol: Protocol, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
+    """Run a protocol; called on every process.
+
+    Raises:
+        EvaluationFailure: For any error that is not ours, such as one of the model's ``test_step``.
+    """
+    try:
+        return protocol.run(federation, round_idx, subset)
+    except Exception as error:
+        told = isinstance(error, EvaluationFailure)  # another process's
+        if isinstance(error, LitFedError) and not told:
+            raise
+        raise_if_lost(error)
+        cause = str(error) if told else reason(error)
+        line = f"protocol {protocol.name} failed in round {round_idx}, on the {subset} data: {cause}"
+        raise EvaluationFailure(line, own_traceback(error)) from error
+
+
 def run_protocols(
     protocols: Sequence[Protocol], federation: Federation, round_idx: int, subset: EvalSubset
 ) -> Evaluation:
     """Run every protocol; called on every process."""
     evaluation = Evaluation()
     for protocol in protocols:
-        result = protocol.run(federation, round_idx, subset)
+        result = run_protocol(protocol, federation, round_idx, subset)
         evaluation.metrics |= result.metrics
         evaluation.rows += result.rows
         if not result.metrics:

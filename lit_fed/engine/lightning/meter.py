@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lit_fed.engine.lightning.metric_names import Direction
+from lit_fed.engine.lightning.undefined import is_undefined, value_of
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.tensors import map_tensors
@@ -101,11 +102,17 @@ _FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 class Meter:
     """Sample-weighted means of logged values.
 
-    Values on an accelerator stay there until `compute`; ``batch_size`` is the default weight of a value.
+    Values on an accelerator stay there until `compute`; ``batch_size`` is the default weight of a value. ``names`` has
+    the names that the task gave to ``self.log``, by those of the columns, in the order of the first calls.
+
+    Args:
+        known: The task's metrics, whose computed values may be logged in place of the objects.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: Sequence[Metric] = ()) -> None:
+        self.known = known
         self.batch_size = 1
+        self.names: dict[str, str] = {}
         self._sums = WeightedSums()
         self._folded: dict[str, tuple[str, Tensor]] = {}
         self._metrics: dict[str, Metric] = {}
@@ -121,6 +128,8 @@ class Meter:
             reduce_fx: ``mean`` of the batches' values, ``sum``, ``min`` or ``max``, or torch's function of that name.
         """
         is_tensor = isinstance(value, Tensor)
+        if is_tensor and self.known and any(value is one._computed and is_undefined(one) for one in self.known):
+            value = torch.full_like(value, torch.nan, dtype=torch.get_default_dtype())
         if is_tensor and value.numel() != 1:
             raise ConfigError(f"self.log({name!r}, …) got {value.numel()} values; log one number, or their mean")
         if not is_tensor and isinstance(value, Metric):
@@ -160,7 +169,7 @@ class Meter:
                 copied = deepcopy(metric)  # with its state: no other process may be waiting in a collective
                 for part in _metrics_in(copied).values():
                     share(part, False)
-                values[name] = float(copied.compute())
+                values[name] = value_of(copied)
         return values
 
     def merged(self, workers: Workers, known: Sequence[Metric] = ()) -> dict[str, float]:
@@ -200,10 +209,16 @@ class Meter:
         for name, metric in self._metrics.items():
             for part in _metrics_in(metric).values():
                 share(part, False)
-            values[name] = float(metric.compute())
+            if not (name.startswith("train/") and is_undefined(metric)):  # a training that has NaN would fail
+                values[name] = value_of(metric)
         for metric in self._metrics.values():
             metric.reset()
         return values
+
+
+def in_order(values: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
+    """Values in the order of the calls that logged them, see `Meter.names`."""
+    return {name: values[name] for name in names if name in values} | dict(values)
 
 
 def share(metric: Metric, everywhere: bool) -> None:

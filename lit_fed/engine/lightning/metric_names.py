@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 Direction = Literal["max", "min"]
 _LOWER_IS_BETTER = {"error", "err", "nll", "mse", "rmse", "mae", "perplexity", "ppl", "ece", "brier", "wer", "cer"}
-_OVER_CLIENTS = ("_mean", "_std", "_p10", "_min", "_missing")
+OVER_CLIENTS = ("_mean", "_weighted", "_std", "_p10", "_min", "_worst", "_worst10", "_missing")
+"""Ends of the names of `lit_fed.protocols.spread`'s statistics."""
 ON_VALIDATION = "val/"
 """Prefix of a protocol's metric on validation data in a run that reports test metrics: ``val/global/acc``."""
 _STAGE = re.compile(r"^(train|val|test)[/_]")
@@ -34,7 +35,7 @@ def base_name(name: str) -> str:
     if not plain:
         return prefix
     if prefix not in ("global", "train") and not prefix.startswith("global_"):
-        for suffix in _OVER_CLIENTS:
+        for suffix in OVER_CLIENTS:
             plain = plain.removesuffix(suffix)
     return plain
 

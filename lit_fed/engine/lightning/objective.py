@@ -141,6 +141,11 @@ class Objective(LightningModule):
             if plain == "loss" and self.automatic_optimization:
                 return  # the objective is logged under this name, and the task's loss beside it as a term
             plain = f"train/{plain}"
+        if (before := state.meter.names.setdefault(plain, name)) != name:
+            raise ConfigError(
+                f"model {task_name(self)} logs {before!r} and {name!r} in one step, and both are the metric {plain!r} "
+                "of the record, which has the stage in its own prefix; rename one of them"
+            )
         state.meter.add(plain, value, batch_size, reduce_fx)
 
     @override

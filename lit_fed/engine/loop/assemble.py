@@ -16,7 +16,7 @@ from lit_fed.engine.clients.executor import Executor, SequentialExecutor, layout
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.server_training import ServerLoop
 from lit_fed.engine.clients.session import Session
-from lit_fed.engine.clients.trial import extremes, told_of_length, told_of_schedule, try_out
+from lit_fed.engine.clients.trial import extremes, told_of_length, told_of_schedule, try_out, try_test
 from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.lightning.compatibility import (
     check_data,
@@ -146,14 +146,15 @@ def assemble(
     session = Session(loops, kinds, algorithm, store, data, local.work, settings.seed, local.guard, local.wrappers)
     with session.at_work():
         for kind in models:
-            _prepare_kind(kind, loops[kind], parts, local, max_rounds, stage)
+            tested = bool(settings.evaluate_every) and settings.evaluate_on == "test"
+            _prepare_kind(kind, loops[kind], parts, local, max_rounds, stage, tested)
         if stage == "fit" and "levels" in algorithm.all_needs:
             _check_levels(loops, parts)
         server = map_tensors(algorithm.setup(models, population), lambda tensor: tensor.to(fabric.device))
         server = shared(server, [model.base for model in models.values()])
     federation = Federation(
         fabric, workers, algorithm, server, data, parts.participation, kinds, channel, store, session,
-        local.executor(session), settings.seed,
+        local.executor(session), settings.seed, settings.on_client_failure == "skip",
     )  # fmt: skip
     if (speeds := parts.participation.speeds) is not None and speeds.trace is not None:
         with session.at_work():
@@ -228,7 +229,7 @@ def _adapted(task: LightningModule, parts: RunParts, buffers: BufferPolicy) -> M
 
 
 def _prepare_kind(
-    kind: str, loop: LocalLoop, parts: RunParts, local: LocalSettings, max_rounds: int, stage: str
+    kind: str, loop: LocalLoop, parts: RunParts, local: LocalSettings, max_rounds: int, stage: str, tested: bool
 ) -> None:
     """Give every process the same start of one kind, check its optimization, try it out, compile it."""
     model, algorithm, work = loop.model, parts.algorithm, local.work
@@ -242,6 +243,8 @@ def _prepare_kind(
     probe(loop.objective, algorithm, loop.batches(loader))
     if stage == "fit" and (sizes := extremes(parts.data, parts.kinds, kind, work)) is not None:
         try_out(loop, parts.data, sizes, work, max_rounds)
+        if tested:
+            try_test(loop, parts.data, sizes.client_id)
         for line in filter(None, (told_of_length(loop), told_of_schedule(loop, parts.data, sizes, work))):
             loop.fabric.print(line)
     compile = local.networks.compile

@@ -305,7 +305,7 @@ def restore(run: Run, path: Path, trains: bool = True) -> None:
         run: Assembled.
         path: The file.
         trains: Whether the run goes on; to test a model or to predict with it, neither what was around its method is
-            needed, nor what a private run keeps apart.
+            needed, nor the callbacks' states, nor what a private run keeps apart.
 
     Raises:
         CheckpointError: If it is corrupt, foreign, or from a run with another model, method, seed or partition.
@@ -326,7 +326,9 @@ def restore(run: Run, path: Path, trains: bool = True) -> None:
     if odd := _difference(federation.server, content["server"]) or _difference(like, saved, ("initial",)):
         now = _made_of(type(federation.algorithm).__name__, _tasks(run))
         before = _made_of(content["method"], content["tasks"])
-        raise CheckpointError(f"{path} was saved by {before} and does not fit {now}: {odd}")
+        config = (run_folder(path) or path) / "config.yaml"
+        see = f"; the run's own settings are in {shown(config)}" if config.is_file() else ""
+        raise CheckpointError(f"{path} was saved by {before} and does not fit {now}: {odd}{see}")
     index: dict[str, Version] = {}
     states = content["callbacks"]
     if trains or "apart" not in content or apart_file(path.parent, content["apart"]).is_file():
@@ -355,10 +357,11 @@ def restore(run: Run, path: Path, trains: bool = True) -> None:
             if not model.base.holds(name, saved[kind][name]):  # those are shared
                 model.initial[name].copy_(saved[kind][name])
     federation.store.load_state_dict(index, content["round_idx"])
-    _load_callbacks(run, states, path)
+    if trains:
+        _load_callbacks(run, states, path)
+        federation.executor.load_state_dict(content.get("executor", {}))
     run.start_round = run.next_round = content["round_idx"]
     run.metrics = content["metrics"]
-    federation.executor.load_state_dict(content.get("executor", {}))
     run.names.monitor = run.names.monitor or content["monitor"]
     run.origin = f"{shown(path)}, saved by {_made_of(content['method'], content['tasks'])}"
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from itertools import islice
 
+from lit_fed.engine.evaluation.protocols import run_protocol
 from lit_fed.engine.lightning.metric_names import ON_VALIDATION
 from lit_fed.engine.loop.run import Run
+from lit_fed.engine.vectorized.alone import aside
+from lit_fed.errors import ConfigError
+from lit_fed.patterns import unknown_name
 
+_STAGES = ("val", "test")  # prefixes of a task's own names, which the record does not have
 _BY_DEFAULT = ("global", "clients")  # protocols whose metrics may choose, see `MetricNames.best_of`
 
 
@@ -43,6 +50,46 @@ def choose(run: Run, round_idx: int, tested: Mapping[str, float]) -> dict[str, f
     return {f"{ON_VALIDATION}{name}": value for name, value in validated.items()}
 
 
+def check_monitors(run: Run) -> None:
+    """Refuse, before any training, monitors that name no metric of the protocols.
+
+    The names are those that the model declares, and logs of one batch of its initial weights; nothing is evaluated if
+    no callback names a monitor. A monitor of another source, such as a method's step, is checked in its round.
+    """
+    named = [(type(one).__name__, one.monitor) for one in run.callbacks if one.monitor not in (None, "auto")]
+    if not named or not (logged := _logged(run)):
+        return
+    promised = {one.name: one.promises(run.federation, logged) for one in run.settings.protocols}
+    known = [name for names in promised.values() for name in names or ()]
+    on_test, why = run.settings.evaluate_on == "test", _why_not(run)
+    if run.withholds:
+        known = [name for name in known if on_test and name.startswith("global")]
+    for owner, monitor in named:
+        key, validates = f"{owner}.monitor", on_test and monitor.startswith(ON_VALIDATION)
+        name = monitor.removeprefix(ON_VALIDATION) if validates else monitor
+        if name in known and not (validates and why):
+            continue
+        prefix, _, rest = name.partition("/")
+        if name in known:
+            raise ConfigError(f"{key} is {monitor!r}, and {why}")
+        if not rest or promised.get(prefix) is not None or prefix in _STAGES or get_close_matches(name, known, 1, 0.9):
+            raise unknown_name(key, monitor, "metric of this run is called so", known)
+
+
+def _logged(run: Run) -> list[str]:
+    """Names that the model declares, and logs of one batch; empty where no batch can be evaluated."""
+    data, subset, found = run.federation.data, run.settings.evaluate_on, list[str]()
+    with run.federation.session.at_work():
+        for loop in run.federation.loops.values():
+            with aside(loop):  # the task's own code may count its calls
+                try:
+                    batches = islice(data.test_loader() if subset == "test" else data.val_loader(), 1)
+                    found += loop.evaluate(list(batches), subset)
+                except Exception:  # of any kind: the first evaluation names it
+                    return []
+    return list(dict.fromkeys([*found, *run.names.promised])) if found else []
+
+
 def _why_not(run: Run) -> str | None:
     """Why validation data do not choose; None if they do."""
     data = run.federation.data
@@ -61,5 +108,5 @@ def _validated(run: Run, round_idx: int, monitors: Iterable[str]) -> dict[str, f
         named = [prefix if prefix in protocols else prefix.partition("_")[0]]  # ``global_<kind>`` is of ``global``
         for name in _BY_DEFAULT if monitor == "auto" else named if monitor.startswith(ON_VALIDATION) else ():
             if name in protocols:
-                validated |= protocols.pop(name).run(run.federation, round_idx, "val").metrics
+                validated |= run_protocol(protocols.pop(name), run.federation, round_idx, "val").metrics
     return validated

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 from lit_fed.engine.evaluation.prediction import write_predictions
-from lit_fed.engine.evaluation.protocols import EvalSubset, check_protocols, run_protocols
+from lit_fed.engine.evaluation.protocols import EvalSubset, run_protocols
 from lit_fed.engine.loop.checkpoint import find_checkpoint, restore, run_folder
 from lit_fed.engine.loop.run import Run
 from lit_fed.engine.loop.runs import check_server
 from lit_fed.errors import CheckpointError, ConfigError
 
 
-def evaluate(run: Run, ckpt_path: str | None, subset: EvalSubset) -> dict[str, float]:
-    """Run the protocols on a checkpoint, or on the model just trained."""
-    check_protocols(run.settings.protocols, run.federation, subset)
-    last_round = _load_trained(run, ckpt_path)
+def evaluate(run: Run, last_round: int, subset: EvalSubset) -> dict[str, float]:
+    """Run the protocols on the `loaded` state."""
     with run.federation.session.at_work("validate" if subset == "val" else "test"):
         evaluation = run_protocols(run.settings.protocols, run.federation, last_round, subset)
     run.learn_names(evaluation.metrics)
@@ -28,26 +29,56 @@ def predict(
     run: Run, ckpt_path: str | None, client_id: int | None, output: Path | None, inputs: Path | None = None
 ) -> list[Any]:
     """Predict with a checkpoint, or the model just trained, on test data or another file's inputs."""
-    last_round = _load_trained(run, ckpt_path)
-    with run.federation.session.at_work("predict"):
-        batches = write_predictions(run.federation, output, client_id, last_round, inputs=inputs)
-    run.fabric.print(f"model      {run.origin}")
+    with loaded(run, ckpt_path) as last_round:
+        with run.federation.session.at_work("predict"):
+            batches = write_predictions(run.federation, output, client_id, last_round, inputs=inputs)
+        run.fabric.print(f"model      {run.origin}")
     return batches
 
 
-def _load_trained(run: Run, ckpt_path: str | None) -> int:
-    """Load the trained state, and return its last round."""
-    if ckpt_path is not None:
+@contextmanager
+def loaded(run: Run, ckpt_path: str | None) -> Iterator[int]:
+    """Load the trained state, and yield its last round; on leaving, a run that has trained gets its own state back."""
+    if ckpt_path is None:
+        if not run.next_round:
+            raise ConfigError("this trainer has not trained a model; give --ckpt_path last, best, or a checkpoint file")
+        yield run.next_round - 1
+        return
+    put_back = _remember(run) if run.next_round and run.loaded is None else None
+    try:
         path = find_checkpoint(ckpt_path, run.settings.logs, run.folder)
         if path is None:
             where = f"no run under {run.settings.logs} has" if run.folder is None else f"this run, {run.folder}, lacks"
             raise CheckpointError(f"{where} a {ckpt_path}.ckpt; name a checkpoint file")
         restore(run, path, trains=False)
-        run.loaded = path
+        run.loaded = path if put_back is None else None
         check_server(run, str(path))
         folder = run_folder(path)
         if folder is not None:
             run.federation.store.open(folder / "checkpoints" / "clients")
-    elif not run.next_round:
-        raise ConfigError("this trainer has not trained a model; give --ckpt_path last, best, or a checkpoint file")
-    return max(run.next_round - 1, 0)
+        yield max(run.next_round - 1, 0)
+    finally:
+        if put_back is not None:
+            put_back()
+
+
+def _remember(run: Run) -> Callable[[], None]:
+    """Keep the state of a run that has trained; returns the function that puts it back."""
+    federation, monitor = run.federation, run.names.monitor
+    server, store = dict(federation.server), copy(federation.store)
+    models = [loop.model for loop in federation.loops.values()]
+    owned = [one for model in models for name, one in model.initial.items() if not model.base.holds(name, one)]
+    initial = [(tensor, tensor.clone()) for tensor in owned]
+    progress = {name: getattr(run, name) for name in ("start_round", "next_round", "metrics", "origin")}
+
+    def put_back() -> None:
+        federation.server.clear()
+        federation.server.update(server)
+        vars(federation.store).update(vars(store))
+        for tensor, before in initial:
+            tensor.copy_(before)
+        for name, value in progress.items():
+            setattr(run, name, value)
+        run.names.monitor = monitor
+
+    return put_back

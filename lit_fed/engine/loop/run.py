@@ -35,11 +35,11 @@ class Run:
         should_stop: Set it to end the run after this round.
         log_dir: The run's folder.
         folder: The same, once training has claimed it; None before. ``last`` and ``best`` mean its checkpoints.
-        loaded: The checkpoint whose state a test or a prediction has loaded, from which training would go on.
+        loaded: The checkpoint whose state a test or a prediction has loaded into a run that has not trained, and from
+            which training would go on.
         resumed_from: Folder of the run that this run continues, if it is a different one.
         origin: Source of the current state, in words.
         loggers: The run's loggers, on the first process.
-        names: Directions of metrics, and the metric that chooses the best round.
         failures: Tolerated failures.
     """
 
@@ -56,7 +56,6 @@ class Run:
     resumed_from: Path | None = None
     origin: str = ""
     loggers: list[Logger] = field(default_factory=list)
-    names: MetricNames = field(default_factory=MetricNames)
     failures: Failures = field(default_factory=Failures)
     _listeners: dict[str, list[Callable[..., None]]] = field(default_factory=dict)
     _told: set[str] = field(default_factory=set)
@@ -70,6 +69,11 @@ class Run:
     def workers(self) -> Workers:
         """The processes over which clients are spread."""
         return self.federation.workers
+
+    @property
+    def names(self) -> MetricNames:
+        """Directions of metrics, and the metric that chooses the best round."""
+        return self.federation.names
 
     @property
     def keeps_checkpoints(self) -> bool:

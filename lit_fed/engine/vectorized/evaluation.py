@@ -24,8 +24,7 @@ from lit_fed.data.loaders.tensor_loader import TensorLoader
 from lit_fed.engine.clients.executor import Question
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.session import Session
-from lit_fed.engine.lightning.meter import StackedSums
-from lit_fed.engine.lightning.metric_names import plain_name
+from lit_fed.engine.lightning.meter import StackedSums, in_order
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import Client, Tensors
 from lit_fed.engine.vectorized.alone import Outside, closeness
@@ -93,11 +92,11 @@ class SharedEvaluation:
         whole = question.loader(None)
         if not isinstance(whole, TensorLoader) or not len(whole) or not whole.is_fixed:
             return
-        loaders = self._loaders(question.loader, ids, whole)
-        alike, outside = self._alike(list(loaders), broadcast), Outside(self.loop.model.task)
-        if not alike:
-            return
+        outside = Outside(self.loop.model.task)
         try:
+            loaders = self._loaders(question.loader, ids, whole)
+            if not (alike := self._alike(list(loaders), broadcast)):
+                return
             updates = self._together(alike, loaders, whole, question.subset)
             if outside.drawn() is None:
                 yield from updates
@@ -122,6 +121,7 @@ class SharedEvaluation:
             if self._meter.used:
                 size = loaders[client_id].batch_size
                 metrics |= self._of_metrics(samples.taken, places[end - sizes[idx] : end], size)
+            metrics = in_order(metrics, self._meter.names)
             updates.append(ClientUpdate(client_id, {}, metrics=metrics, kind=self.kind))
         return updates
 
@@ -195,8 +195,8 @@ class SharedEvaluation:
             for (name, _), value in zip(meter.logged[len(meter.values) :], values, strict=True):
                 sums.add(name, value.double(), len(rows), len(rows), slice(0, 1))
         metrics = sums.means()[0] | meter.computed()[0]
-        self.loop.directions |= {plain_name(name): direction for name, direction in meter.directions.items()}
-        return {plain_name(name): value for name, value in metrics.items()}
+        self.loop.directions |= meter.directions
+        return metrics
 
     @torch.no_grad()
     def _values(self, batch: Any, whole: TensorLoader, subset: Subset) -> tuple[dict[str, Tensor], list[Tensor]]:
@@ -213,6 +213,7 @@ class SharedEvaluation:
         loop.state.meter, loop.trainer.stage = recorder, "test" if subset == "test" else "validate"
         loop.trainer.meter = differing("self.trainer.callback_metrics")
         loop.begin_metrics(sync=False)
+        recorder.names = {}
         try:
             with loop.mode(str(stage)), loop.autocast(), recorder.recording(), self._proof:
                 values, taken = torch.vmap(one)(loop.to_device(batch, whole))
@@ -220,7 +221,7 @@ class SharedEvaluation:
             loop.state.meter = loop.trainer.meter = None
         _check_weights(recorder.logged)
         logged = zip(recorder.logged, values, strict=True)
-        return {plain_name(name): value for (name, _), value in logged}, list(taken)
+        return {name: value for (name, _), value in logged}, list(taken)
 
 
 def _holds(targets: Tensor, leaf: int, value: int) -> bool:
@@ -291,7 +292,10 @@ class GroupEvaluation:
             return
         loaders = {}
         for client_id in ids:
-            own = question.loader(client_id)
+            try:
+                own = question.loader(client_id)
+            except Exception:  # of any kind: a client asked alone raises its error
+                return
             if not isinstance(own, TensorLoader) or not own.is_fixed:
                 return
             loaders[client_id] = own
@@ -369,6 +373,7 @@ class GroupEvaluation:
         loop, stage = self.loop, self.loop.evaluation_stage(subset)
         recorder, meter = self.group.meter, StackedSums(len(clients))
         recorder.renew(len(clients))
+        recorder.names = {}
         order = sorted(range(len(clients)), key=lambda idx: -len(loaders[idx]))
         lengths = [len(loaders[idx]) for idx in order]
         if not lengths[0]:
@@ -400,9 +405,9 @@ class GroupEvaluation:
         finally:
             loop.state.meter = loop.trainer.meter = None
         rows_metrics = [sums | other for sums, other in zip(meter.means(), recorder.computed(), strict=True)]
-        loop.directions |= {plain_name(name): direction for name, direction in recorder.directions.items()}
+        loop.directions |= recorder.directions
         by_client = sorted(zip(order, rows_metrics, strict=True), key=lambda pair: pair[0])
-        return [{plain_name(name): value for name, value in metrics.items()} for _, metrics in by_client]
+        return [in_order(metrics, recorder.names) for _, metrics in by_client]
 
 
 class _ByClient:

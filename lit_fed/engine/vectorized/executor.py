@@ -110,7 +110,9 @@ class VectorizedExecutor(Executor):
                 yield from self._run_group(kind, own[start : start + size], broadcast)
 
     @override
-    def ask(self, question: Question, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate]:
+    def ask(
+        self, question: Question, client_ids: Iterable[int], broadcast: Broadcast
+    ) -> Iterator[ClientUpdate | ClientFailure]:
         """Ask every client: clients with a common model by one pass over their common data, others in groups."""
         left = dict.fromkeys(client_ids)
 
@@ -346,7 +348,9 @@ class AutoExecutor(Executor):
         )
 
     @override
-    def ask(self, question: Question, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate]:
+    def ask(
+        self, question: Question, client_ids: Iterable[int], broadcast: Broadcast
+    ) -> Iterator[ClientUpdate | ClientFailure]:
         return self.chosen.ask(question, client_ids, broadcast)
 
 

@@ -116,14 +116,13 @@ class CalibratedTest(Protocol):
 
     def _collect(self, federation: Federation, round_idx: int, subset: EvalSubset) -> tuple[Payload | None, int]:
         """The sum of all clients' moments, None where no client answers; and their uplink in bytes."""
-        workers, num_samples = federation.workers, federation.data.census.num_samples
         broadcast, reducer, sent = federation.broadcast(round_idx, "test"), WeightedMean(), 0
-        mine = workers.share(federation.participation.seen_clients.tolist(), num_samples)
-        for answer in federation.executor.ask(self.question(federation, subset), mine, broadcast):
+        clients = federation.participation.seen_clients.tolist()
+        for answer in federation.ask(self.question(federation, subset), clients, broadcast):
             update = federation.channel.receive(answer)
             reducer.add(update)
             sent += update.uplink_bytes
-        return reducer.result(workers), sum(workers.gather(sent))
+        return reducer.result(federation.workers), sum(federation.workers.gather(sent))
 
     def answer(
         self, federation: Federation, client_id: int, broadcast: Broadcast, subset: EvalSubset

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lit_fed.data import FederatedDataModule
-from lit_fed.engine.lightning.metric_names import ON_VALIDATION, MetricNames
+from lit_fed.engine.lightning.metric_names import ON_VALIDATION, OVER_CLIENTS, MetricNames
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.methods import FedAvg
 from lit_fed.protocols import ClientTest, GlobalTest, PersonalTest, UnseenTest
@@ -22,7 +22,7 @@ _ALWAYS = (
     *("drift/update_norm_mean", "drift/cosine_mean"),
     *("time/round_s", "time/local_s", "time/aggregate_s"),
 )
-_SPREAD = ("mean", "std", "p10", "min")
+_SPREAD = [end for end in OVER_CLIENTS if end != "_missing"]  # which only some rounds have
 
 
 def metric_names(config: Mapping[str, Any]) -> MetricNames:
@@ -64,7 +64,7 @@ def names_with(config: Mapping[str, Any], prefix: str) -> tuple[list[str], bool]
     if prefix == "global":  # empty for methods without a global model, or with personal parts of every model
         method = _class(config["algorithm"])
         certain &= isinstance(method, type) and issubclass(method, FedAvg) and method.split is Algorithm.split
-    ends = [""] if prefix == "global" else [f"_{word}" for word in _SPREAD]
+    ends = [""] if prefix == "global" else _SPREAD
     names = [f"{prefix}/{metric}{end}" for metric in declared for end in ends] if certain else []
     seen = prefix == "global" and _class(config["data"]).views is not FederatedDataModule.views
     return names, certain and None not in protocols and not seen  # through views under further names

@@ -207,7 +207,9 @@ def test_monitor_of_every_round_without_evaluation(tmp_path: Path) -> None:
 
 
 def test_unknown_monitor(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"Checkpoint\.monitor 'global/f1' is not a metric of this run; there are "):
+    with pytest.raises(
+        ConfigError, match=r"Checkpoint\.monitor is 'global/f1', and no metric .* did you mean global/loss\?"
+    ):
         fit(tmp_path, callbacks=[Checkpoint(monitor="global/f1")])
 
 

@@ -63,6 +63,16 @@ def test_another_runs_checkpoint_is_refused_whatever_it_is_for(
         use(made, parts(**{key: value for key, value in changes.items() if key != "seed"}))
 
 
+def test_a_test_under_another_network_names_the_runs_own_settings(tmp_path: Path) -> None:
+    first = trainer(tmp_path, max_rounds=1)
+    first.describe("seed_everything: 0\n")
+    first.fit(LeastSquares(), Threes(2), FedAvg())
+    own = first.log_dir / "config.yaml"
+    with pytest.raises(CheckpointError, match=rf"; the run's own settings are in \S*{own.name}$") as caught:
+        trainer(tmp_path).test(Wanderer(), Threes(2), FedAvg(), ckpt_path="last")
+    assert Path(str(caught.value).rpartition(" ")[2]).samefile(own)
+
+
 class Plane(LeastSquares):
     """Another shape under the same names."""
 

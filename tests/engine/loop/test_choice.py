@@ -208,9 +208,9 @@ def test_a_monitor_on_validation_data_has_its_protocol_evaluated(tmp_path: Path,
     assert best_round(made) == BEST
     assert {name for name in made.metrics if name.startswith("val/")} >= {"val/clients/loss_mean"}
     assert said(capsys) == []
-    with pytest.raises(ConfigError, match=r"Checkpoint\.monitor 'val/unseen/loss_mean' is not a metric of this run"):
+    with pytest.raises(ConfigError, match=r"Checkpoint\.monitor is 'val/unseen/loss_mean', and no metric of this run"):
         run(tmp_path, callbacks=[Checkpoint(monitor="val/unseen/loss_mean")])
-    with pytest.raises(ConfigError, match=r"Checkpoint\.monitor 'val/global/loss' is not a metric of this run"):
+    with pytest.raises(ConfigError, match=r"Checkpoint\.monitor is 'val/global/loss', and there are no validation"):
         fit(tmp_path, callbacks=[Checkpoint(monitor="val/global/loss")])
 
 

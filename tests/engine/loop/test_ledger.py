@@ -19,9 +19,11 @@ from lightning import Fabric
 from lit_fed import Classifier
 from lit_fed.data import Digits
 from lit_fed.engine.evaluation.protocols import ClientRow, spread
+from lit_fed.engine.lightning.metric_names import MetricNames
 from lit_fed.engine.loop import ledger as ledger_module
 from lit_fed.engine.loop.ledger import DriftMeter, RoundLedger
 from lit_fed.engine.wire.payload import ClientUpdate
+from lit_fed.engine.wire.totals import Total
 from lit_fed.engine.wire.workers import ClientParallelStrategy, Workers
 from lit_fed.errors import ClientFailure
 from tests.support import fit
@@ -176,7 +178,23 @@ def test_a_value_that_could_not_be_measured_is_missing_and_counted() -> None:
         "x/acc_p10": 1.2,
         "x/acc_min": 1.0,
     }
-    assert math.isnan(spread("x", rows[1:2])["x/acc_mean"])
+    nobody = spread("x", rows[1:2])
+    assert math.isnan(nobody["x/acc_mean"])
+    assert nobody["x/acc_missing"] == 1
+    # Of five clients that were asked, two told their loss, and the sums of a node have one more of 0.5 + 1.5 = 2.
+    part = {"acc": Total((2.0,), 1)}
+    assert spread("x", rows, [part], asked=5) == {"x/acc_missing": 2.0, "x/acc_mean": 2.0}
+
+
+def test_the_worst_is_the_worst_by_the_metrics_direction_and_the_weighted_mean_knows_the_samples() -> None:
+    """Clients of 1, 2 and 5 samples with 1, 2 and 6: (1 + 4 + 30)/8; the 90th percentile is 2 + 0.8·(6 − 2)."""
+    rows = [ClientRow(k, "test", name, v) for name in ("acc", "loss") for k, v in enumerate((1.0, 2.0, 6.0))]
+    directions = MetricNames({"acc": "max", "loss": "min"})
+    found = spread("x", rows, (), 3, [1, 2, 5].__getitem__, directions.direction)
+    for name, worst, tenth in (("acc", 1.0, 1.2), ("loss", 6.0, 5.2)):
+        expected = {"weighted": 4.375, "min": 1.0, "p10": 1.2, "worst": worst, "worst10": tenth}
+        assert {key: found[f"x/{name}_{key}"] for key in expected} == pytest.approx(expected)
+    assert [directions.direction(f"x/loss_{key}") for key in ("worst", "worst10", "weighted")] == ["min"] * 3
 
 
 # ---------------------------------------------------------------------- the ledger

@@ -106,7 +106,8 @@ def test_every_clients_metrics_are_its_own(tmp_path: Path, algorithm: Any) -> No
     stages = {(stage, name) for _, _, stage, name in by_client(grouped)}
     expected = {"macro", "micro", "mse", "batch_mse", "area", "several_f1", "several_recall", "several_error"}
     assert {name for stage, name in stages if stage == "test"} == {*expected, "loss"}
-    assert {f"train/{name}" for name in expected} <= {name for stage, name in stages if stage == "train"}
+    trained = {f"train/{name}" for name in expected - {"area"}}  # no client trains on all classes, which an area needs
+    assert trained <= {name for stage, name in stages if stage == "train"}
     assert tasks[1].steps < tasks[0].steps / 2
 
 
@@ -142,7 +143,8 @@ def test_a_resumed_run_measures_the_same(tmp_path: Path) -> None:
     resumed = federate(tmp_path / "half", "vectorized", max_rounds=3, ckpt_path="last")
     last = {key: value for key, value in by_client(whole).items() if key[0] == "2"}
     assert last
-    assert {key: value for key, value in by_client(resumed).items() if key[0] == "2"} == last
+    found = {key: value for key, value in by_client(resumed).items() if key[0] == "2"}
+    assert found == pytest.approx(last, rel=0, abs=0, nan_ok=True)
 
 
 def test_metrics_that_share_a_metric_share_it_in_groups(tmp_path: Path) -> None:
