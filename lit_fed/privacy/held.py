@@ -6,12 +6,12 @@ import pickle
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -54,13 +54,14 @@ class Held:
         found = deque(roots.items())
         while found:
             name, one = found.popleft()
-            if not _holds_nothing(type(one)) and id(one) not in self._seen:
+            kind: Any = type(one)
+            if not _holds_nothing(kind) and id(one) not in self._seen:
                 found.extend(self._take(name, one))
         self.mark()
 
     def _take(self, name: str, one: Any) -> Iterator[tuple[str, Any]]:
         """Note an object; yields what it holds, by name."""
-        self._seen[id(one)] = one
+        self._seen[id(one)], own = one, cast("Any", type(one))
         if isinstance(one, _COLLECTIONS):
             yield from self._box(name, one)
         elif isinstance(one, Tensor):
@@ -68,14 +69,14 @@ class Held:
         elif isinstance(one, (np.ndarray, *_GENERATORS)):
             read, write = _access(one)
             self._others.append((name, read, write, read()))
-        if isinstance(one, nn.Module) or (hasattr(one, "__dict__") and not _is_foreign(type(one))):
+        if isinstance(one, nn.Module) or (hasattr(one, "__dict__") and not _is_foreign(own)):
             for key, value in self._box(name, vars(one)):
                 if isinstance(one, nn.Module) and key.rpartition(".")[2] in _NAMELESS:
                     self._seen[id(value)] = value
                     yield from self._box(name, value)
                 else:
                     yield key, value
-            for kind in type(one).__mro__:
+            for kind in own.__mro__:
                 if not _is_foreign(kind) and id(kind) not in self._seen:
                     self._seen[id(kind)] = kind
                     yield from ((f"{kind.__name__}.{key}", value) for key, value in vars(kind).items())
@@ -140,16 +141,14 @@ class Held:
 
 
 @cache
-def _is_foreign(kind: Hashable) -> bool:
-    assert isinstance(kind, type)
+def _is_foreign(kind: Any) -> bool:
     is_own = kind is SimpleNamespace or "_objective_class" in vars(kind)  # of a task
     return kind.__module__.partition(".")[0] in _FOREIGN and not is_own
 
 
 @cache
-def _holds_nothing(kind: Hashable) -> bool:
+def _holds_nothing(kind: Any) -> bool:
     """Whether objects of a class are plain, or not a task's own."""
-    assert isinstance(kind, type)
     if kind in _PLAIN or issubclass(kind, _ELSEWHERE):
         return True
     return _is_foreign(kind) and not issubclass(kind, (*_COLLECTIONS, Tensor, nn.Module, np.ndarray, *_GENERATORS))

@@ -92,8 +92,10 @@ class RunKey:
             total: The sum, (d,); without influence in a simulation.
             asked: Hash of what the sum was asked for with; without influence in a simulation.
         """
-        of = "" if self.path is None else hashlib.blake2b(asked.encode() + total.tobytes()).hexdigest()
-        return self._digest("release", round_idx, ",".join(map(str, delivered)), of).hex()[:_DIGEST]
+        of = hashlib.blake2b(asked.encode())
+        of.update(np.ascontiguousarray(total).data)
+        named = "" if self.path is None else of.hexdigest()
+        return self._digest("release", round_idx, ",".join(map(str, delivered)), named).hex()[:_DIGEST]
 
     def seal(self, content: Iterable[bytes]) -> str:
         """The name of what is kept apart from a checkpoint, which nobody without the key can tell from another's."""
@@ -115,8 +117,11 @@ class RunKey:
             philox = np.random.Philox(key=int.from_bytes(digest[:16], "little"))
             return np.random.Generator(philox).standard_normal(count)
         words = key_stream(digest)(count)
-        size: NDArray[np.float64] = ndtri(((words >> np.uint64(1)) + 0.5) * 2.0**-64)
-        return np.where(words & np.uint64(1), size, -size)
+        drawn = (words >> np.uint64(1)).astype(np.float64)
+        drawn += 0.5
+        drawn *= 2.0**-64
+        ndtri(drawn, out=drawn)
+        return np.negative(drawn, out=drawn, where=(words & np.uint64(1)) == 0)
 
     def secret(self, release: str) -> bytes:
         """A key of 32 bytes for the noise of a release."""

@@ -197,6 +197,7 @@ class SampleGradients:
         around: dict[str, Any] = {"optimizers": of_optimizers}
         if not hook:
             around |= {"schedulers": [vars(one) for one in trainer.schedulers], "trainer": vars(trainer)}
+        if values and not hook:
             around |= {"Python's generator (random)": _of(random.getstate)}
             around |= {"NumPy's generator (numpy.random)": _of(np.random.get_state)}
         held = [self._held, Held(around, self._held)]
