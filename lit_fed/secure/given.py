@@ -18,7 +18,7 @@ from lit_fed.tensors import check_bytes
 
 
 @dataclass
-class Round:
+class GivenRound:
     """A node's memory of a round.
 
     Args:
@@ -45,13 +45,13 @@ class Given:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = None if folder is None else folder / "sums"
         self._last: dict[str, tuple[int, bytes, Words]] = {}
-        self.rounds: dict[tuple[str, int], Round] = {}
+        self.rounds: dict[tuple[str, int], GivenRound] = {}
         if self._folder is not None and self._record.exists():
             self._read()
 
     def note(self, run: str, round_idx: int, request: bytes, survivors: bytes, words: Words) -> None:
         """Remember a round and its vector; the round is on the disk on return."""
-        one = self.rounds.setdefault((run, round_idx), Round())
+        one = self.rounds.setdefault((run, round_idx), GivenRound())
         if self._folder is None:
             self._last[run] = round_idx, request, words
         else:
@@ -72,7 +72,7 @@ class Given:
             content = self._record.read_text("ascii")
             whole, _, cut = content.rpartition("\n")
             for run, round_idx, request, survivors in map(json.loads, whole.splitlines()):
-                self.rounds[run, round_idx] = Round(-1, bytes.fromhex(request), bytes.fromhex(survivors))
+                self.rounds[run, round_idx] = GivenRound(-1, bytes.fromhex(request), bytes.fromhex(survivors))
             if cut:  # by a kill, before anything of that round left
                 os.truncate(self._record, len(content) - len(cut))
         except (OSError, ValueError, TypeError) as error:

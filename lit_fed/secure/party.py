@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from lit_fed.secure.given import Given, Round
+from lit_fed.secure.given import Given, GivenRound
 from lit_fed.secure.masks import KEY_BYTES, Words, agree, derive, stream
 from lit_fed.secure.messages import (
     AllKeys,
@@ -99,7 +99,7 @@ class _Attempt:
     call: Invitation
     words: Words
     request: bytes
-    known: Round
+    known: GivenRound
     next: type = AllKeys
     masking: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
     sealing: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
@@ -152,7 +152,7 @@ class Party:
         Raises:
             Refusal: If the vector was for another request, or is not here any more.
         """
-        known = self._rounds.get((call.run, call.round_idx), Round())
+        known = self._rounds.get((call.run, call.round_idx), GivenRound())
         if known.request is None:
             return None
         if known.request != request:
@@ -166,7 +166,7 @@ class Party:
 
     def keep(self, call: Invitation, request: bytes, words: Words) -> None:
         """Remember a vector with noise, which must not be drawn again, before the node consents to a sum of it."""
-        known = self._rounds.setdefault((call.run, call.round_idx), Round())
+        known = self._rounds.setdefault((call.run, call.round_idx), GivenRound())
         if known.request is None:
             self._given.note(call.run, call.round_idx, request, b"", words)
 
@@ -196,14 +196,14 @@ class Party:
         own.keys[self.name] = keys = replace(unsigned, signature=self._sign(unsigned.signed(call)))
         return keys
 
-    def _enter(self, call: Invitation) -> Round:
+    def _enter(self, call: Invitation) -> GivenRound:
         """Refuse an attempt that is not later than the last."""
         key = (call.run, call.round_idx)
         if key not in self._rounds and len(self._rounds) >= _MOST_ROUNDS:
             raise Refusal(
                 f"this node took part in {_MOST_ROUNDS} secure sums; restart it, or give it a new --state_dir, for more"
             )
-        known = self._rounds.setdefault(key, Round())
+        known = self._rounds.setdefault(key, GivenRound())
         if known.attempt >= call.attempt:
             raise Refusal(f"attempt {call.attempt} of round {call.round_idx} is not later than the last one")
         known.attempt = call.attempt

@@ -29,7 +29,7 @@ from lit_fed.participation import (
     UniformParticipation,
 )
 from lit_fed.protocols import ClientTest
-from lit_fed.secure.given import Given, Round
+from lit_fed.secure.given import Given, GivenRound
 from lit_fed.secure.messages import Invitation, TooFew
 from lit_fed.secure.packed import about, pack
 from lit_fed.secure.signer import Signer
@@ -517,7 +517,7 @@ def test_a_record_on_the_disk_is_read_again_and_a_damaged_one_is_refused(tmp_pat
     memory.note("run/train//", 0, b"one", b"list", words)
     memory.note("run/train//", 1, b"two", b"list", words + 1)
     again = Given(tmp_path)
-    due = {("run/train//", 0): Round(-1, b"one", b"list"), ("run/train//", 1): Round(-1, b"two", b"list")}
+    due = {("run/train//", 0): GivenRound(-1, b"one", b"list"), ("run/train//", 1): GivenRound(-1, b"two", b"list")}
     assert again.rounds == due
     found = again.words("run/train//", 1, b"two")
     assert found is not None
