@@ -319,7 +319,7 @@ def answering(node: Node, **changes: Any) -> Any:
     [
         ({"7": {}}, "a node claims client '7'; clients are 0 to 1"),
         ({"../x": {}}, "a node claims client '../x'; clients are 0 to 1"),
-        ({}, "a node has no clients; start it with --client"),
+        ({}, "a node has no clients; start it with client"),
         (
             {"1": {"samples": -1, "histogram": None, "fingerprint": "0" * 64}},
             "the data report of client 1 is malformed",

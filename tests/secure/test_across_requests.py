@@ -351,7 +351,7 @@ def test_the_smallest_sum_of_a_node_is_an_option_of_its_own(tmp_path: Path) -> N
     assert node.sums.smallest == 2
     with pytest.raises(ConfigError, match="--smallest_sum is 1; it must be at least 2"):
         nodes_of(make(), tmp_path, [[0]], smallest_sum=1)
-    with pytest.raises(ConfigError, match=r"--smallest_sum is 3, and trainer\.secure_sum is null; leave it out"):
+    with pytest.raises(ConfigError, match=r"--smallest_sum is 3, and trainer\.secure_sum is None; leave it out"):
         nodes_of(make(secure_sum=None), tmp_path, [[0]], smallest_sum=3)
 
 

@@ -97,7 +97,8 @@ def test_a_choice_costs_the_protocols_that_may_choose_and_changes_no_bit(tmp_pat
         chosen = run(tmp_path / f"{how}_chosen", **settings)
         plain = run(tmp_path / f"{how}_plain", **settings, enable_checkpointing=False)
         assert_same(weights(chosen), weights(plain))
-        more = {"val/global/loss", *(f"val/clients/loss_{word}" for word in ("mean", "std", "p10", "min"))}
+        statistics = ("mean", "std", "p10", "min", "worst", "worst10", "weighted")
+        more = {"val/global/loss", *(f"val/clients/loss_{word}" for word in statistics)}
         for mine, theirs in zip(*(rows(one.log_dir / "metrics.csv") for one in (chosen, plain)), strict=True):
             assert mine.keys() - theirs.keys() == more
             assert not theirs.keys() - mine.keys()
