@@ -81,6 +81,7 @@ def words_of(name: str, root: Path, rounds: int, devices: int = 1) -> list[str]:
     start, small = (PUPPETS, SMALL_PUPPETS) if name in ON_PUPPETS else (CONFIGS / "quickstart.yaml", SMALL)
     options = small | OWN.get(name, {}) | in_flight
     options |= {"trainer.max_rounds": str(rounds), "trainer.devices": str(devices)}
+    options["model.init_args.lr_scheduler.init_args.T_max"] = "4"  # and not all rounds, for a run that is to go on
     words = [word for key, value in options.items() if value is not None for word in (f"--{key}", value)]
     paths = [start, METHODS[name], *([CONFIGS / FILES[name]] if name in FILES else [])]
     files = [word for path in paths for word in ("-c", str(path))]
