@@ -269,7 +269,8 @@ class SampleGradients:
             own = self._own(objective)
 
             def of_sample(trained: Tensors, sample: Any) -> Tensor:
-                loss: Tensor = objective._step_on_sample({**still, **trained}, buffers, sample, own)[0]
+                batch = map_tensors(sample, lambda tensor: tensor.unsqueeze(0))
+                loss: Tensor = objective._step({**still, **trained}, buffers, batch, own)[0]
                 return loss
 
             trained = {name: tensor for name, tensor in parameters.items() if tensor.requires_grad}
