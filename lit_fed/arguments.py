@@ -9,6 +9,7 @@ import inspect
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache, wraps
 from numbers import Integral, Real
@@ -129,9 +130,11 @@ def _fit(value: Any, hint: Any, place: str) -> Any:
         if isinstance(value, bool | np.bool_):
             return bool(value)
     elif origin in (int, float):
-        numbers: type = Integral if origin is int else Real
+        numbers: Any = Integral if origin is int else Real
         if isinstance(value, numbers) and not isinstance(value, bool):
-            return _plain(value, hint, place)
+            with suppress(OverflowError):  # of a whole number beyond all floats
+                as_float = float(value)
+                return int(value) if isinstance(value, Integral) else as_float
     elif origin is str:
         if isinstance(value, str | os.PathLike):
             return str(value) if isinstance(value, np.str_ | os.PathLike) else value
@@ -176,14 +179,6 @@ def _fit_entries(value: Sequence[Any], hint: Any, place: str) -> Any:
     made = tuple(fitted) if origin is tuple or (origin is not list and isinstance(value, tuple)) else fitted
     same = isinstance(value, origin) and all(new is old for new, old in zip(fitted, value, strict=True))
     return value if same else made
-
-
-def _plain(value: Any, hint: Any, place: str) -> int | float:
-    try:
-        as_float = float(value)
-    except OverflowError:
-        raise _Unfit(place, hint, value) from None
-    return int(value) if isinstance(value, Integral) else as_float
 
 
 def _described(hint: Any) -> str:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import chain, repeat
 from operator import index
 from typing import Any
 
@@ -66,7 +67,7 @@ class _KeyStream:
     """The key stream of ChaCha20 as a bit generator of NumPy's, by the struct ``bitgen_t`` of its documentation."""
 
     def __init__(self, key: bytes) -> None:
-        words = self._words(key_stream(key))
+        words = chain.from_iterable(stream(64).tolist() for stream in repeat(key_stream(key)))
         whole, half, fraction = (ctypes.CFUNCTYPE(kind, ctypes.c_void_p) for kind in _KINDS)
         self._calls = (  # kept, as the struct points to them
             whole(lambda _: next(words)), half(lambda _: next(words) >> 32),
@@ -77,11 +78,6 @@ class _KeyStream:
         make = ctypes.pythonapi.PyCapsule_New
         make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
         self.capsule, self.lock = make(ctypes.addressof(self._struct), b"BitGenerator", None), threading.Lock()
-
-    @staticmethod
-    def _words(stream: Callable[[int], NDArray[np.uint64]]) -> Iterator[int]:
-        while True:
-            yield from stream(64).tolist()
 
 
 _KINDS = (ctypes.c_uint64, ctypes.c_uint32, ctypes.c_double)

@@ -143,13 +143,9 @@ class Summing:
     def train(self, broadcast: Broadcast, clients: Sequence[int], sums: NodeSums) -> Summed:
         """Sum the updates of clients that have trained."""
         begun, before = time.perf_counter(), self.roster.grid.num_bytes
-        from lit_fed.secure.messages import TooSmall
-
         work = {"work": "train", "protocol": "", "subset": ""}
-        try:
-            found, attempts = self._total(work, broadcast, clients, len(sums.origin), sums.grid)
-        except TooSmall as error:
-            self.roster.say(Alert(f"round {broadcast.round_idx} is skipped: {error}"))
+        found, attempts = self._total(work, broadcast, clients, len(sums.origin), sums.grid, "is skipped")
+        if found is None:
             return replace(sums.read(sums.words([])[0], []), clients=frozenset())
         summed = sums.read(found.total.to(sums.origin.device), found.names)
         if summed.count != len(found.clients):
@@ -165,14 +161,10 @@ class Summing:
 
     def ask(self, question: Question, broadcast: Broadcast, clients: Sequence[int], ranges: Ranges) -> Totals:
         """Sum the metrics of clients that have answered a question."""
-        from lit_fed.secure.messages import TooSmall
-
         work = {"work": "ask", "protocol": question.protocol, "subset": question.subset}
-        grid = grid_of(self.summed.settings.clip)
-        try:
-            found, _ = self._total(work, broadcast, clients, 0, grid)
-        except TooSmall as error:
-            self.roster.say(Alert(f"round {broadcast.round_idx} has no {question.protocol} metrics: {error}"))
+        grid, lacks = grid_of(self.summed.settings.clip), f"has no {question.protocol} metrics"
+        found, _ = self._total(work, broadcast, clients, 0, grid, lacks)
+        if found is None:
             return {}
         metrics = self.summed.sums(None, {}).read(found.total, found.names).metrics
         told = {name: [[total], weight] for name, (total, weight) in metrics.items() if weight and math.isfinite(total)}
@@ -190,9 +182,18 @@ class Summing:
         return max(asked[: self.summed.settings.threshold], default=0)
 
     def _total(
-        self, work: Mapping[str, str], broadcast: Broadcast, clients: Sequence[int], size: int, grid: float
-    ) -> tuple[_Found, int]:
-        """The sum, and the number of attempts; each has fresh keys."""
+        self, work: Mapping[str, str], broadcast: Broadcast, clients: Sequence[int], size: int, grid: float, lacks: str
+    ) -> tuple[_Found | None, int]:
+        """The sum, and the number of attempts, each with fresh keys; None, and a line, if too few nodes have clients.
+
+        Args:
+            work: What the sum is of, in a request's words.
+            broadcast: What the clients worked with.
+            clients: The clients.
+            size: Number of the model's coordinates.
+            grid: The grid of the sum.
+            lacks: What a round without the sum lacks, for the line.
+        """
         from lit_fed.secure.messages import TooFew, TooSmall
 
         (kind,) = broadcast.wire
@@ -206,7 +207,8 @@ class Summing:
                 if not isinstance(error, TooSmall):
                     self.roster.say(Alert(f"round {broadcast.round_idx}: the secure sum failed: {error}"))
         if isinstance(last, TooSmall):
-            raise last
+            self.roster.say(Alert(f"round {broadcast.round_idx} {lacks}: {last}"))
+            return None, _MOST_ATTEMPTS
         raise TooFew(f"round {broadcast.round_idx} has no secure sum after {_MOST_ATTEMPTS} attempts: {last}")
 
     def _attempt(self, asked: Mapping[str, Any], model: str, clients: Sequence[int], size: int, grid: float) -> _Found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from lit_fed.deployment.ends import Alert
 from lit_fed.deployment.wire import TOLD, Message
 from lit_fed.engine.storage.files import write_atomically
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
+from lit_fed.engine.wire.request import Request
 from lit_fed.engine.wire.totals import totals_of
 from lit_fed.errors import ConfigError, WireError
 from lit_fed.tensors import check_bytes, hash_of_groups
@@ -43,7 +44,7 @@ class Withheld:
 
     def __init__(self, samples: Mapping[int, int], least: int, folder: Path, say: Callable[[str], object]) -> None:
         self.samples, self.least, self._path, self._say = samples, least, folder / NAME, say
-        self._work: tuple[Any, ...] = ()
+        self._asked: Request | None = None
         self._models: dict[str, str] = {}
         self._done: dict[int, dict[str, float]] = {}
         self._failed: set[int] = set()
@@ -75,19 +76,17 @@ class Withheld:
         Raises:
             WireError: If the clients are not this node's.
         """
-        client_id, together = message.get("client", int), message.get("together", list)
-        if not _are_among(together, self.samples) or client_id not in together:
+        fields = {**message.fields, "work": message.word, "clients": message.fields.get("together")}
+        client_id, asked, is_trained = message.get("client", int), Request.read(fields), message.word == "train"
+        if client_id not in asked.clients or set(asked.clients) - self.samples.keys():
             raise WireError(f"client {client_id} is not among the clients whose sums are requested")
-        is_trained = message.word == "train"
-        asked = [] if is_trained else [str(message.fields.get(name, "")) for name in ("protocol", "subset")]
-        work = (message.get("run", str), message.word, *asked, message.get("round", int), *together)
         sent = broadcast or Broadcast(0, {})
         models = {
             kind: hash_of_groups({"payload": payload, "frozen": sent.frozen.get(kind, {})})
             for kind, payload in sent.payloads.items()
         }
-        if work != self._work or any(self._models.get(kind, model) != model for kind, model in models.items()):
-            self._work, self._models, self._done, self._failed = work, {}, {}, set()
+        if asked != self._asked or any(self._models.get(kind, model) != model for kind, model in models.items()):
+            self._asked, self._models, self._done, self._failed = asked, {}, {}, set()
         self._models |= models
         self._done[client_id] = {}
         self._failed.discard(client_id)
@@ -96,14 +95,15 @@ class Withheld:
         elif outcome is not None:
             self._done[client_id] = {name: value for name, value in outcome.metrics.items() if name not in TOLD}
             outcome.metrics = {name: value for name, value in outcome.metrics.items() if name in TOLD}
-        if self._done.keys() < set(together) or (self._failed and not is_trained):
+        if self._done.keys() < set(asked.clients) or (self._failed and not is_trained):
             return {}
         counted = {  # as in `lit_fed.engine.loop.ledger`, and what could be measured
             one: {n: value for n, value in metrics.items() if ("/" in n or not is_trained) and math.isfinite(value)}
             for one, metrics in self._done.items()
         }
         totals = totals_of((metrics, self.samples[one] if is_trained else 1) for one, metrics in counted.items())
-        key = (message.word, *asked, *(sorted(self._models.values()) if is_trained else ()))
+        models_of = sorted(self._models.values()) if is_trained else ()
+        key = (asked.work, asked.protocol, asked.subset, *models_of)
         of = {name: sorted(one for one, metrics in counted.items() if name in metrics) for name in totals}
         sums = {
             name: [list(total.parts), total.weight]
@@ -127,7 +127,3 @@ class Withheld:
             odd = f"the sum of {key[-1]} over other clients than before stays here"
             self._say(Alert(f"{odd}: the difference would be of fewer clients; {self._path} lists the reported sums"))
         return is_new
-
-
-def _are_among(clients: Collection[Any], own: Mapping[int, int]) -> bool:
-    return len(clients) <= len(own) and all(type(client_id) is int and client_id in own for client_id in clients)

@@ -49,14 +49,14 @@ class Held:
         self._before: list[Any] = []  # shallow copies of the boxes
         self._tensors: list[tuple[str, Tensor]] = []
         self._others: list[tuple[str, Callable[[], Any], Callable[[Any], object], Any]] = []
-        self._marks: list[tuple[int, int]] = []
-        self._copies: list[Tensor] = []
         found = deque(roots.items())
         while found:
             name, one = found.popleft()
             kind: Any = type(one)
             if not _holds_nothing(kind) and id(one) not in self._seen:
                 found.extend(self._take(name, one))
+        self._marks: list[tuple[int, int] | None] = [None] * len(self._tensors)
+        self._copies = [torch.empty(0)] * len(self._tensors)
         self.mark()
 
     def _take(self, name: str, one: Any) -> Iterator[tuple[str, Any]]:
@@ -93,15 +93,9 @@ class Held:
 
     def mark(self) -> None:
         """Take tensors as they are now; those that were written to are copied again."""
-        marks = [_mark(tensor) for _, tensor in self._tensors]
-        if marks != self._marks:
-            before = self._marks or [(-2, -2)] * len(marks)
-            copies = self._copies or [torch.empty(0)] * len(marks)
-            self._copies = [
-                kept if mark == old else tensor.detach().clone()
-                for (_, tensor), mark, old, kept in zip(self._tensors, marks, before, copies, strict=True)
-            ]
-            self._marks = marks
+        for place, (_, tensor) in enumerate(self._tensors):
+            if (mark := _mark(tensor)) != self._marks[place]:
+                self._marks[place], self._copies[place] = mark, tensor.detach().clone()
 
     @property
     def is_whole(self) -> bool:

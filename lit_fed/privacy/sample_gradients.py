@@ -141,11 +141,16 @@ class SampleGradients:
         except ConfigError as error:
             if self.say is None:
                 raise
-            self._tell(str(error))
+            if (why := str(error)) not in self._said:
+                self._said.add(why)
+                self.say(
+                    f"warning: {why}; under a key the run goes on, as its end would tell of the batch: such a batch's "
+                    "samples are taken each for itself, and one that fails counts as none"
+                )
             self._trusted.add(self._objective.called)
             sums = _zeros(trained)
             for idx in range(count):
-                self._add_alone(batch, idx, count, sums)
+                self._add_alone(batch, idx, count, sums, self.one_by_one is not None)
         total = torch.cat([one.reshape(-1) for one in sums.values()])
         if (noise := self._noise(self._client, total * self._grid)) is not None:
             total += (noise.to(total.device) / self._grid).round_()
@@ -155,34 +160,22 @@ class SampleGradients:
             p.grad = part.view(p.shape).to(p.dtype)
         return torch.zeros((), device=total.device)
 
-    def _add_alone(self, batch: Any, idx: int, count: int, sums: Tensors) -> None:
+    def _add_alone(self, batch: Any, idx: int, count: int, sums: Tensors, in_turn: bool) -> None:
         """Add one sample's clipped gradient, from the state that the step began with; none where it fails."""
-        before = self.one_by_one
-        for in_turn in dict.fromkeys((before, before or "")):
-            own, self.one_by_one = _zeros(sums), in_turn
-            try:
-                with self._still("its training_step", values=True):
-                    self._add(_rows(batch, idx, 1 if in_turn is not None else self._rows, idx + 1, count), 1, own)
-            except _Unmapped:
-                continue
-            except _Changed:
-                pass  # undone
-            except ConfigError:
-                break
-            finally:
-                self.one_by_one = before
-            for name, one in own.items():
-                sums[name] += one
-            break
-
-    def _tell(self, why: str) -> None:
-        """Say once what a simulation refuses."""
-        if self.say is not None and why not in self._said:
-            self._said.add(why)
-            self.say(
-                f"warning: {why}; under a key the run goes on, as its end would tell of the batch: such a batch's "
-                "samples are taken each for itself, and one that fails counts as none"
-            )
+        own = _zeros(sums)
+        try:
+            with self._still("its training_step", values=True):
+                self._add(_rows(batch, idx, 1 if in_turn else self._rows, idx + 1, count), 1, own, in_turn)
+        except _Unmapped:
+            if not in_turn:
+                self._add_alone(batch, idx, count, sums, in_turn=True)
+            return
+        except _Changed:
+            pass  # undone
+        except ConfigError:
+            return
+        for name, one in own.items():
+            sums[name] += one
 
     # ------------------------------------------------------------------ state that samples would share
 
@@ -226,13 +219,13 @@ class SampleGradients:
         with self._still(f"the hook {hook}", values=True, hook=True):
             yield
 
-    def _add(self, chunk: Any, count: int, sums: Tensors) -> None:
+    def _add(self, chunk: Any, count: int, sums: Tensors, in_turn: bool = False) -> None:
         """Add the clipped gradients of a chunk's first samples to the sums, in units of the grid; the rest is padding.
 
         A sample without a finite gradient counts as none: its gradient would be the whole step's. Products in single
         precision may be above the bound by `ROUNDED`.
         """
-        _, gradients = self._alone(self._objective, chunk)
+        _, gradients = self._alone(self._objective, chunk, in_turn=in_turn)
         is_tiny = self._grid < 2.0**-100  # beyond single precision
         flat = {name: one.reshape(len(one), -1) for name, one in gradients.items()}
         wide = {name: one.double() if is_tiny or one.dtype.itemsize < 4 else one for name, one in flat.items()}
@@ -256,10 +249,12 @@ class SampleGradients:
         objective.client.id, objective.client.steps = client.id, client.steps  # there is one client
         return objective
 
-    def _alone(self, objective: GroupObjective, chunk: Any, dropout: Any = None) -> tuple[Tensor, Tensors]:
+    def _alone(
+        self, objective: GroupObjective, chunk: Any, dropout: Any = None, in_turn: bool = False
+    ) -> tuple[Tensor, Tensors]:
         """Every sample's objective (b,) and gradients (b, …)."""
         size = batch_size_of(chunk)
-        if self.one_by_one is not None:
+        if in_turn or self.one_by_one is not None:
             each = [self._together(objective, _rows(chunk, idx, 1, size, size), dropout) for idx in range(size)]
             gradients = {name: torch.stack([own[name] for _, own in each]) for name in each[0][1]}
             return torch.stack([loss for loss, _ in each]), gradients
@@ -269,7 +264,8 @@ class SampleGradients:
             own = self._own(objective)
 
             def of_sample(trained: Tensors, sample: Any) -> Tensor:
-                loss: Tensor = objective._step_on_sample({**still, **trained}, buffers, sample, own)[0]
+                batch = map_tensors(sample, lambda tensor: tensor.unsqueeze(0))
+                loss: Tensor = objective._step({**still, **trained}, buffers, batch, own)[0]
                 return loss
 
             trained = {name: tensor for name, tensor in parameters.items() if tensor.requires_grad}

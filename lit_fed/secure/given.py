@@ -43,23 +43,23 @@ class Given:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = None if folder is None else folder / "sums"
+        self._record = None if folder is None else folder / "sums" / "given.jsonl"
         self._last: dict[str, tuple[int, bytes, Words]] = {}
         self.rounds: dict[tuple[str, int], GivenRound] = {}
-        if self._folder is not None and self._record.exists():
-            self._read()
+        if self._record is not None and self._record.exists():
+            self._read(self._record)
 
     def note(self, run: str, round_idx: int, request: bytes, survivors: bytes, words: Words) -> None:
         """Remember a round and its vector; the round is on the disk on return."""
         one = self.rounds.setdefault((run, round_idx), GivenRound())
-        if self._folder is None:
+        if self._record is None:
             self._last[run] = round_idx, request, words
         else:
             if one.request is None:
-                for other in self._folder.glob("*.words"):
+                for other in self._record.parent.glob("*.words"):
                     if not other.name.startswith(_short(run.partition("/")[0])):  # of an earlier run
                         other.unlink(missing_ok=True)
-                with in_place_of(self._path(run)) as temporary:
+                with in_place_of(self._record.with_name(_name_of(run))) as temporary:
                     torch.save((round_idx, request.hex(), torch.from_numpy(words.view(np.int64))), temporary)
             with cannot_write(self._record), open(self._record, "a", encoding="ascii") as file:
                 file.write(json.dumps([run, round_idx, request.hex(), survivors.hex()]) + "\n")
@@ -67,40 +67,36 @@ class Given:
                 os.fsync(file.fileno())
         one.request, one.survivors = request, survivors
 
-    def _read(self) -> None:
+    def _read(self, record: Path) -> None:
         try:
-            content = self._record.read_text("ascii")
+            content = record.read_text("ascii")
             whole, _, cut = content.rpartition("\n")
             for run, round_idx, request, survivors in map(json.loads, whole.splitlines()):
                 self.rounds[run, round_idx] = GivenRound(-1, bytes.fromhex(request), bytes.fromhex(survivors))
             if cut:  # by a kill, before anything of that round left
-                os.truncate(self._record, len(content) - len(cut))
+                os.truncate(record, len(content) - len(cut))
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(
-                f"{self._record}, the node's record of secure sums, cannot be read ({type(error).__name__}); restore "
+                f"{record}, the node's record of secure sums, cannot be read ({type(error).__name__}); restore "
                 "it, or begin a new run with a new --state_dir"
             ) from error
 
     def words(self, run: str, round_idx: int, request: bytes) -> Words | None:
         """The vector of a request; None if it is not here, or another one took its place."""
-        if self._folder is None:
+        if self._record is None:
             at, of, words = self._last.get(run, (-1, b"", None))
             return words if (at, of) == (round_idx, request) else None
         try:
-            check_bytes(path := self._path(run))
+            check_bytes(path := self._record.with_name(_name_of(run)))
             at, of, vector = torch.load(path, weights_only=True)
         except Exception:  # a missing file, or damaged bytes, which raise many exceptions
             return None
         return vector.numpy().view(np.uint64) if (at, of) == (round_idx, request.hex()) else None
 
-    @property
-    def _record(self) -> Path:
-        assert self._folder is not None
-        return self._folder / "given.jsonl"
 
-    def _path(self, run: str) -> Path:
-        assert self._folder is not None
-        return self._folder / f"{_short(run.partition('/')[0])}-{_short(run)}.words"
+def _name_of(run: str) -> str:
+    """The file of a sum's last vector; it begins with the run, of which ``run`` names a kind of sum."""
+    return f"{_short(run.partition('/')[0])}-{_short(run)}.words"
 
 
 def _short(text: str) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Payload
 from lit_fed.engine.wire.request import Request
-from lit_fed.errors import BudgetSpent, LitFedError
+from lit_fed.errors import LitFedError
 from lit_fed.privacy.bounded_sum import grid_of
 from lit_fed.secure.given import Given
 from lit_fed.secure.messages import AllKeys, Consents, Invitation, Refusal, Relayed, Survivors, ToServer
@@ -44,7 +44,8 @@ class OwnWork:
     ) -> None:
         self.summed, self.signer, self.limit = summed, signer, limit
         self.smallest = smallest or summed.settings.threshold
-        self.party = Party(signer.name, signer.key, {}, given=Given(folder))
+        self.given = Given(folder)
+        self.party = Party(signer.name, signer.key, {}, given=self.given)
         self._asked: Request | None = None
         self._broadcast: Broadcast | None = None
         self._updates: dict[int, ClientUpdate] = {}
@@ -89,6 +90,7 @@ class OwnWork:
 
         Raises:
             Refusal: If the server broke the protocol; the attempt ends.
+            BudgetSpent: If the node's noise is spent; the attempt ends.
         """
         stage = fields.get("stage")
         try:
@@ -141,21 +143,15 @@ class OwnWork:
         if own is None:
             vector = self._vector(call, asked, tuple(names), fields.get("grid"))
             if noise is not None:
-                vector = self._noised(vector, call, request)
+                vector = self.summed.noised(vector, call.round_idx, request)
             own = vector[0].cpu().numpy().view(np.uint64)
-        self.party.smallest = self.smallest
-        if noise is not None:  # kept before it is charged, so that a kill between costs nothing
-            self.party.smallest = 0
-            self.party.keep(call, request, own)
+            if noise is not None:  # which must not be drawn again, before the node consents to a sum of it
+                self.given.note(call.run, call.round_idx, request, b"", own)
+        if noise is not None:  # after it is kept, so that a kill between costs nothing
             noise.charge(call.round_idx, request)
+        self.party.smallest = self.smallest if noise is None else 0
         self.party.clients = sum(self._logged[client_id][1] > 0 for client_id in asked.clients)  # by samples
         return self.party.begin(call, own, request)
-
-    def _noised(self, vector: Tensor, call: Invitation, request: bytes) -> Tensor:
-        try:
-            return self.summed.noised(vector, call.round_idx, request)
-        except BudgetSpent as error:
-            raise Refusal(str(error)) from None
 
     def _vector(self, call: Invitation, asked: Request, names: tuple[str, ...], grid: Any) -> Tensor:
         """The sum of this node's clients, (1, words); zeros without any."""

@@ -164,12 +164,6 @@ class Party:
             raise Refusal(f"this node no longer has the vector that it gave to round {call.round_idx}; begin a new run")
         return words
 
-    def keep(self, call: Invitation, request: bytes, words: Words) -> None:
-        """Remember a vector with noise, which must not be drawn again, before the node consents to a sum of it."""
-        known = self._rounds.setdefault((call.run, call.round_idx), GivenRound())
-        if known.request is None:
-            self._given.note(call.run, call.round_idx, request, b"", words)
-
     def begin(self, call: Invitation, words: Words, request: bytes = b"") -> SignedKeys:
         """Answer a call with fresh, signed keys.
 

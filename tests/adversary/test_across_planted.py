@@ -20,6 +20,7 @@ from lit_fed.privacy import ClientLevel
 from lit_fed.privacy.held import Held
 from lit_fed.privacy.keys import RunKey
 from lit_fed.secure import party
+from lit_fed.secure.given import Given
 from lit_fed.secure.party import Party
 from lit_fed.tasks import Classifier
 from tests.adversary import sums, worlds
@@ -63,7 +64,7 @@ def refusal_by_the_sum(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClientLevel, "secret", secret)
     patch.setattr(ClientLevel, "charge", lambda self, round_idx, request: None)
     patch.setattr(Party, "kept", lambda self, call, request: None)
-    patch.setattr(Party, "keep", lambda self, call, request, words: None)
+    patch.setattr(Given, "note", lambda self, *_: None)
 
 
 def version_of_the_state(patch: pytest.MonkeyPatch) -> None:

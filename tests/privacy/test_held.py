@@ -362,6 +362,23 @@ def test_under_a_key_an_odd_sample_moves_nothing_of_the_others_and_nothing_fails
     assert out.count("under a key the run goes on, as its end would tell of the batch") == 1
 
 
+class Reads(LeastSquares):
+    """After its first epoch it reads a value, which `torch.vmap` cannot."""
+
+    def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        loss = super().loss(batch)
+        return loss if self.current_epoch == 0 or float(loss) < 1e9 else 2 * loss
+
+
+def test_under_a_key_a_step_that_vmap_cannot_run_any_more_trains_on_in_turn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = trained(tmp_path / "plain", LeastSquares(), True)
+    assert "under a key the run goes on" not in capsys.readouterr().out
+    assert trained(tmp_path / "reads", Reads(), True) == pytest.approx(plain, abs=1e-6), "rounding in single precision"
+    assert capsys.readouterr().out.count("under a key the run goes on") == 1
+
+
 @pytest.mark.usefixtures("unseen")
 @pytest.mark.parametrize(("task", "says"), [(Fails, "row 3"), (Remembers, "'scale'"), (Writes, "'scale'")])
 def test_in_a_simulation_the_same_is_refused(task: type[LeastSquares], says: str, tmp_path: Path) -> None:

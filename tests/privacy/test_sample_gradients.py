@@ -129,7 +129,9 @@ def run(
 
 
 @pytest.mark.parametrize("name", [*PICTURES, *WORDS])
-def test_gradients_are_those_of_autograd_one_by_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_those_of_autograd_one_by_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     take, seen = SampleGradients.take, 0
 
     def compared(self: SampleGradients, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -148,6 +150,7 @@ def test_gradients_are_those_of_autograd_one_by_one(name: str, tmp_path: Path, m
     torch.manual_seed(0)
     run(tmp_path, {**PICTURES, **WORDS}[name](), name in WORDS)
     assert seen > 10
+    assert ("takes the samples of a batch in turn" in capsys.readouterr().out) == (name in ("lstm", "gru"))
 
 
 def test_what_no_computation_of_many_samples_can_do_is_done_in_turn(

@@ -45,8 +45,6 @@ def one_client(data: FederatedDataModule, name: str | None, position: int | None
     """The position of the client given by name or position; None without either."""
     if name is not None and position is not None:
         raise ConfigError(f"{KEYS.name} and {KEYS.position} are both given; give one of them")
-    if name is not None and not isinstance(name, str):  # from Python: a name or a position
-        raise ConfigError(f"client is {name!r}; give a client's name as a text, or its position as client_position")
     positions = clients_of(data, KEYS, None if name is None else [name], None if position is None else [position])
     return None if positions is None else positions[0]
 

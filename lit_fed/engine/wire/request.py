@@ -67,5 +67,6 @@ class Request:
             raise WireError("the list of clients of a request is malformed; run the same lit_fed on both ends")
         groups = {group: (tensors or {}).get(group, {}) for group in ("payload", "frozen")}
         model = "" if tensors is None else hash_of_groups(groups)
-        run, work, protocol, subset = texts
+        run, work, *question = texts
+        protocol, subset = ("", "") if work == "train" else question  # no second name for a training
         return cls(run, work, protocol, subset, round_idx, model, tuple(sorted(clients)))
