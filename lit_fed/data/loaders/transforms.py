@@ -185,7 +185,8 @@ class Normalize:
         wide_mean = torch.tensor(mean, dtype=torch.float64)
         self.factor, self.centre = 1.0 / (wide_std * max_value), wide_mean * max_value
         self.scale, self.shift = self.factor.float(), (-wide_mean / wide_std).float()
-        self._is_far = bool((self.shift.abs() > _FAR).any())
+        # in Python: lit-fed cost makes data on torch's meta device, whose tensors have no values
+        self._is_far = any(abs(one / width) > _FAR for one, width in zip(mean, std, strict=True))
         self._constants: dict[tuple[torch.device, int, bool], tuple[Tensor, Tensor]] = {}
 
     def is_wide(self, dtype: torch.dtype) -> bool:
