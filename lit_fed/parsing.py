@@ -39,15 +39,17 @@ class _Loader(yaml.SafeLoader):
         _refuse_repeats(node)
         return super().construct_document(node)
 
-    def construct_number(self, node: yaml.ScalarNode) -> Any:
-        """A number, or the text of one that YAML 1.2 does not know."""
-        if _OLD_NUMBER.fullmatch(node.value):
-            return node.value
-        return self.construct_yaml_int(node) if node.tag.endswith("int") else self.construct_yaml_float(node)
+
+def _construct_number(loader: Any, node: yaml.ScalarNode) -> Any:
+    """A number, or the text of one that YAML 1.2 does not know."""
+    if _OLD_NUMBER.fullmatch(node.value):
+        return node.value
+    return loader.construct_yaml_int(node) if node.tag.endswith("int") else loader.construct_yaml_float(node)
 
 
-for _tag in ("int", "float"):
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_number)
+for _reader in (_Loader, get_yaml_default_loader()):  # the parser reads a text for a number once more by its own
+    for _tag in ("int", "float"):
+        _reader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct_number)
 
 
 class Text(str):
@@ -89,8 +91,6 @@ def load(text: str) -> Any:
     """
     if isinstance(text, Text):
         return copy.deepcopy(text.content)  # the parser modifies its input
-    if _OLD_NUMBER.fullmatch(text.strip()):
-        return text
     if "*" in text and "&" in text:
         read_yaml(text)
     if text.count(":") > 1:  # a single value has no keys

@@ -432,3 +432,26 @@ def test_a_task_that_skips_every_batch_is_told_so(tmp_path: Path) -> None:
         made = fit(tmp_path, Skips(), max_rounds=2)
     assert sum("returned `None`" in str(one.message) for one in caught) == 1
     assert weights(made)["network.weight"].tolist() == [[0.0, 0.0]]
+
+
+def test_metrics_and_the_best_file_have_lightnings_names(tmp_path: Path) -> None:
+    # The loss ½(w·x − y)² of the global model on x = (1, 0), y = 2 and thrice x = (0, 1), y = 4. After round 0,
+    # w = (0.25, 1.5): (½ · 1.75² + 3 · ½ · 2.5²) / 4 = 2.7265625.
+    made = trainer(tmp_path, max_rounds=1)
+    parts = (LeastSquares(), Points(), FedAvg())
+    made.fit(*parts)
+    assert made.callback_metrics == made.metrics
+    assert made.callback_metrics["global/loss"] == 2.7265625
+    assert made.best_model_path == str(tmp_path / "lightning_logs/version_0/checkpoints/best.ckpt")
+    before = made.metrics["global/loss"]
+    made.max_rounds = 3
+    made.fit(*parts)
+    assert made.callback_metrics["global/loss"] < before
+    metrics = [float(row["global/loss"]) for row in rows(made.log_dir / "metrics.csv")]
+    best = LeastSquares.load_from_checkpoint(made.best_model_path, weights_only=False).network.weight[0].tolist()
+    loss = (0.5 * (best[0] - 2) ** 2 + 3 * 0.5 * (best[1] - 4) ** 2) / 4
+    assert loss == pytest.approx(min(metrics), rel=1e-6)
+
+
+def test_without_checkpoints_there_is_no_best_file(tmp_path: Path) -> None:
+    assert fit(tmp_path, max_rounds=1, enable_checkpointing=False).best_model_path == ""

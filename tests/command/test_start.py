@@ -46,6 +46,15 @@ def test_where_nobody_watches_nothing_but_the_error_is_written():
     assert done.stderr == "lit-fed: error: there is no command 'fitt'; did you mean fit?\n"
 
 
+def test_a_deleted_working_directory_is_said_before_anything_is_imported(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    program = f"cd {gone} && rmdir {gone} && exec {sys.executable} {ROOT / 'cli.py'} fit"
+    done = subprocess.run(["/bin/sh", "-c", program], capture_output=True, text=True)  # our own words
+    assert done.returncode == 2
+    assert done.stderr == "lit-fed: error: the working directory has been deleted; change to another\n"
+
+
 def test_the_package_gives_its_names_and_only_those_without_importing_them_first():
     program = (
         "import sys, lit_fed; assert 'torch' not in sys.modules;"

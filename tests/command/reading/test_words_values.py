@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from jsonargparse import Namespace
 
 from lit_fed.command.reading.words import check_values
 from lit_fed.errors import ConfigError
-from tests.command.support import LR, command, error_of
+from tests.command.support import LR, command, error_of, settings_of
 
 HUGE = str(10**30)
 
@@ -46,6 +47,40 @@ HUGE = str(10**30)
 def test_a_value_that_no_number_can_have_is_named_with_its_key(args, expected, capsys):
     assert expected in error_of(command("fit", *args), capsys)
     assert not Path("lightning_logs").exists()
+
+
+@pytest.mark.parametrize("text", ["1:10", "1:10.5", "+010", "0_10", "-1:10:10"])
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("trainer.max_rounds", "a whole number"),
+        ("trainer.local_epochs", "a number"),
+        ("trainer.gradient_clip_val", "a number"),
+        ("data.init_args.batch_size", "a whole number"),
+        ("model.init_args.optimizer.init_args.lr", "a number"),
+    ],
+)
+def test_a_number_of_yaml_1_1_in_base_8_or_60_is_refused(key, kind, text, capsys):
+    """YAML 1.1 reads 1:10 as 70, in minutes, and +010 as 8."""
+    expected = f"{key}: expected {kind}, not {text}"
+    assert error_of(command("fit", f"--{key}={text}"), capsys) == expected
+    content = text
+    for name in reversed(key.split(".")):
+        content = {name: content}
+    Path("old.yaml").write_text(yaml.safe_dump(content).replace(f"'{text}'", text))
+    assert error_of(command("fit", "-c", "old.yaml"), capsys).endswith(expected)
+
+
+def test_a_whole_number_with_a_leading_zero_is_decimal(capsys):
+    assert settings_of(command("fit", "--trainer.max_rounds", "010"), capsys)["trainer"]["max_rounds"] == 10
+    Path("old.yaml").write_text("trainer: {max_rounds: 010, local_epochs: 012}")
+    trainer = settings_of(command("fit", "-c", "old.yaml"), capsys)["trainer"]
+    assert (trainer["max_rounds"], trainer["local_epochs"]) == (10, 12.0)
+
+
+def test_a_time_is_no_number_in_base_60(capsys):
+    given = command("fit", "--trainer.max_time", "00:01:10:00")
+    assert settings_of(given, capsys)["trainer"]["max_time"] == "00:01:10:00"
 
 
 @pytest.mark.parametrize("name", ["test", "cost"])

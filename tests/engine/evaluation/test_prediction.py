@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning import LightningModule
+from lightning import LightningModule, Trainer
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from lit_fed import Classifier, Model, Split
 from lit_fed.data import Parts
@@ -260,3 +261,34 @@ def test_a_position_in_place_of_a_name_is_refused_in_python_too(tmp_path: Path) 
     made.predict(*parts, client="1", output=str(tmp_path / "name.csv"))
     made.predict(*parts, client_position=1, output=str(tmp_path / "position.csv"))
     assert (tmp_path / "name.csv").read_bytes() == (tmp_path / "position.csv").read_bytes()
+
+
+def test_the_batches_come_back_in_order_as_from_lightning(tmp_path: Path) -> None:
+    made, parts = trained(tmp_path)
+    arrays = parts[1].load_arrays().test
+    loader = DataLoader(TensorDataset(torch.from_numpy(arrays.x), torch.from_numpy(arrays.y)), batch_size=2)
+    plain = Trainer(accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, enable_checkpointing=False)
+    theirs = plain.predict(parts[0], loader)
+    ours = made.predict(*parts)
+    assert theirs is not None
+    assert [len(batch["prediction"]) for batch in ours] == [2, 2, 2, 2, 1]
+    assert len(ours) == len(theirs)
+    for own, other in zip(ours, theirs, strict=True):
+        assert own.keys() == other.keys()
+        for name in other:
+            torch.testing.assert_close(own[name], other[name], rtol=0, atol=0)
+    assert not list(tmp_path.glob("*.csv"))
+
+
+def test_what_predict_step_returns_comes_back_by_its_names(tmp_path: Path) -> None:
+    class Telling(Network):
+        def predict_step(self, batch: Any, batch_idx: int) -> Any:
+            return {"of": torch.full((len(batch[0]),), batch_idx), "logits": self.network(batch[0])}
+
+    parts = (Telling(), Threes(3, test_batch_size=4), FedAvg())
+    made = trainer(tmp_path)
+    made.fit(*parts)
+    x = torch.from_numpy(parts[1].load_arrays().test.x)
+    found = made.predict(*parts)
+    assert [batch["of"].tolist() for batch in found] == [[0] * 4, [1] * 4, [2]]  # nine samples in batches of four
+    torch.testing.assert_close(torch.cat([batch["logits"] for batch in found]), forward(weights(made), x))
