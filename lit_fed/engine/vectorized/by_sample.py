@@ -89,26 +89,25 @@ class Count(torch.SymInt):
     """
 
     def __init__(self, factor: int) -> None:
-        super().__init__(Differs(self.refuse))  # type: ignore[arg-type]  # every use of it is refused
+        super().__init__(Differs(self._refuse))  # type: ignore[arg-type]  # every use of it is refused
         self.factor = factor
 
-    def refuse(self, *_args: Any) -> NoReturn:
-        """Refuse a use."""
+    def _refuse(self, *_args: Any) -> NoReturn:
         raise Unproven("the task uses the number of samples in a batch")
 
     def __mul__(self, other: Any) -> Count:  # type: ignore[override]  # as all of these
-        return Count(self.factor * other) if type(other) is int and other > 0 else self.refuse()
+        return Count(self.factor * other) if type(other) is int and other > 0 else self._refuse()
 
     @override
     def __eq__(self, other: object) -> bool:  # type: ignore[override]
-        return self.factor == other.factor if isinstance(other, Count) else self.refuse()
+        return self.factor == other.factor if isinstance(other, Count) else self._refuse()
 
     @override
     def __hash__(self) -> int:
         return hash(("samples", self.factor))
 
     __rmul__ = __mul__  # type: ignore[assignment]
-    __index__ = __int__ = __float__ = __bool__ = refuse
+    __index__ = __int__ = __float__ = __bool__ = _refuse
 
 
 class _Kind(NamedTuple):
