@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -126,7 +126,7 @@ def _dry_run(grids: Sequence[CellGrid], todo: Sequence[tuple[CellGrid, Cell]], o
 
     def ask(grid: CellGrid, cell: Cell) -> Sequence[str]:
         with locked(grid.folder) as lock:
-            return _asker(grid, slots, [lock], console)(cell)
+            return _ask(grid, slots, [lock], console, cell)
 
     for grid in grids:
         check_metrics(grid, waiting, partial(ask, grid))
@@ -168,7 +168,7 @@ def _run(
     made_with = describe()
     held = list(locks.values())
     for grid in grids:
-        check_metrics(grid, waiting, _asker(grid, slots, held, console))
+        check_metrics(grid, waiting, partial(_ask, grid, slots, held, console))
     results = []
     for grid in grids:
         mine = [cell for owner, cell in todo if owner is grid]
@@ -193,12 +193,9 @@ def _check_parts(grids: Sequence[CellGrid], todo: Sequence[tuple[CellGrid, Cell]
             raise ConfigError(f"{grid.study.path}: {error}") from error
 
 
-def _asker(grid: CellGrid, slots: Slots, locks: Sequence[int], console: Console) -> Callable[[Cell], Sequence[str]]:
-    def ask(cell: Cell) -> Sequence[str]:
-        say(console, f"{grid.study.name}: running one round of {cell.name} to see which metrics it reports")
-        return one_round(cell, grid.folder, slots, locks).names
-
-    return ask
+def _ask(grid: CellGrid, slots: Slots, locks: Sequence[int], console: Console, cell: Cell) -> Sequence[str]:
+    say(console, f"{grid.study.name}: running one round of {cell.name} to see which metrics it reports")
+    return one_round(cell, grid.folder, slots, locks).names
 
 
 def _run_grid(

@@ -160,8 +160,7 @@ class Classifier(OnNetwork):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, y = batch
         logits = self(x)
-        _check_classes(logits, y)
-        loss = F.cross_entropy(logits, y)
+        loss = _cross_entropy(logits, y)
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
@@ -176,8 +175,7 @@ class Classifier(OnNetwork):
     def _evaluate(self, batch: tuple[Tensor, Tensor], stage: str) -> None:
         x, y = batch
         logits = self(x)
-        _check_classes(logits, y)
-        self.log(f"{stage}/loss", F.cross_entropy(logits, y))
+        self.log(f"{stage}/loss", _cross_entropy(logits, y))
         classes = y.argmax(dim=1) if y.is_floating_point() else y
         self.log(f"{stage}/acc", (logits.argmax(dim=1) == classes).float().mean(), prog_bar=True)
 
@@ -279,8 +277,8 @@ class Regressor(OnNetwork):
             self.log(f"{stage}/r2", self.r2)
 
 
-def _check_classes(logits: Tensor, y: Tensor) -> None:
-    """Refuse targets that are neither a class for each prediction (B, …) nor probabilities (B, C, …)."""
+def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """Mean over predictions; refuses targets that are neither classes (B, …) nor probabilities (B, C, …)."""
     if y.is_floating_point() and y.shape != logits.shape:
         raise ConfigError(
             "Classifier needs classes, and the data's targets are floating-point numbers; use Regressor, or data with "
@@ -291,6 +289,7 @@ def _check_classes(logits: Tensor, y: Tensor) -> None:
             f"Classifier needs one class a prediction, and a sample's targets have shape {tuple(y.shape[1:])}; use "
             "data with one label, or a model of your own whose loss takes several"
         )
+    return F.cross_entropy(logits, y)
 
 
 def _like(predicted: Tensor, y: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from torch.utils.data import (
 from typing_extensions import override
 
 from lit_fed.checks import check_range
-from lit_fed.data.loaders.worker_loader import WorkerLoader, WorkerPool, isolated_randomness
+from lit_fed.data.loaders.worker_loader import isolated_randomness, loader_of_all
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.partitions.partition import Natural, Partition
@@ -316,9 +316,8 @@ class Wrapped(DatasetModule):
         labels = self._cut_by()
         key = self._target_key()
         if self._kind() == "number" and key is not None and "train" not in self._targets:
-            self._targets["train"] = kept(
-                train.dataset, key, self._where("train")
-            )  # for pictures, if no sample need be read
+            # For pictures, if no sample need be read.
+            self._targets["train"] = kept(train.dataset, key, self._where("train"))
         owners = {} if self._client is None else self._clients[1]
         parts = {
             name: Part(loader.dataset, clients=owners.get(name), strata=labels.get(name))
@@ -354,14 +353,8 @@ class Wrapped(DatasetModule):
         self._ask("setup", "predict")
         loader = self._loader("predict")
         self._tell({"predict": loader})
-        pinned, collates, parts = (
-            self._device.type == "cuda",
-            {"predict": loader.collate_fn},
-            {"predict": loader.dataset},
-        )
-        pool = WorkerPool(parts, pin_memory=pinned, collates=collates, **self._workers_of(loader))
-        every, size = np.arange(size_of(loader.dataset, "predict"), dtype=np.int64), loader.batch_size or 1
-        whole = WorkerLoader(pool, "predict", every, size, None, self.finish_batch, self._device)
+        size, finish, workers = loader.batch_size or 1, self.finish_batch, self._workers_of(loader)
+        whole = loader_of_all(loader.dataset, size, finish, self._device, loader.collate_fn, **workers)
         return viewed(whole, self.shared_view())
 
     def target_values(self, indices: IntArray) -> NDArray[Any] | None:

@@ -70,7 +70,7 @@ class TensorLoader:
         collated: bool = False,
     ) -> None:
         self.form: Callable[[Batch], Any] = list if collated else tuple
-        self._inputs, self._targets, self.indices = inputs, targets, indices
+        self._inputs, self.targets, self.indices = inputs, targets, indices
         self._generator, self._augmentation, self._normalize = generator, augmentation, normalize
         self._values_per_sample = values_per_sample
         self.drop_last, self._fresh = drop_last, fresh
@@ -112,7 +112,7 @@ class TensorLoader:
         count = min((num_batches - 1) * self.batch_size + rest, self.indices.shape[0])
         places = torch.linspace(0, self.indices.shape[0] - 1, count).long()
         return TensorLoader(
-            self._inputs, self._targets, self.indices[places], self.batch_size, self._generator, self._augmentation,
+            self._inputs, self.targets, self.indices[places], self.batch_size, self._generator, self._augmentation,
             self._normalize, self.drop_last, self._values_per_sample, self._fresh, self.form is list,
         )  # fmt: skip
 
@@ -135,13 +135,8 @@ class TensorLoader:
 
     def reads_same(self, other: TensorLoader) -> bool:
         """Whether both loaders read the same tensors."""
-        same = self._inputs is other._inputs and self._targets is other._targets
+        same = self._inputs is other._inputs and self.targets is other.targets
         return same and self._normalize is other._normalize
-
-    @property
-    def targets(self) -> Tensor:
-        """The targets of all samples, also of other rows."""
-        return self._targets
 
     @property
     def is_fixed(self) -> bool:
@@ -167,7 +162,7 @@ class TensorLoader:
         return self._inputs.index_select(0, rows), self._targets_at(rows)
 
     def _targets_at(self, rows: Tensor) -> Tensor:
-        targets = self._targets.index_select(0, rows)
+        targets = self.targets.index_select(0, rows)
         return targets.float() if targets.is_floating_point() and self.form is tuple else targets
 
     def _plan(self) -> tuple[Tensor, Tensor | None]:

@@ -180,9 +180,9 @@ class Normalize:
         check_range("Normalize.max_value", max_value, above=0)
         self.num_channels = len(mean)
         self.steps: list[Step] = [{"step": "normalize", "mean": [*mean], "std": [*std], "max_value": max_value}]
-        wide_std = torch.tensor(std, dtype=torch.float64)
+        # On the CPU also while a network is made without values.
+        wide_mean, wide_std = (torch.tensor(values, dtype=torch.float64, device="cpu") for values in (mean, std))
         self._identity = max_value == 1.0 and set(mean) == {0.0} and set(std) == {1.0}
-        wide_mean = torch.tensor(mean, dtype=torch.float64)
         self.factor, self.centre = 1.0 / (wide_std * max_value), wide_mean * max_value
         self.scale, self.shift = self.factor.float(), (-wide_mean / wide_std).float()
         self._is_far = any(abs(one) > _FAR * by for one, by in zip(mean, std, strict=True))

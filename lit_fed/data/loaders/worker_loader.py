@@ -306,6 +306,14 @@ class WorkerLoader:
         return [keys[start : start + self.batch_size] for start in range(0, count, self.batch_size)]
 
 
+def loader_of_all(
+    dataset: Any, batch_size: int, finish: Callable[[Any], Any], device: torch.device, collate: Any, **workers: Any
+) -> WorkerLoader:
+    """All samples of a data set in order, prepared by workers of its own, see `WorkerPool`."""
+    pool = WorkerPool({"inputs": dataset}, pin_memory=device.type == "cuda", collates={"inputs": collate}, **workers)
+    return WorkerLoader(pool, "inputs", np.arange(len(dataset)), batch_size, None, finish, device)
+
+
 @contextmanager
 def isolated_randomness(seed: int) -> Iterator[None]:
     """Seed Python's, NumPy's and torch's CPU generators for a while, then restore them; 0 ≤ seed < 2**63."""

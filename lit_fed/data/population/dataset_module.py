@@ -18,7 +18,7 @@ from lit_fed.checks import check_range
 from lit_fed.data.loaders.image_files import ImageFiles, collate_images
 from lit_fed.data.loaders.tensor_loader import Loader, TensorLoader
 from lit_fed.data.loaders.transforms import Normalize, Step
-from lit_fed.data.loaders.worker_loader import Key, WorkerLoader, WorkerPool
+from lit_fed.data.loaders.worker_loader import Key, WorkerLoader, WorkerPool, loader_of_all
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.population.base import Batches, FederatedDataModule
@@ -179,15 +179,13 @@ class DatasetModule(FederatedDataModule):
         part: str = "plain" if batches.subset == "train" and not training else batches.subset
         if part == "plain" and begins is not None and (batches.indices >= begins).all():
             part = "val"
-        drop_last, fresh = training and self.drop_last, training and self.fresh_batches
+        options: dict[str, Any] = {"drop_last": self.drop_last, "fresh": self.fresh_batches} if training else {}
         if part not in self._tensors:
             self._tensors[part] = self._in_memory(part)
         if (found := self._tensors[part]) is None:
-            return self._worker_loader(batches, part, drop_last=drop_last, fresh=fresh)
+            return self._worker_loader(batches, part, **options)
         (x, y), rows = found[0], found[1][torch.from_numpy(batches.indices)]
-        return TensorLoader(
-            x, y, rows, batches.batch_size, batches.generator, drop_last=drop_last, fresh=fresh, collated=True
-        )
+        return TensorLoader(x, y, rows, batches.batch_size, batches.generator, collated=True, **options)
 
     def _in_memory(self, part: str) -> tuple[tuple[Tensor, ...], Tensor] | None:
         """The tensors (x, y) of a part that workers would only copy, and each sample's row (n,); None for others."""
@@ -237,10 +235,9 @@ class DatasetModule(FederatedDataModule):
             if decoded is None:
                 raise ConfigError(f"{type(self).__name__} reads no images from files; name an .npz file with --inputs")
             files, dataset = [str(file) for file in paths], decoded
-        collates = {} if files is None else {"inputs": collate_images}
-        pool = WorkerPool({"inputs": dataset}, self.num_workers, self._device.type == "cuda", collates)
-        count, size = np.arange(len(Part(dataset)), dtype=np.int64), self.test_batch_size
-        return NewInputs(WorkerLoader(pool, "inputs", count, size, None, self.finish_batch, self._device), files)
+        collate, size = None if files is None else collate_images, self.test_batch_size
+        whole = loader_of_all(dataset, size, self.finish_batch, self._device, collate, num_workers=self.num_workers)
+        return NewInputs(whole, files)
 
     def _pool(self, training: bool) -> WorkerPool:
         """The workers for training, or for everything else."""

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, default_collate
 from typing_extensions import override
 
 from lit_fed.data.loaders.image_files import image_size, read_photograph
-from lit_fed.data.loaders.worker_loader import WorkerLoader, WorkerPool
+from lit_fed.data.loaders.worker_loader import loader_of_all
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.population.base import Subset
@@ -313,9 +313,8 @@ def photograph_loader(data: PoseDataModule, path: Path, num_workers: int, device
     sizes = (*data.resolutions, *data.test_resolutions)
     widest = max(size[1] / size[0] for size in sizes)
     persons = _Persons(album, _Reader(remember=False), None, data.skeleton.upper, 1.0, widest)
-    pool = WorkerPool({"inputs": persons}, num_workers, device.type == "cuda", {"inputs": _collate})
-    every = np.arange(len(persons), dtype=np.int64)
-    loader = WorkerLoader(pool, "inputs", every, data.test_batch_size, None, lambda seen: seen, device)
+    size = data.test_batch_size
+    loader = loader_of_all(persons, size, lambda seen: seen, device, _collate, num_workers=num_workers)
     return NewInputs(loader, [str(image_path) for image_path in album.paths])
 
 

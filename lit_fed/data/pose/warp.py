@@ -23,7 +23,6 @@ from lit_fed.errors import ConfigError
 Size = tuple[int, int]
 """(height, width) in pixels."""
 Interpolation = Literal["bilinear", "area", "bicubic"]
-INTERPOLATIONS: tuple[Interpolation, ...] = ("bilinear", "area", "bicubic")
 
 
 class Means(NamedTuple):

@@ -133,8 +133,6 @@ class Executor(ABC):
             outcome: ClientUpdate | ClientFailure | None
             try:
                 outcome = question.answer(client_id, broadcast)
-            except ProcessLost:
-                raise
             except (Exception, SystemExit) as error:  # any exception is a failure with the client's id and round
                 outcome = failure(client_id, broadcast.round_idx, error)
             if outcome is not None:
@@ -185,8 +183,6 @@ class SequentialExecutor(Executor):
             try:
                 with self.session.guard.over(client_id, broadcast.round_idx):
                     outcome = self.run_client(client_id, broadcast)
-            except ProcessLost:
-                raise
             except (Exception, SystemExit) as error:  # any exception is a failure with the client's id and round
                 outcome = failure(client_id, broadcast.round_idx, error)
             yield outcome
@@ -219,6 +215,8 @@ def failure(client_id: int, round_idx: int, error: BaseException) -> ClientFailu
     Raises:
         ProcessLost: If another process ended, with which this one trains the client.
     """
+    if isinstance(error, ProcessLost):
+        raise error
     trace = outline(error)
     if isinstance(error, LitFedError):
         return ClientFailure(client_id, round_idx, str(error), outline=trace)

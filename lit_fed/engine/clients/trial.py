@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves
 
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.lightning.compatibility import overrides
@@ -102,24 +102,24 @@ def try_test(loop: LocalLoop, data: FederatedDataModule, client_id: int) -> None
 
     Only then the task evaluates a batch before the run: its own code may have side effects.
     """
-    forms = []
-    for part in ("train", "test"):
-        leaves = tree_flatten(data.first_sample(part, client_id))[0]
-        forms.append(
-            [f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape[1:])}" for t in leaves if isinstance(t, Tensor)]
-        )
-    if forms[0] == forms[1] or not forms[1]:
+    trained, tested = _form(data.first_sample("train", client_id)), _form(data.first_sample("test", client_id))
+    if trained == tested or not tested:
         return
     with loop.state.client.rehearsed(), loop.model.lent():
         try:
             loop.evaluate([*islice(data.test_loader(), 1)] or [*islice(data.test_loader(client_id), 1)], "test")
         except Exception as error:  # any error of a network on a batch
-            trained, tested = (", ".join(form) for form in forms)
             raise ConfigError(
                 f"model {task_name(loop.objective)} cannot be tested: a test sample is {tested}, and a training sample "
                 f"of client {client_id} is {trained}: {reason(error)}",
                 own_traceback(error),
             ) from error
+
+
+def _form(sample: Any) -> str:
+    """Dtypes and shapes of a sample's tensors."""
+    tensors = (leaf for leaf in tree_leaves(sample) if isinstance(leaf, Tensor))
+    return ", ".join(f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape[1:])}" for one in tensors)
 
 
 def told_of_schedule(loop: LocalLoop, data: FederatedDataModule, found: Extremes, work: LocalWork) -> str:

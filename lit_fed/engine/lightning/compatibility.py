@@ -83,10 +83,9 @@ def check_data(task: LightningModule, algorithm: Algorithm[Any], data: Federated
         for shape in data.input_shapes:
             check(shape)
     needs = algorithm.all_needs
-    if "targets" in needs and data.num_classes is None:
-        raise _missing(task, algorithm, "targets")
-    if "classes" in needs and data.num_classes is None:
-        raise _missing(task, algorithm, "classes")
+    for need in ("targets", "classes"):
+        if need in needs and data.num_classes is None:
+            raise _missing(task, algorithm, need)
     if "public" in needs and not data.has_public:
         raise _missing(task, algorithm, "public")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -44,26 +44,24 @@ def loaded(run: Run, ckpt_path: str | None) -> Iterator[int]:
             raise ConfigError("this trainer has not trained a model; give --ckpt_path last, best, or a checkpoint file")
         yield run.next_round - 1
         return
-    put_back = _remember(run) if run.next_round and run.loaded is None else None
-    try:
+    trained = bool(run.next_round) and run.loaded is None
+    with _kept(run) if trained else nullcontext():
         path = find_checkpoint(ckpt_path, run.settings.logs, run.folder)
         if path is None:
             where = f"no run under {run.settings.logs} has" if run.folder is None else f"this run, {run.folder}, lacks"
             raise CheckpointError(f"{where} a {ckpt_path}.ckpt; name a checkpoint file")
         restore(run, path, trains=False)
-        run.loaded = path if put_back is None else None
+        run.loaded = None if trained else path
         check_server(run, str(path))
         folder = run_folder(path)
         if folder is not None:
             run.federation.store.open(folder / "checkpoints" / "clients")
         yield max(run.next_round - 1, 0)
-    finally:
-        if put_back is not None:
-            put_back()
 
 
-def _remember(run: Run) -> Callable[[], None]:
-    """Keep the state of a run that has trained; returns the function that puts it back."""
+@contextmanager
+def _kept(run: Run) -> Iterator[None]:
+    """Put the state of a run that has trained back on leaving."""
     federation, monitor = run.federation, run.names.monitor
     server, store = dict(federation.server), copy(federation.store)
     models = [loop.model for loop in federation.loops.values()]
@@ -71,7 +69,9 @@ def _remember(run: Run) -> Callable[[], None]:
     initial = [(tensor, tensor.clone()) for tensor in owned]
     progress = {name: getattr(run, name) for name in ("start_round", "next_round", "metrics", "origin")}
 
-    def put_back() -> None:
+    try:
+        yield
+    finally:
         federation.server.clear()
         federation.server.update(server)
         vars(federation.store).update(vars(store))
@@ -80,5 +80,3 @@ def _remember(run: Run) -> Callable[[], None]:
         for name, value in progress.items():
             setattr(run, name, value)
         run.names.monitor = monitor
-
-    return put_back

@@ -102,18 +102,16 @@ class ClientStore:
 
     Args:
         mode: ``disk`` keeps files only, ``memory`` also this process's current states in RAM.
-        keeper: Makes a folder's files.
 
     Note:
         Several processes must all see the folder, as with Lightning's checkpoints: a client may run on another process
         next time.
     """
 
-    def __init__(
-        self, mode: Literal["memory", "disk"] = "disk", keeper: Callable[[Path], VersionedFiles] = VersionedFiles
-    ) -> None:
+    def __init__(self, mode: Literal["memory", "disk"] = "disk") -> None:
         self.mode = mode
-        self.keeper = keeper
+        self.keeper: Callable[[Path], VersionedFiles] = VersionedFiles
+        """Makes a folder's files."""
         self.files = VersionedFiles()
         self.round_idx = 0
         self.restored = False

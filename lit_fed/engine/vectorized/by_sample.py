@@ -49,8 +49,7 @@ _MOVED = _SHAPED | {
 _EACH = {
     "mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "native_layer_norm", "embedding", "index", "constant_pad_nd",
     "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty", "zero",
-    "fill", "copy", "masked_fill", "rsub", "hardswish", "_prelu_kernel", "log_sigmoid_forward", "native_dropout",
-    "bernoulli", "where", "stack",
+    "fill", "copy", "masked_fill", "rsub", "hardswish", "_prelu_kernel", "log_sigmoid_forward", "where", "stack",
 }  # fmt: skip
 _IMAGES = (  # beginnings of names: the first dimension is that of samples
     "convolution", "max_pool", "avg_pool", "_adaptive_avg_pool", "adaptive_max_pool", "upsample_", "reflection_pad",
@@ -90,26 +89,25 @@ class Count(torch.SymInt):
     """
 
     def __init__(self, factor: int) -> None:
-        super().__init__(Differs(self.refuse))  # type: ignore[arg-type]  # every use of it is refused
+        super().__init__(Differs(self._refuse))  # type: ignore[arg-type]  # every use of it is refused
         self.factor = factor
 
-    def refuse(self, *_args: Any) -> NoReturn:
-        """Refuse a use."""
+    def _refuse(self, *_args: Any) -> NoReturn:
         raise Unproven("the task uses the number of samples in a batch")
 
     def __mul__(self, other: Any) -> Count:  # type: ignore[override]  # as all of these
-        return Count(self.factor * other) if type(other) is int and other > 0 else self.refuse()
+        return Count(self.factor * other) if type(other) is int and other > 0 else self._refuse()
 
     @override
     def __eq__(self, other: object) -> bool:  # type: ignore[override]
-        return self.factor == other.factor if isinstance(other, Count) else self.refuse()
+        return self.factor == other.factor if isinstance(other, Count) else self._refuse()
 
     @override
     def __hash__(self) -> int:
         return hash(("samples", self.factor))
 
     __rmul__ = __mul__  # type: ignore[assignment]
-    __index__ = __int__ = __float__ = __bool__ = refuse
+    __index__ = __int__ = __float__ = __bool__ = _refuse
 
 
 class _Kind(NamedTuple):
@@ -284,8 +282,8 @@ class BySample(GroupLayers):
                     out = func(**call | {"reduction": "none"}).mean()
                 else:
                     out = func(*given, **named)
-            else:  # F.linear joins dimensions for its product
-                out = (_linear if func is F.linear else func)(*given, **named)
+            else:
+                out = _INSTEAD.get(func, func)(*given, **named)
         if type(out) is int:
             return _Proof([], [], _counted(out), None, False)
         if isinstance(out, tuple) and all(type(size) is int for size in out):
@@ -298,8 +296,17 @@ class BySample(GroupLayers):
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``F.linear``, which itself joins dimensions for its product."""
     product = (input.unsqueeze(-2) * weight).sum(-1)
     return product if bias is None else product + bias
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Another function of each value alone: ``torch.vmap`` refuses random numbers, and `GroupDropout` draws them."""
+    return input.abs() if training else input
+
+
+_INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {F.linear: _linear, F.dropout: _dropout}
 
 
 def _of_one(value: Any) -> Any:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import groupby
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -41,7 +40,7 @@ from lit_fed.engine.vectorized.objective import (
     differing,
     twice,
 )
-from lit_fed.engine.vectorized.training import OF_ALL, GroupLoop, holdings, one_of
+from lit_fed.engine.vectorized.training import OF_ALL, Computations, GroupLoop, holdings
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
 from lit_fed.tensors import on_device
 
@@ -50,18 +49,6 @@ Columns = dict[str, NDArray[np.float64]]
 _HOOKS = ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end", "model_eval", "model_train")
 _PIECE_VALUES = 2**19  # in the inputs of one pass, or a batch
 _HELD_VALUES = 2**25  # in the arguments of metrics, of all shared samples
-
-
-class _Samples(NamedTuple):
-    """Values of samples.
-
-    Args:
-        columns: Logged values, by name.
-        taken: Arguments of the task's metrics, (samples, 1, …) each.
-    """
-
-    columns: Columns
-    taken: list[Tensor]
 
 
 class SharedEvaluation:
@@ -112,15 +99,16 @@ class SharedEvaluation:
         places = _places(np.concatenate(rows), whole.indices.numpy())
         if places is None:
             return []
-        self._proof = BySample(1, partial(_holds, whole.targets))
+        self._proof = BySample(1, lambda leaf, value: leaf != 1 or bool((whole.targets == value).any()))
         sizes = np.array([len(rows_of_client) for rows_of_client in rows])
-        samples, updates = self._samples(whole, subset, places), list[ClientUpdate]()
-        means = {name: _means(values[places], sizes) for name, values in samples.columns.items()}
+        columns, taken = self._samples(whole, subset, places)
+        updates = list[ClientUpdate]()
+        means = {name: _means(values[places], sizes) for name, values in columns.items()}
         for idx, (client_id, end) in enumerate(zip(ids, sizes.cumsum().tolist(), strict=True)):
             metrics = {name: values[idx] for name, values in means.items()} if sizes[idx] else {}
             if self._meter.used:
                 size = loaders[client_id].batch_size
-                metrics |= self._of_metrics(samples.taken, places[end - sizes[idx] : end], size)
+                metrics |= self._of_metrics(taken, places[end - sizes[idx] : end], size)
             metrics = in_order(metrics, self._meter.names)
             updates.append(ClientUpdate(client_id, {}, metrics=metrics, kind=self.kind))
         return updates
@@ -153,9 +141,10 @@ class SharedEvaluation:
                 alike.append(client_id)
         return alike
 
-    def _samples(self, whole: TensorLoader, subset: Subset, places: NDArray[np.int64]) -> _Samples:
-        """Values of every shared sample; NaN or 0 in pieces of the data without a sample at these places.
+    def _samples(self, whole: TensorLoader, subset: Subset, places: NDArray[np.int64]) -> tuple[Columns, list[Tensor]]:
+        """Logged values of every shared sample, by name, and arguments of the task's metrics, (samples, 1, …) each.
 
+        They are NaN or 0 in pieces of the data without a sample at these places.
         A piece is one batch of the shared data, or several where samples are small. Pieces do not depend on the
         clients, so that their values are the same bits on any number of processes.
         """
@@ -181,7 +170,7 @@ class SharedEvaluation:
             stack = parts[0].new_zeros(len(rows), *parts[0].shape[1:])
             stack[torch.from_numpy(known).to(stack.device)] = torch.cat(parts)
             stacks.append(stack)
-        return _Samples(columns, stacks)
+        return columns, stacks
 
     def _of_metrics(self, taken: Sequence[Tensor], places: NDArray[np.int64], batch_size: int) -> dict[str, float]:
         """Metrics of one client from its samples' arguments, batch by batch."""
@@ -222,10 +211,6 @@ class SharedEvaluation:
         _check_weights(recorder.logged)
         logged = zip(recorder.logged, values, strict=True)
         return {name: value for (name, _), value in logged}, list(taken)
-
-
-def _holds(targets: Tensor, leaf: int, value: int) -> bool:
-    return leaf != 1 or bool((targets == value).any())
 
 
 def is_only_its_step(loop: LocalLoop, subset: Subset) -> bool:
@@ -272,8 +257,7 @@ class GroupEvaluation:
     def __init__(self, session: Session, kind: str, group: GroupLoop) -> None:
         self.session, self.kind, self.group, self.loop = session, kind, group, group.loop
         self._impossible: set[tuple[str, str]] = set()  # protocols that failed, and on which data
-        self._shown: set[Any] = set()  # computations that gave a client's values alone
-        self._fresh: dict[Any, int] = {}  # others of the last group, and a client of each
+        self._computations = Computations()
 
     def answers(
         self, question: Question, ids: Sequence[int], broadcast: Broadcast, size: int
@@ -322,10 +306,6 @@ class GroupEvaluation:
                 return
             yield from found
 
-    def _note(self, computation: Any, ids: Sequence[int]) -> None:
-        if computation not in self._shown and computation not in self._fresh:
-            self._fresh[computation] = one_of(ids, self._fresh.values())
-
     def _check(self, question: Question, found: Mapping[int, Mapping[str, float]], broadcast: Broadcast) -> None:
         """Compare a client of every new computation with the same client asked alone.
 
@@ -333,20 +313,20 @@ class GroupEvaluation:
             NotVectorizable: If they differ.
         """
         close = closeness(self.loop)
-        for client_id in sorted(set(self._fresh.values())):
+        for client_id in sorted(set(self._computations.fresh.values())):
             alone = question.answer(client_id, broadcast)
             expected, values = {} if alone is None else alone.metrics, found[client_id]
             for name in expected.keys() | values.keys():
                 pair = values.get(name, math.inf), expected.get(name, math.inf)
                 if not np.isclose(*pair, rtol=close, atol=close, equal_nan=True):
                     raise NotVectorizable(f"{name} of client {client_id} differs in a group and alone")
-        self._shown |= self._fresh.keys()
+        self._computations.trust(found)
 
     def _answers(
         self, question: Question, ids: Sequence[int], loaders: Sequence[TensorLoader], broadcast: Broadcast
     ) -> list[ClientUpdate]:
         admitted: dict[Any, list[tuple[Client, TensorLoader]]] = {}
-        self._fresh = {}
+        self._computations.fresh = {}
         with self.session.store.reading(ids):
             for client_id, loader in zip(ids, loaders, strict=True):
                 client = self.session.admit(client_id, broadcast, question.stage, question.fine_tuning)
@@ -356,8 +336,8 @@ class GroupEvaluation:
             clients = [client for client, _ in alike]
             with self.loop.model.preserved():
                 tensors = self.group.train(clients).tensors
-                for computation, idx in self.group.fresh.items():
-                    self._note(computation, [clients[idx].id])
+                for computation, idx in self.group.computations.fresh.items():
+                    self._computations.note(computation, [clients[idx].id])
                 metrics = self._test(clients, tensors, [loader for _, loader in alike], question.subset)
             for client, values in zip(clients, metrics, strict=True):
                 updates.append(ClientUpdate(client.id, {}, metrics=values, kind=self.kind))
@@ -380,7 +360,7 @@ class GroupEvaluation:
             return [{} for _ in clients]
         batches = Gathered([loaders[idx] for idx in order], lengths)
         stacks = {name: tensor[order] for name, tensor in tensors.items()}
-        step = _ByClient(Stepper(loop.objective, loop.bound(f"{stage}_step")), recorder)
+        step = Stepper(loop.objective, loop.bound(f"{stage}_step"))
         loop.state.client, loop.state.meter = GroupClient(clients[0], loop.state.task_run), recorder
         loop.trainer.stage = "test" if subset == "test" else "validate"
         loop.trainer.meter = differing("self.trainer.callback_metrics")
@@ -396,9 +376,10 @@ class GroupEvaluation:
                         part = loop.to_device(cut(batch, rows, size, max(sizes)), loaders[0])
                         with loop.autocast():
                             own = {name: tensor[rows] for name, tensor in stacks.items()}
-                            values, taken = step.run(own, part, batch_idx)
+                            values, taken, called = _of_several(step, recorder, own, part, batch_idx)
                             values = values + recorder.replay(taken, rows)
-                        self._note((subset, *step.called), [clients[order[member]].id for member in members])
+                        ids = [clients[order[member]].id for member in members]
+                        self._computations.note((subset, *called), ids)
                         for (name, weight), value in zip(recorder.logged, values, strict=True):
                             weight = size if weight is None else weight
                             meter.add(name, value.double(), weight, weight, rows)
@@ -410,32 +391,24 @@ class GroupEvaluation:
         return [in_order(metrics, recorder.names) for _, metrics in by_client]
 
 
-class _ByClient:
-    """The step for several clients.
+def _of_several(
+    step: Stepper, recorder: StepMeter, tensors: Tensors, batch: Any, batch_idx: int
+) -> tuple[list[Tensor], list[Tensor], list[Any]]:
+    """The step for several clients, given stacked tensors and batches of one size.
 
-    Args:
-        step: Of one.
-        recorder: Takes what it logs.
+    Returns:
+        Logged values, `StepMeter.taken`, and the operations of torch.
     """
 
-    def __init__(self, step: Stepper, recorder: StepMeter) -> None:
-        self._step, self._recorder = step, recorder
-        self.called: list[Any] = []
-        """Operations of the last step."""
+    def one(own: Tensors, batch: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        recorder.begin()
+        given = {f"objective.{name}": tensor for name, tensor in own.items()}
+        functional_call(step, given, (batch, batch_idx))
+        return tuple(recorder.values), tuple(recorder.taken)
 
-    def run(self, tensors: Tensors, batch: Any, batch_idx: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Logged values, and `StepMeter.taken`, given stacked tensors and batches of one size."""
-
-        def one(own: Tensors, batch: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-            recorder.begin()
-            given = {f"objective.{name}": tensor for name, tensor in own.items()}
-            functional_call(self._step, given, (batch, batch_idx))
-            return tuple(recorder.values), tuple(recorder.taken)
-
-        recorder, dims, count = self._recorder, batch_dims(batch), len(next(iter(tensors.values())))
-        if count == 1:  # other kernels multiply a single client than a group
-            tensors, batch = tree_map(twice, (tensors, batch))
-        with recorder.recording(), Called() as called:
-            values, taken = torch.vmap(one, in_dims=(0, dims))(tensors, batch)
-        self.called = called.sequence
-        return [value[:count] for value in values], [tensor[:count] for tensor in taken]
+    dims, count = batch_dims(batch), len(next(iter(tensors.values())))
+    if count == 1:  # other kernels multiply a single client than a group
+        tensors, batch = tree_map(twice, (tensors, batch))
+    with recorder.recording(), Called() as called:
+        values, taken = torch.vmap(one, in_dims=(0, dims))(tensors, batch)
+    return [value[:count] for value in values], [tensor[:count] for tensor in taken], called.sequence

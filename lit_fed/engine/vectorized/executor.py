@@ -223,7 +223,7 @@ class VectorizedExecutor(Executor):
         """Compare the drawn client of the round, and one of every new computation, with the same client alone."""
         group, session = self.groups[kind], self.session
         chosen: set[int] = {
-            *group.fresh.values(),
+            *group.computations.fresh.values(),
             *(idx for idx, client in enumerate(clients) if client.id == self._drawn),
         }
         for idx in sorted(chosen):
@@ -243,7 +243,7 @@ class VectorizedExecutor(Executor):
                 misfit = f"it fails alone, and not in a group: {reason(error)}"
             if misfit:
                 raise NotVectorizable(f"client {client.id} in round {broadcast.round_idx}: {misfit}")
-        group.trust(chosen)
+        group.computations.trust(chosen)
 
     def _failed_alone(self, client_id: int, broadcast: Broadcast, error: BaseException) -> ClientFailure:
         """The failure of a client alone.

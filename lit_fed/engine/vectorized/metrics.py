@@ -179,10 +179,8 @@ class GroupMeter(StepMeter):
             raise NotVectorizable(f"the metric {name!r} holds weights, and a group's clients share them")
         leaves, spec = tree_flatten((args, kwargs))
         for leaf in leaves:
-            if isinstance(leaf, Differs):
+            if isinstance(leaf, Differs | Count):
                 leaf._refuse()
-            if isinstance(leaf, Count):
-                leaf.refuse()
         self.taken += [leaf.detach().clone() for leaf in leaves if isinstance(leaf, Tensor)]
         number = len(self._calls)
         self._calls.append(_Call(place, method, spec, [_TENSOR if isinstance(v, Tensor) else v for v in leaves]))
@@ -200,7 +198,8 @@ class GroupMeter(StepMeter):
     def replay(self, taken: Sequence[Tensor], rows: Rows, counts: Tensor | None = None) -> list[Tensor]:
         if not self.used:  # and the host need not wait for its device
             return []
-        columns = _columns(taken, counts)
+        sizes = None if counts is None else counts.tolist()
+        columns = [list(tensor.unbind(0)) if sizes is None else _joined(tensor, sizes) for tensor in taken]
         held = list(range(len(self._logs))[rows]) if isinstance(rows, slice) else rows.tolist()
         drawn = torch.get_rng_state()
         values: list[list[Tensor]] = [[] for _ in self._later]
@@ -226,12 +225,6 @@ def _reset(metrics: Sequence[Metric | MetricCollection]) -> None:
             share(metric, False)
             if metric.update_called:
                 metric.reset()
-
-
-def _columns(taken: Sequence[Tensor], counts: Tensor | None) -> list[list[Tensor]]:
-    """Every argument of the recorded calls, by client."""
-    sizes = None if counts is None else counts.tolist()
-    return [list(tensor.unbind(0)) if sizes is None else _joined(tensor, sizes) for tensor in taken]
 
 
 def _joined(samples: Tensor, counts: Sequence[int]) -> list[Tensor]:

@@ -178,7 +178,7 @@ class StepMeter(Meter):
             raise ConfigError(f"self.log({name!r}, …) got {tensor.numel()} values; log one number, or their mean")
         size: Any = batch_size
         if isinstance(size, Count):
-            size = None if size.factor == 1 else size.refuse()
+            size = None if size.factor == 1 else size._refuse()
         self.logged.append((name, size))
         self.values.append(tensor.reshape(()))
 

@@ -1,7 +1,7 @@
 """Whether clients of a federation can be trained in groups.
 
 Known obstacles are refused by name. Training four clients both ways before the run finds silent ones (an optimizer that
-mixes clients, a loss that is not a mean).
+mixes clients).
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def _misfit(
         result = Result(client.model.tensors(trained.tensors), answer, logged)
         if misfit := difference(group.loop, client.begun, result, alone[client.id]):
             return misfit
-    group.trust(range(len(ids)))
+    group.computations.trust(range(len(ids)))
     return ""
 
 

@@ -61,6 +61,25 @@ def holdings(client: Client) -> Any:
     return client.is_new, tuple(client.begun), tuple(client.results), shapes
 
 
+class Computations:
+    """Computations for several clients at once, by the operations of torch that they are made of."""
+
+    def __init__(self) -> None:
+        self.fresh: dict[Any, int] = {}
+        """Those of the last group that no comparison with a client alone has shown, and a client of each."""
+        self._trusted: set[Any] = set()
+
+    def note(self, computation: Any, members: Sequence[int]) -> None:
+        """Note a computation and one of its clients: one that is to be compared already, or the first."""
+        if computation not in self._trusted and computation not in self.fresh:
+            chosen = self.fresh.values()
+            self.fresh[computation] = next((member for member in members if member in chosen), members[0])
+
+    def trust(self, compared: Collection[int]) -> None:
+        """Trust the new computations of clients whose results are those alone."""
+        self._trusted |= {computation for computation, member in self.fresh.items() if member in compared}
+
+
 class GroupLoop:
     """Trains groups of clients of one kind.
 
@@ -74,22 +93,11 @@ class GroupLoop:
         self.loop = loop
         self.pad_to = pad_to
         self.meter = GroupMeter(loop)
-        self.fresh: dict[Any, int] = {}
-        """Computations of the last group that no comparison with a client alone has shown, and a client of each."""
+        self.computations = Computations()
         self.unproven = ""
         """The reason for which a smaller batch was not padded; empty where all were."""
         self.held: dict[tuple[int, int], bool] = {}
         """Whether all samples' targets, by their ``id``, hold a value."""
-        self._trusted: set[Any] = set()
-
-    def note(self, computation: Any, members: Sequence[int]) -> None:
-        """Note a computation, by the operations that it is made of, and one of its clients."""
-        if computation not in self._trusted and computation not in self.fresh:
-            self.fresh[computation] = one_of(members, self.fresh.values())
-
-    def trust(self, compared: Collection[int]) -> None:
-        """Trust the new computations of the last group's clients whose results are those alone."""
-        self._trusted |= {computation for computation, idx in self.fresh.items() if idx in compared}
 
     def train(self, clients: Sequence[Client]) -> Trained:
         """Run the clients' local work; each then has its trained tensors as ``client.model``, and its results.
@@ -110,7 +118,7 @@ class GroupLoop:
         if len({len(phases) for phases in work}) > 1:
             raise NotVectorizable("clients of a round have different phases; a group needs equal ones")
         meter, streams = StackedSums(len(clients)), Streams(clients)
-        self.fresh, outside = {}, Outside(model.task)
+        self.computations.fresh, outside = {}, Outside(model.task)
         self.meter.renew(len(clients))
         with self._at_work(clients[0].round_idx):
             for phases in zip(*work, strict=True):
@@ -386,7 +394,7 @@ class _PhaseOfGroup:
             counts, holds = on_device(sizes, self.device), partial(self._holds, batch)
             buffers = {name: tensor.clone() for name, tensor in buffers.items()}
         loss, values = self.objective.losses(parameters, buffers, batch, rows, counts, holds)
-        self.group.note((counts is None, *self.objective.called), members)
+        self.group.computations.note((counts is None, *self.objective.called), members)
         if isinstance(rows, Tensor) or counts is not None:
             for name, tensor in buffers.items():
                 self.buffers[name][rows] = tensor
@@ -415,14 +423,9 @@ class _PhaseOfGroup:
         else:
             with Called() as called:
                 loop.take_step(optimizer)
-            self.group.note(("step", *called.sequence), range(active))
+            self.group.computations.note(("step", *called.sequence), range(active))
         if not isinstance(loop.trainer.global_step, Differs):
             loop.trainer.global_step += 1
-
-
-def one_of(members: Sequence[int], chosen: Collection[int]) -> int:
-    """A client to compare: one that is chosen already, or the first."""
-    return next((member for member in members if member in chosen), members[0])
 
 
 def _weights(given: Sequence[int | None], parts: Iterable[Sequence[int]], sizes: Sequence[int]) -> Sequence[int] | None:

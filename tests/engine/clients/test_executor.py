@@ -104,9 +104,9 @@ def untimed(made: FederatedTrainer, name: str) -> list[Any]:
 def test_another_executor_gives_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: Any, algorithm: Any, kwargs: dict[str, Any]
 ) -> None:
-    monkeypatch.setitem(EXECUTORS, "other", executor)
+    monkeypatch.setitem(EXECUTORS, "vectorized", executor)
     (one, one_seen), (two, two_seen) = (
-        federate(tmp_path / name, algorithm(), name, **kwargs) for name in ("sequential", "other")
+        federate(tmp_path / name, algorithm(), name, **kwargs) for name in ("sequential", "vectorized")
     )
     assert type(two.run.federation.executor) is executor
     assert_same(weights(one), weights(two))
@@ -125,9 +125,9 @@ def test_another_executor_gives_the_same_bits(
 
 
 def test_failures_cross_the_seam_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EXECUTORS, "elsewhere", Elsewhere)
+    monkeypatch.setitem(EXECUTORS, "vectorized", Elsewhere)
     with pytest.raises(ClientFailure, match="client 7 failed in round 0: OSError: its camera broke"):
-        fit(tmp_path, Wanderer(), Points(9, sizes=(2, 3)), Unlucky(), executor="elsewhere")
+        fit(tmp_path, Wanderer(), Points(9, sizes=(2, 3)), Unlucky(), executor="vectorized")
 
 
 def test_an_update_is_valid_until_the_next_one_is_asked_for(tmp_path: Path) -> None:

@@ -122,6 +122,6 @@ def test_optimizers_that_are_used_again_are_as_new(
     ]
     fresh, again = map(weights, made)
     assert_same(fresh, again)
-    # Three clients in three rounds, once for each phase's schedule, thrice to look at it before the run. Used again, the
-    # first client's serve all.
+    # Three clients in three rounds, once for each phase's schedule, thrice to look at it before the run. Used again,
+    # the first client's serve all.
     assert [task.asked for task in tasks] == [phases * (9 + 1) + 3, phases * (1 + 1) + 3]
