@@ -13,12 +13,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from lit_fed.callbacks import Checkpoint, EarlyStopping
 from lit_fed.command.cli import main
 from lit_fed.data import Arrays, Natural, TensorDataModule, Wrapped
+from lit_fed.deployment.roster import agreed
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAvg
 from lit_fed.privacy import SampleLevel
 from lit_fed.protocols import GlobalTest
 from lit_fed.seeding import torch_generator
 from tests.command.support import command
+from tests.deployment.support import deploy, simulate, small
 from tests.support import LeastSquares, assert_same, fit, rows, trainer, weights
 
 STEPS = 5  # batches of two in a client's ten samples
@@ -120,6 +122,15 @@ def test_groups_take_the_same_batches(tmp_path: Path, limit: Any, batch_size: in
     whole = fit(tmp_path / "whole", LeastSquares(0.1), Tens(4, batch_size), local_epochs=2)
     torch.testing.assert_close(weights(one), weights(group), rtol=1e-6, atol=1e-7)
     assert not torch.allclose(weights(one)["network.weight"], weights(whole)["network.weight"], rtol=0.01)
+
+
+def test_nodes_keep_to_the_limit(tmp_path: Path) -> None:
+    make = small(lambda: LeastSquares(0.1), lambda: Tens(3), max_rounds=2, limit_train_batches=2)
+    apart, together = deploy(make, tmp_path / "apart", [[0, 2], [1]]), simulate(make, tmp_path / "together")
+    assert_same(weights(apart), weights(together))
+    whole = fit(tmp_path / "whole", LeastSquares(0.1), Tens(3))
+    assert not torch.allclose(weights(apart)["network.weight"], weights(whole)["network.weight"], rtol=0.01)
+    assert set(agreed("trainer: {limit_train_batches: 2}").values()) != set(agreed("trainer: {}").values())
 
 
 def test_a_resumed_run_keeps_to_the_limit(tmp_path: Path) -> None:
