@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeVar
 
 from lightning import Callback as LightningCallback
@@ -16,9 +17,10 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from lit_fed.arguments import Checked, checked
-from lit_fed.callbacks import Callback, default_callbacks, lightning_watchers
+from lit_fed.callbacks import Callback, Checkpoint, EarlyStopping, default_callbacks, lightning_watchers
 from lit_fed.callbacks.progress import print_evaluation
 from lit_fed.callbacks.timer import Timer
+from lit_fed.checks import check_range
 from lit_fed.data import FederatedDataModule
 from lit_fed.engine.clients.guard import Guard
 from lit_fed.engine.clients.local import TaskStage
@@ -43,7 +45,7 @@ from lit_fed.engine.wire.payload import Channel, Codec
 from lit_fed.engine.wire.workers import Devices, launch, leave_processes, on_first_process, raise_if_lost
 from lit_fed.errors import ConfigError, LitFedError, ProcessLost
 from lit_fed.participation import FullParticipation, Participation
-from lit_fed.printing import unfailing
+from lit_fed.printing import counted, unfailing
 from lit_fed.privacy import ClientLevel
 from lit_fed.protocols import ClientTest, GlobalTest
 from lit_fed.secure.summed import SecureSum, SummedSecurely
@@ -57,8 +59,6 @@ LIGHTNINGS = {
     "min_epochs": "a run has max_rounds rounds, and EarlyStopping of lit_fed.callbacks ends it earlier",
     "max_steps": "use max_rounds, and local_steps within a round",
     "min_steps": "a run has max_rounds rounds, and EarlyStopping of lit_fed.callbacks ends it earlier",
-    "fast_dev_run": "use max_rounds=1, local_steps=1 and the data's max_train_samples and max_test_samples",
-    "limit_train_batches": "use local_steps, or the data's max_train_samples",
     "limit_val_batches": "use the data's max_test_samples",
     "limit_test_batches": "use the data's max_test_samples",
     "limit_predict_batches": "predict on a smaller file by inputs",
@@ -98,6 +98,10 @@ class FederatedTrainer(Checked):
             including the time before a resume; null for no limit.
         local_epochs: Passes over a client's data per round, also fractions (0.5); 1 if `local_steps` is null, too.
         local_steps: Batches per client and round, instead of epochs.
+        limit_train_batches: Most batches of each pass over a client's training data: their number (2), or their share
+            (0.5, rounded down, of a client with data at least one); null for all.
+        fast_dev_run: A trial of all parts, to find errors: a number of rounds, with one pass over at most as many
+            batches of each client, and one evaluation; true for 1. No loggers, no checkpoints, no folder.
         seed: Determines all randomness of the run.
         participation: Draws the cohorts; all clients by default.
         kinds: Kinds of networks by name, each with the model's settings that differ, and its ``clients`` by name (0, 1,
@@ -163,6 +167,8 @@ class FederatedTrainer(Checked):
         max_time: str | timedelta | None = None,
         local_epochs: float | None = None,
         local_steps: int | None = None,
+        limit_train_batches: int | float | None = None,
+        fast_dev_run: bool | int = False,
         seed: int = 0,
         participation: Participation | None = None,
         kinds: dict[str, dict] | None = None,  # type: ignore[type-arg]  # of Any, the parser would make objects of them
@@ -226,6 +232,13 @@ class FederatedTrainer(Checked):
             )
         around = [privacy, aggregation, attack, None if secure_sum is None else SummedSecurely(secure_sum, noisy)]
         given, watchers = lightning_watchers(callbacks or [])
+        self._trial: TemporaryDirectory[str] | None = None
+        if check_range("trainer.fast_dev_run", fast_dev_run, least=0):
+            self._trial = TemporaryDirectory(prefix="lit-fed-", ignore_cleanup_errors=True)
+            max_rounds = evaluate_every = limit_train_batches = int(fast_dev_run)
+            local_epochs, local_steps, logger, default_root_dir = 1, None, False, self._trial.name
+            enable_checkpointing = enable_pictures = False
+            given = [one for one in given if not isinstance(one, Checkpoint | EarlyStopping)]
         given += [] if max_time is None else [Timer(max_time)]
         self.devices = Devices(accelerator, devices, num_nodes, strategy, precision, num_threads, deterministic)
         if compile == "graph" and executor != "sequential":
@@ -233,7 +246,7 @@ class FederatedTrainer(Checked):
                 f"trainer.compile is graph and trainer.executor is {executor}; set one of them to its default"
             )
         self.local = LocalSettings(
-            local_work(local_epochs, local_steps),
+            local_work(local_epochs, local_steps, limit_train_batches),
             GradientOptions(gradient_clip_val, gradient_clip_algorithm, accumulate_grad_batches, schedule_steps),
             NetworkOptions(compile, channels_last),
             buffers,
@@ -252,6 +265,7 @@ class FederatedTrainer(Checked):
             Path(default_root_dir or ".") / "lightning_logs",
             logger,
             enable_pictures,
+            is_trial=self._trial is not None,
         )
         self.channel = Channel(uplink_codec, downlink_codec)
         self.participation = participation or FullParticipation()
@@ -424,6 +438,11 @@ class FederatedTrainer(Checked):
 
     def _fit(self, model: Tasks, data: FederatedDataModule, algorithm: Algorithm[Any], ckpt_path: str | None) -> None:
         run = self.assemble(model, data, algorithm, "fit")
+        if self.settings.is_trial:
+            self.fabric.print(
+                f"trainer.fast_dev_run: {counted(run.max_rounds, 'round')}, at most {run.max_rounds} of each client's "
+                "batches, one evaluation, no logger and no checkpoint; nothing is kept"
+            )
         if run.settings.evaluate_every:
             check_protocols(run.settings.protocols, run.federation, run.settings.evaluate_on)
             check_monitors(run)

@@ -202,6 +202,8 @@ class Progress(Callback):
             self._print(f"{format_bytes(self._total_bytes)} sent up and down in {rounds}")
         for line in run.federation.wrappers.said(run.federation.server):
             self._print(line)
+        if run.settings.is_trial:
+            return
         self._print(f"logs        {shown(run.log_dir)}")
         if any(isinstance(logger, TensorBoardLogger) for logger in run.loggers):
             self._print(f"watch       tensorboard --logdir {shlex.quote(shown(run.log_dir))}")

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 _TRAINER = (
-    "seed", "max_rounds", "local_epochs", "local_steps", "kinds", "precision", "buffers", "gradient_clip_val",
-    "gradient_clip_algorithm", "accumulate_grad_batches", "schedule_steps", "uplink_codec", "downlink_codec",
-    "protocols", "evaluate_on", "num_threads", "channels_last", "privacy",
-    "aggregation", "attack", "secure_sum",
+    "seed", "max_rounds", "local_epochs", "local_steps", "limit_train_batches", "fast_dev_run", "kinds",
+    "precision", "buffers", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches",
+    "schedule_steps", "uplink_codec", "downlink_codec", "protocols", "evaluate_on", "num_threads", "channels_last",
+    "privacy", "aggregation", "attack", "secure_sum",
 )  # fmt: skip
 OWN_DATA: dict[str, type] = {"root": str, "download": bool, "num_workers": int}
 """Data settings that are local to each end, with their types: where the files are and how they are read."""

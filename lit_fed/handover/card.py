@@ -22,7 +22,7 @@ from lit_fed.errors import CheckpointError
 from lit_fed.printing import counted
 from lit_fed.yaml_text import read_yaml
 
-_TRAINER = ("max_rounds", "local_epochs", "local_steps", "seed", "precision")
+_TRAINER = ("max_rounds", "local_epochs", "local_steps", "limit_train_batches", "seed", "precision")
 _MODEL = ("network", "network_args", "optimizer", "lr_scheduler")
 _PACKAGES = ("lightning", "torch", "torchvision", "timm", "numpy")
 

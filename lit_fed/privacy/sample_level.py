@@ -118,7 +118,7 @@ class SampleLevel(Keyed):
         loop.replays = self._gradients
         self._sizes = np.zeros(data.num_clients, np.int64)
         self._sizes[list(here)] = [census.num_samples(one) for one in here]
-        made = [[_steps(phase, self._sizes, data.batch_size) for phase in part] for part in phases]
+        made = [[_steps(phase, self._sizes, around) for phase in part] for part in phases]
         self._steps = np.maximum(*(sum(part, np.zeros_like(self._sizes)) for part in made))
         return {
             "mechanism": "SampleLevel", "unit": "one sample of a client", "accountant": "",
@@ -214,7 +214,7 @@ class SampleLevel(Keyed):
         if not np.array_equal(sizes, self._sizes) or not np.array_equal(steps, self._steps):
             raise ConfigError(
                 "trainer.privacy: clients have other samples, batches or steps a round than the run began with; keep "
-                "data.batch_size and trainer.local_epochs or local_steps"
+                "data.batch_size and trainer.local_epochs, local_steps and limit_train_batches"
             )
         self._participation = around.participation
         self._participation.leave_out((), 0)
@@ -546,11 +546,11 @@ def _phases(around: Surroundings, client: Client) -> list[Phase]:
     return found
 
 
-def _steps(phase: Phase, sizes: IntArray, batch_size: int) -> IntArray:
+def _steps(phase: Phase, sizes: IntArray, around: Surroundings) -> IntArray:
     """Steps of a phase for clients of some sizes; a client without samples makes none."""
     made = dict.fromkeys(set(sizes.tolist()), 0)
     for size in made.keys() - {0}:
-        batches = -(-size // batch_size)
+        batches = around.work.batches_of(-(-size // around.data.batch_size))
         steps = num_batches(Phase(phase.name, range(batches), phase.epochs, phase.steps))
         made[size] = int(phase.epochs or 0) * batches if steps is None else steps
     return np.array([made[size] for size in sizes.tolist()], np.int64)

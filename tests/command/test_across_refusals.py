@@ -68,7 +68,7 @@ SHORT = ("--trainer.max_rounds", "1", "--trainer.local_epochs", "null", "--train
         ),
         (["--model", "nett.Net"], "model: there is no module 'nett', neither in this folder nor installed"),
         (["--trainer.max_rounds", "a" * 5000], f"expected a whole number, not {'a' * 80}…{'a' * 40}"),
-        (["--trainer.fast_dev_run", "true"], "unknown option --trainer.fast_dev_run; here it is --trainer.max_rounds"),
+        (["--trainer.overfit_batches", "1"], "unknown option --trainer.overfit_batches; here it is data.max_train_"),
     ],
 )
 def test_what_cannot_work_is_said_at_once(args: list[str], expected: str, capsys: Any) -> None:

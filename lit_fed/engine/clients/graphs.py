@@ -13,6 +13,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -27,7 +28,7 @@ from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.session import Session
 from lit_fed.engine.lightning.meter import Meter
 from lit_fed.engine.lightning.objective import task_name
-from lit_fed.engine.method.client import Client, LocalWork, Tensors
+from lit_fed.engine.method.client import Client, Tensors
 from lit_fed.engine.method.model import Differs
 from lit_fed.engine.wire.payload import Broadcast
 from lit_fed.errors import ConfigError, reason
@@ -322,7 +323,7 @@ def try_out(session: Session, broadcast: Broadcast) -> None:
         with torch.random.fork_rng(_devices(loop)), loop.model.lent():
             try:
                 client = session.admit(client_id, broadcast, "train")
-                client.work = LocalWork(None, 1)
+                client.work = replace(client.work, epochs=None, steps=1)
                 session.become(client)
                 session.train(client)
             except ConfigError:

@@ -63,8 +63,10 @@ def extremes(data: FederatedDataModule, kinds: Kinds, kind: str, work: LocalWork
         last = np.where(sizes > full, full, last)
     else:
         batches = batches + (left > 0)
-    taken = np.ceil(batches * work.epochs) if work.epochs is not None else np.full(len(sizes), work.steps)
-    smallest = np.where(taken >= batches, last, np.minimum(sizes, full))  # else the last batch is left out
+    each = np.array([work.batches_of(count) for count in batches.tolist()])
+    taken = np.ceil(each * work.epochs) if work.epochs is not None else np.full(len(sizes), work.steps)
+    # else the last batch is left out
+    smallest = np.where(np.minimum(taken, each) >= batches, last, np.minimum(sizes, full))
     smallest[sizes == 0] = np.iinfo(np.int64).max
     least = int(smallest.argmin())
     return Extremes(own[least], int(smallest[least]), own[int(sizes.argmax())])
@@ -89,11 +91,11 @@ def try_out(loop: LocalLoop, data: FederatedDataModule, found: Extremes, work: L
     if not (same_for_all(task.training_step) and same_for_all(task.configure_optimizers)):
         return
     if task.automatic_optimization and not any(overrides(task, hook) for hook in _BEFORE):
-        batch = next(loop.batches(_loader(data, found.client_id)), None)
+        batch = next(loop.batches(_loader(data, found.client_id, work)), None)
         if batch is not None:
             size = min(found.smallest, batch_size_of(batch))
             _take_step(loop, first_samples(batch, size), size, found.client_id)
-    loop.expect(Phase("train", _loader(data, found.busiest), work.epochs, work.steps))
+    loop.expect(Phase("train", _loader(data, found.busiest, work), work.epochs, work.steps))
     _run_schedules(loop, max_rounds)
 
 
@@ -134,7 +136,7 @@ def told_of_schedule(loop: LocalLoop, data: FederatedDataModule, found: Extremes
     Returns:
         The line; empty without such a schedule, and for one that spans the run and turns.
     """
-    loop.expect(Phase("train", _loader(data, found.busiest), work.epochs, work.steps))
+    loop.expect(Phase("train", _loader(data, found.busiest, work), work.epochs, work.steps))
     optimizers, _, by_step = loop.optimizers.make()
     if not by_step or not loop.objective.automatic_optimization:
         return ""
@@ -192,8 +194,8 @@ def _only_rises(loop: LocalLoop, optimizers: Sequence[Optimizer], by_step: Seque
     return all(change >= 0 for each in changes for change in each) and max(changes[-1]) > _NOISE * max(rates[-1])
 
 
-def _loader(data: FederatedDataModule, client_id: int) -> Iterable[Any]:
-    return data.train_loader(client_id, torch.Generator().manual_seed(0))
+def _loader(data: FederatedDataModule, client_id: int, work: LocalWork) -> Iterable[Any]:
+    return work.limited(data.train_loader(client_id, torch.Generator().manual_seed(0)))
 
 
 def _check_memory(loop: LocalLoop) -> None:

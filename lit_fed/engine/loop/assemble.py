@@ -237,7 +237,7 @@ def _prepare_kind(
     _same_start_everywhere(model, loop.fabric)
     model.staying = _staying(model, algorithm, max_rounds)
     model.remember(_first_tensors(model, algorithm))
-    loader = _some_batches(parts, kind)
+    loader = work.limited(_some_batches(parts, kind))
     loop.expect(Phase("train", loader, work.epochs, work.steps))
     model.optimizer = check_optimization(loop.objective, algorithm, loop.workers.data_parallel, local.gradients)
     probe(loop.objective, algorithm, loop.batches(loader))

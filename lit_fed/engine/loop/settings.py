@@ -83,6 +83,7 @@ class RunSettings:
         logs: Folder of all runs.
         config: The resolved configuration as YAML, if the command line started the run; else empty.
         told: Configuration keys that the user set, without ``init_args``, most recent first.
+        is_trial: Whether nothing is kept of the run.
     """
 
     max_rounds: int
@@ -96,6 +97,7 @@ class RunSettings:
     enable_pictures: bool
     config: str = ""
     told: tuple[str, ...] = ()
+    is_trial: bool = False
 
     def __post_init__(self) -> None:
         check_local("trainer.default_root_dir", self.logs.parent)

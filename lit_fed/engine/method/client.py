@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from lit_fed.checks import check_range
+from lit_fed.data.loaders.limited import limited
 from lit_fed.engine.method.model import Model
 from lit_fed.engine.method.task_run import Outputs, TaskRun
 from lit_fed.engine.wire.payload import Payload
@@ -108,21 +109,41 @@ class LocalWork:
     Args:
         epochs: Passes over the client's data, also fractions; None with ``steps``.
         steps: Batches instead of epochs.
+        limit: Most batches of each pass, or their share; None for all.
     """
 
     epochs: float | None = 1
     steps: int | None = None
+    limit: int | float | None = None
+
+    def batches_of(self, batches: int) -> int:
+        """Number of batches in a pass over a loader with some batches."""
+        if self.limit is None or not batches:
+            return batches
+        return min(batches, self.limit) if isinstance(self.limit, int) else max(1, int(batches * self.limit))
+
+    def limited(self, loader: Iterable[Any]) -> Iterable[Any]:
+        """A client's loader, with at most the batches of the limit in each pass."""
+        if self.limit is None:
+            return loader
+        if not isinstance(loader, Sized):
+            raise ConfigError("trainer.limit_train_batches needs a loader with a length; set trainer.local_steps")
+        found: Iterable[Any] = limited(loader, self.batches_of(len(loader)))
+        return found
 
 
-def local_work(epochs: float | None, steps: int | None) -> LocalWork:
+def local_work(epochs: float | None, steps: int | None, limit: int | float | None = None) -> LocalWork:
     """Length of a client's training in a round, by default one epoch."""
+    if isinstance(limit, float):
+        check_range("trainer.limit_train_batches", limit, above=0, most=1, why=", or a number of batches, such as 2")
+    check_range("trainer.limit_train_batches", limit, above=0, null="for all batches")
     if steps is not None and epochs is not None:
         raise ConfigError(f"trainer.local_epochs is {epochs} and local_steps is {steps}; set one of them to null")
     check_range("trainer.local_steps", steps, least=1, null="to count epochs")
     if steps is not None:
-        return LocalWork(None, steps)
+        return LocalWork(None, steps, limit)
     check_range("trainer.local_epochs", epochs, above=0, why=", such as 5 or 0.5", null="for one")
-    return LocalWork(1 if epochs is None else epochs, None)
+    return LocalWork(1 if epochs is None else epochs, None, limit)
 
 
 @dataclass(slots=True)
@@ -279,7 +300,7 @@ class Client:
 
     def train_loader(self) -> Iterable[Any]:
         """The client's training data, shuffled by its generator for this round."""
-        loader = self.population.train_loader(self.id, self.generator("data"))
+        loader = self.work.limited(self.population.train_loader(self.id, self.generator("data")))
         return loader if self.around is None else self.around(loader, self)
 
     @property

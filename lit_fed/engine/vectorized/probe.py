@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.session import Session
 from lit_fed.engine.lightning.objective import task_name
 from lit_fed.engine.method.algorithm import NEEDS
-from lit_fed.engine.method.client import Client, LocalWork
+from lit_fed.engine.method.client import Client
 from lit_fed.engine.vectorized.alone import Result, aside, difference, tensors_of, train_alone
 from lit_fed.engine.vectorized.objective import NotVectorizable
 from lit_fed.engine.vectorized.training import OF_ALL, GroupFinish, GroupLoop
@@ -164,7 +165,7 @@ def _admit(session: Session, client_id: int, broadcast: Broadcast) -> Client:
     loader: Any = client.train_loader()
     each, epochs, steps = len(loader), client.work.epochs, client.work.steps
     if each * (epochs or 1) > _PROBE_STEPS or (steps or 0) > _PROBE_STEPS:
-        client.work = LocalWork(None, _PROBE_STEPS)
+        client.work = replace(client.work, epochs=None, steps=_PROBE_STEPS)
         if each > _PROBE_STEPS and (epochs or (steps or 0) / each) >= 1:
             before = client.around
             client.around = lambda loader, client_: _shortened(loader if before is None else before(loader, client_))

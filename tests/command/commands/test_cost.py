@@ -11,6 +11,7 @@ from lit_fed.codecs import CastCodec
 from lit_fed.command.cli import main
 from lit_fed.command.commands.cost import foresee
 from lit_fed.data import Digits
+from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAvg
 from tests.support import ROOT, LeastSquares, Points, rows, trainer
 
@@ -126,3 +127,18 @@ def test_weights_that_a_model_of_ones_own_cannot_do_without_are_handed_to_it(
     monkeypatch.syspath_prepend(tmp_path)
     main(["cost", "-c", str(CONFIGS / "quickstart.yaml"), "--model=own_weights.Needs", "--model.weights=mine"])
     assert "parameters 2\n" in capsys.readouterr().out
+
+
+def test_more_rounds_than_can_be_looked_at_are_refused(tmp_path: Path) -> None:
+    made = trainer(tmp_path, max_rounds=10**12)
+    told = r"trainer\.max_rounds is 1000000000000; it must be at most 1000000, as each is looked at"
+    with pytest.raises(ConfigError, match=told):
+        foresee(made, LeastSquares(), Points(), FedAvg())
+
+
+def test_the_bytes_do_not_depend_on_the_batches(tmp_path: Path) -> None:
+    # Two rounds of two clients, down and up: 2 · 2 · 2 float32 = 8 bytes each.
+    made = trainer(tmp_path, limit_train_batches=1)
+    assert foresee(made, LeastSquares(), Points(), FedAvg()).total == 2 * 2 * 2 * 8
+    # A trial has as many rounds as it says.
+    assert foresee(trainer(tmp_path, fast_dev_run=3), LeastSquares(), Points(), FedAvg()).total == 3 * 2 * 2 * 8

@@ -83,6 +83,12 @@ def test_a_time_is_no_number_in_base_60(capsys):
     assert settings_of(given, capsys)["trainer"]["max_time"] == "00:01:10:00"
 
 
+@pytest.mark.parametrize(("text", "value"), [("1", 1), ("1.0", 1.0), ("0.5", 0.5), ("2", 2), ("null", None)])
+def test_a_number_of_batches_and_a_share_of_them_stay_apart(text, value, capsys):
+    read = settings_of(command("fit", "--trainer.limit_train_batches", text), capsys)["trainer"]["limit_train_batches"]
+    assert (read, type(read)) == (value, type(value))
+
+
 @pytest.mark.parametrize("name", ["test", "cost"])
 def test_every_command_looks(name, capsys):
     assert error_of(command(name, LR, ".nan"), capsys) == "model.optimizer.lr is nan; it must be a finite number"
