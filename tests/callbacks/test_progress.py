@@ -28,7 +28,7 @@ def a_run(log_dir: Path = Path("run"), start_round: int = 0, rank_zero: bool = T
 
     settings: dict[str, Any] = {"max_rounds": 3, "loggers": [], "log_dir": log_dir, "names": MetricNames()}
     settings["workers"] = SimpleNamespace(share=lambda clients, num_samples: clients)
-    settings["withholds"] = False
+    settings["withholds"], settings["settings"] = False, SimpleNamespace(is_trial=False)
     data = SimpleNamespace(census=SimpleNamespace(num_samples=num_samples))
     settings["federation"] = SimpleNamespace(data=data, wrappers=Wrappers(), server={})
     fabric = SimpleNamespace(is_global_zero=rank_zero)
@@ -218,7 +218,7 @@ def test_each_kind_s_global_model_has_its_rows_and_its_place_in_the_line() -> No
 def test_the_rows_of_the_closing_table_are_a_setting() -> None:
     progress, file = a_progress()
     progress.metrics = ["clients/*_min", "global/f1"]
-    run = a_run(settings=SimpleNamespace(evaluate_every=2))
+    run = a_run(settings=SimpleNamespace(evaluate_every=2, is_trial=False))
     progress.on_fit_start(run)
     run_round(progress, run, 0, train__loss=1.0)  # not evaluated
     run_round(progress, run, 1, global__f1=0.5, global__acc=0.6, clients__acc_min=0.2, time__eval_s=1.0)
@@ -230,7 +230,7 @@ def test_the_rows_of_the_closing_table_are_a_setting() -> None:
 def test_a_row_of_the_closing_table_that_no_metric_fits_is_refused_at_the_first_evaluation() -> None:
     progress, _ = a_progress()
     progress.metrics = ["clients/*_worst"]
-    run = a_run(settings=SimpleNamespace(evaluate_every=1))
+    run = a_run(settings=SimpleNamespace(evaluate_every=1, is_trial=False))
     progress.on_fit_start(run)
     told = "Progress.metrics is 'clients/*_worst', and no metric of this run is called so; there are"
     with pytest.raises(ConfigError, match=re.escape(told)):

@@ -112,7 +112,7 @@ def test_clients_who_take_no_part_are_said(tmp_path: Path, capsys: pytest.Captur
     (line,) = capsys.readouterr().out.splitlines()
     assert line == (
         f"data.num_clients is 2, and client_train of {tmp_path / 'a.npz'} names 3 clients; the others take no part "
-        "(None takes all of them)"
+        "(null takes all of them)"
     )
 
 
@@ -129,7 +129,7 @@ def test_own_clients_may_be_grouped(kind: str, tmp_path: Path, capsys: pytest.Ca
 def test_groups_that_take_no_part_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ArrayFile(archive(tmp_path), num_clients=1, partition=Grouped(2)).setup()
     (line,) = capsys.readouterr().out.splitlines()
-    assert "names 3 clients, which make 2 clients; the others take no part (None takes all of them)" in line
+    assert "names 3 clients, which make 2 clients; the others take no part (null takes all of them)" in line
 
 
 def test_one_client_alone_may_be_cut(tmp_path: Path) -> None:

@@ -318,5 +318,5 @@ def test_what_waits_for_a_node_and_what_a_server_does_not_acknowledge_is_bounded
 def test_a_grid_whose_door_is_closed_says_so() -> None:
     with served(None, free_address()) as grid:
         assert grid.nodes() == {}
-    with pytest.raises(ProcessLost, match="the thread that serves the nodes ended; resume with --ckpt_path last"):
+    with pytest.raises(ProcessLost, match=r"the thread that serves the nodes ended; resume with ckpt_path='last"):
         grid.nodes()

@@ -44,8 +44,9 @@ def test_a_strangers_module_learns_by_configuration_alone(cwd: Path, name: str) 
     last = rows(folder / "metrics.csv")[-1]
     assert float(last["train/loss"]) < math.log(10)
     assert columns(folder, "train/") >= {"loss", "acc", "opened"}
+    statistics = ("mean", "std", "p10", "min", "worst", "worst10", "weighted")
     assert columns(folder, "clients/") == {
-        f"{metric}_{over}" for metric in ("loss", "acc", "f1") for over in ("mean", "std", "p10", "min")
+        f"{metric}_{over}" for metric in ("loss", "acc", "f1") for over in statistics
     }
     has_global = name not in ("local_only", "fedper", "fedrep")
     assert columns(folder, "global/") == ({"loss", "acc", "f1"} if has_global else set())

@@ -78,7 +78,7 @@ def test_a_run_whose_last_checkpoint_is_lost_is_not_begun_anew(tmp_path: Path, o
         federation(tmp_path, 1)
     run = federation(tmp_path, 1, callbacks=[Checkpoint(keep_last=1)]).log_dir
     (run / "checkpoints" / "last.ckpt").unlink()
-    message = r"version_. has no last\.ckpt, but best\.ckpt, round=0\.ckpt; resume from --ckpt_path .*best\.ckpt"
+    message = r"version_. has no last\.ckpt, but best\.ckpt, round=0\.ckpt; resume from ckpt_path .*best\.ckpt"
     refused(tmp_path, message, lambda: federation(tmp_path, 2, ckpt_path="last"))
     resumed = federation(tmp_path, 2, ckpt_path=str(run / "checkpoints" / "best.ckpt"))  # as it says
     assert resumed.run.start_round == 1

@@ -90,5 +90,5 @@ def test_wrong_settings(tmp_path: Path) -> None:
     for name in ("eta", "threshold"):
         with pytest.raises(ConfigError, match=rf"algorithm\.{name} is 0"):
             FedALA(**{name: 0.0})
-    with pytest.raises(ConfigError, match="a loader has no length"):
+    with pytest.raises(ConfigError, match="algorithm FedALA needs one client at a time"):
         fit(tmp_path, LeastSquares(), algorithm=FedALA(), executor="vectorized")

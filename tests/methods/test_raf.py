@@ -365,7 +365,7 @@ def test_settings_that_cannot_be() -> None:
         FedRAF(gamma=-1)
     with pytest.raises(ConfigError, match=r"RAF\.truth is 'all'; it must be 'top' or 'every'"):
         FedAvg(regularizer=RAF(truth="all"))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"RAF\.upsampling is 'area'; it must be 'nearest' or 'bilinear'"):
+    with pytest.raises(ConfigError, match=r"algorithm\.upsampling is 'area'; it must be 'nearest' or 'bilinear'"):
         FedRAF(upsampling="area")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="weight of regularizer RAF is -1"):
         RAF(weight=-1)

@@ -273,7 +273,7 @@ def test_a_task_starts_from_its_file_and_refuses_a_second_source(tmp_path: Path)
     assert torch.equal(task.head.get_parameter("weight"), mlp(10).head.weight)
     with pytest.raises(ConfigError, match=r"model.weights and model.network_args.pretrained both name weights"):
         Classifier("vit_tiny_patch16_224", weights=str(path), network_args={"pretrained": True})
-    with pytest.raises(ConfigError, match=r"model.weights_of is 'body'; it must be 'all' or 'backbone'"):
+    with pytest.raises(ConfigError, match=r"Classifier.weights_of is 'body'; it must be 'all' or 'backbone'"):
         Classifier("mlp", weights=str(path), weights_of="body", **shape)  # type: ignore[arg-type]  # the odd word
     with pytest.raises(ConfigError, match=r"model.weights_of is 'backbone', and Linear has no head; set it to 'all'"):
         Classifier(nn.Linear(1, 2), weights=str(path), weights_of="backbone")

@@ -141,7 +141,7 @@ def test_a_rule_and_privacy_are_refused_together(tmp_path: Path) -> None:
     ("make", "words"),
     [
         (lambda: TrimmedMean(-1), "trainer.aggregation.attackers is -1; it must be at least 0"),
-        (lambda: Krum(1, "blanchar"), "trainer.aggregation.definition is 'blanchar'"),  # type: ignore[arg-type]
+        (lambda: Krum(1, "blanchar"), "Krum.definition is 'blanchar'"),  # type: ignore[arg-type]
         (lambda: MultiKrum(1, keep=0), "trainer.aggregation.keep is 0"),
         (lambda: CentredClipping(0.0), "trainer.aggregation.radius is 0.0"),
         (lambda: NormBounding(float("nan")), "trainer.aggregation.norm is nan"),

@@ -248,7 +248,7 @@ def test_jobs_share_the_cores_by_what_the_configurations_ask_for(tmp_path, monke
     ("changes", "expected"),
     [
         ({"configs": ["nowhere.yaml"]}, "fedavg/iid: config file nowhere.yaml does not exist"),
-        ({"set": {"trainer.max_round": 2}}, "unknown option --trainer.max_round; did you mean --trainer.max_rounds?"),
+        ({"set": {"trainer.max_round": 2}}, "unknown option trainer.max_round; did you mean trainer.max_rounds?"),
         ({"rows": {"a": {"set": {"model": "FedProxx"}}}}, "a/iid: model: there is no LightningModule named 'FedProxx'"),
         ({"set": {"trainer.seed": 2}}, "set: trainer.seed is set by the study; use seeds"),
         ({"set": {3: 2}}, "set: 3 is not a key"),
