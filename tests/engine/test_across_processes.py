@@ -14,7 +14,7 @@ from tests.support import ROOT, assert_same, client_states, rows, run_cli, saved
 pytestmark = pytest.mark.long
 
 SCHEDULE = ["--model.init_args.lr_scheduler.init_args.T_max", "40"]  # of the whole run, and not of its three rounds
-QUICK = ["fit", "--config", str(ROOT / "configs/quickstart.yaml"), "--trainer.max_rounds", "3", *SCHEDULE]
+QUICK = ["fit", "--config", str(ROOT / "configs/quickstart.yaml"), "--trainer.max_rounds", "3"]
 # Everything at once: clients that drop out, arrive late, keep state; fine-tuned evaluation; unequal shares.
 HARD = [
     *("--trainer.participation", "UniformParticipation", "--trainer.participation.count", "5"),
@@ -132,10 +132,12 @@ def test_the_process_group_has_ended_when_the_interpreter_does(tmp_path: Path) -
     assert done.stdout.count("ended True") == 2
 
 
-def test_data_parallel_clients(single: Path, tmp_path: Path) -> None:
-    done = run_cli(*QUICK, "--trainer.devices", "2", "--trainer.strategy", "ddp", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    run = tmp_path / "lightning_logs/version_0"
+def test_data_parallel_clients(tmp_path: Path) -> None:
+    for folder, words in (("one", ()), ("two", ("--trainer.devices", "2", "--trainer.strategy", "ddp"))):
+        (tmp_path / folder).mkdir()
+        done = run_cli(*QUICK, *SCHEDULE, *words, cwd=tmp_path / folder)
+        assert done.returncode == 0, done.stderr
+    single, run = (tmp_path / folder / "lightning_logs/version_0" for folder in ("one", "two"))
     # Half batches averaged over processes round differently in float32 than whole batches do.
     for name, tensor in saved_weights(single).items():
         torch.testing.assert_close(tensor, saved_weights(run)[name], rtol=1e-4, atol=1e-5)
