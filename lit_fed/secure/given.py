@@ -1,4 +1,4 @@
-"""What a node gave to secure sums, which it remembers longer than its process lives."""
+"""A node's contributions to secure sums, recorded on disk, so that a restart forgets none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server says when it asks a node for something: all that an answer, beside noise and masks, may depend on."""
+"""The request of a server to a node: all that an answer may depend on, beside noised and masked values."""
 
 from __future__ import annotations
 
