@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lit_fed.deployment.authority import Keyring
-from lit_fed.deployment.security import key_of
+from lit_fed.federation.keys.authority import Keyring
+from lit_fed.federation.transport.security import key_of
 
 
 def make_keys(folder: Path, homes: Sequence[str], summed: bool = False) -> tuple[list[str], list[list[str]]]:

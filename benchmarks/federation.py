@@ -78,15 +78,15 @@ def in_memory(run: Sequence[str], folder: Path) -> str:
     """The hash of a federation's weights whose nodes are in this process; every message crosses as bytes."""
     from contextlib import ExitStack
 
-    from lit_fed.command.commands import node
-    from lit_fed.command.commands.deployed import make
+    from lit_fed.command.command import Call
     from lit_fed.command.reading.parts import ReadParts
     from lit_fed.command.reading.words import CommandLine
     from lit_fed.command.roots import import_named
-    from lit_fed.command.table import Call
-    from lit_fed.deployment.node import Node
-    from lit_fed.deployment.server import federate as federate_over
-    from lit_fed.deployment.serving import MemoryGrid
+    from lit_fed.federation.commands import node
+    from lit_fed.federation.commands.deployed import make
+    from lit_fed.federation.node.node import Node
+    from lit_fed.federation.server.federate import federate as federate_over
+    from lit_fed.federation.transport.serving import MemoryGrid
     from lit_fed.parsing import Parser
 
     import_named()

@@ -80,12 +80,12 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
         "lit_fed.command.cli",
-        "lit_fed.command.commands.federate",
-        "lit_fed.command.commands.node",
+        "lit_fed.federation.commands.federate",
+        "lit_fed.federation.commands.node",
         "lit_fed.methods",
-        "lit_fed.deployment.server",
-        "lit_fed.deployment.serving",
-        "lit_fed.deployment.calling",
+        "lit_fed.federation.server.federate",
+        "lit_fed.federation.transport.serving",
+        "lit_fed.federation.transport.calling",
         "federation_faults",
     ]
 )

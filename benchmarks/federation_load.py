@@ -91,7 +91,7 @@ def environment() -> dict[str, str]:
 
 def in_memory(run: list[str], folder: Path) -> float:
     """Run all ends in this process; return the nodes' CPU time."""
-    from lit_fed.deployment.node import Node
+    from lit_fed.federation.node.node import Node
 
     spent, handle = [0.0], Node.handle
 

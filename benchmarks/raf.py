@@ -17,9 +17,9 @@ from typing import Any
 import machine  # beside this file
 import torch
 
-from lit_fed import KeypointEstimator, objective_of
-from lit_fed.data import Puppets
+from lit_fed import objective_of
 from lit_fed.methods import FedAvg, FedRAF
+from lit_fed.poses import KeypointEstimator, Puppets
 
 METHODS: dict[str, Callable[[], FedAvg]] = {"FedAvg": FedAvg, "RAF": lambda: FedRAF(alpha=0.3)}
 LEVELS = {"64×48": [1, 0, 0], "48×36": [0, 1, 0], "32×24": [0, 0, 1]}

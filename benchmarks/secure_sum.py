@@ -15,10 +15,10 @@ import machine  # beside this file
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 
-from lit_fed.secure.coordinator import secure_sum
-from lit_fed.secure.messages import Invitation
-from lit_fed.secure.party import Party
-from lit_fed.secure.shamir import SHARE_BYTES
+from lit_fed.federation.secure.coordinator import secure_sum
+from lit_fed.federation.secure.messages import Invitation
+from lit_fed.federation.secure.party import Party
+from lit_fed.federation.secure.shamir import SHARE_BYTES
 
 
 def size(value: Any) -> int:

@@ -17,7 +17,7 @@ from lit_fed.algorithm import (
 from lit_fed.data import Arrays, DatasetModule, FederatedDataModule, ImageDataModule, TensorDataModule
 from lit_fed.handover.export import Exported, export_network
 from lit_fed.load import DeployedNetwork, load_network
-from lit_fed.tasks import Classifier, KeypointEstimator, Regressor
+from lit_fed.tasks import Classifier, Regressor
 from lit_fed.trainer import FederatedTrainer
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "FederatedDataModule",
     "FederatedTrainer",
     "ImageDataModule",
-    "KeypointEstimator",
     "Model",
     "Pass",
     "Payload",

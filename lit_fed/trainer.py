@@ -46,9 +46,8 @@ from lit_fed.engine.wire.workers import Devices, launch, leave_processes, on_fir
 from lit_fed.errors import ConfigError, LitFedError, ProcessLost
 from lit_fed.participation import FullParticipation, Participation
 from lit_fed.printing import counted, unfailing
-from lit_fed.privacy import ClientLevel
+from lit_fed.privacy import ClientLevel, SecureSum
 from lit_fed.protocols import ClientTest, GlobalTest
-from lit_fed.secure.summed import SecureSum, SummedSecurely
 
 R = TypeVar("R")
 Tasks = LightningModule | Mapping[str, LightningModule]
@@ -146,8 +145,8 @@ class FederatedTrainer(Checked):
         aggregation: Rule in place of the method's mean, such as `lit_fed.robust.Median`; null for the mean. Not with
             `privacy`.
         attack: Attack on the training by some clients, such as `lit_fed.robust.SignFlip`; null for none.
-        secure_sum: Sum updates over nodes so that the server sees no term, see `lit_fed.secure`; null for the method's
-            own mean. Not with `aggregation` or ``uplink_codec``, and of `privacy` only with `ClientLevel`.
+        secure_sum: Sum updates over nodes so that the server sees no term, see `lit_fed.privacy.SecureSum`; null for
+            the method's own mean. Not with `aggregation` or ``uplink_codec``, and of `privacy` only with `ClientLevel`.
 
     Raises:
         ConfigError: For settings that contradict each other or cannot work.
@@ -230,7 +229,7 @@ class FederatedTrainer(Checked):
                 f"trainer.privacy.honest_nodes is {noisy.honest_nodes}, and a sum is sure to have only "
                 "trainer.secure_sum.threshold nodes; set that to at least as many"
             )
-        around = [privacy, aggregation, attack, None if secure_sum is None else SummedSecurely(secure_sum, noisy)]
+        around = [privacy, aggregation, attack, None if secure_sum is None else secure_sum.wrapper(noisy)]
         given, watchers = lightning_watchers(callbacks or [])
         self._trial: TemporaryDirectory[str] | None = None
         if check_range("trainer.fast_dev_run", fast_dev_run, least=0):

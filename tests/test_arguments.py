@@ -34,9 +34,9 @@ ROOMS = (
     "methods",
     "participation",
     "privacy",
+    "poses",
     "protocols",
     "robust",
-    "secure.summed",
     "tasks",
 )
 VALUES: list[Any] = [np.int64(3), np.float32(0.5), "3", None, dict, 2.5, True]

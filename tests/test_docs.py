@@ -465,8 +465,8 @@ def test_checkpoint_commands_of_the_readme_work(at_root: Path) -> None:
 
 def test_every_class_is_in_the_tables() -> None:
     import lit_fed.data
-    import lit_fed.deployment.arrivals
     import lit_fed.engine.evaluation.protocols
+    import lit_fed.federation.server.arrivals
     import lit_fed.methods
     import lit_fed.participation.base
 

@@ -25,7 +25,8 @@ from tests.support import ROOT
 
 PACKAGE = ROOT / "lit_fed"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-FACES = ("algorithm", "callbacks", "codecs", "losses", "methods", "networks", "participation", "protocols")
+FACES = ("algorithm", "callbacks", "codecs", "losses", "methods", "networks", "participation", "poses", "protocols")
+WINGS = ("federation", "poses", "studies")
 
 
 def tree(path: Path) -> ast.Module:
@@ -50,7 +51,7 @@ def test_a_test_lies_where_its_module_does_or_says_that_it_crosses_rooms() -> No
     assert [path.relative_to(ROOT).as_posix() for path in lost] == []
 
 
-@pytest.mark.parametrize("room", ["engine", "data", "command", "studies"])
+@pytest.mark.parametrize("room", ["engine", "data", "command", *WINGS])
 def test_few_files_lie_loose_in_a_room_of_rooms(room: str) -> None:
     assert len([path for path in (PACKAGE / room).glob("*.py") if path.name != "__init__.py"]) <= 8
 
@@ -61,7 +62,7 @@ def test_the_architecture_begins_with_all_rooms() -> None:
     rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
     rooms |= {
         path.name
-        for room in ("engine", "data", "command", "studies")
+        for room in ("engine", "data", "command", *WINGS)
         for path in (PACKAGE / room).iterdir()
         if (path / "__init__.py").is_file()
     }

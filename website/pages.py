@@ -24,6 +24,7 @@ ROOMS = {
     "lit_fed.data": "Populations of clients: data sets, partitions, transforms; [your own data](../own_data.md).",
     "lit_fed.methods": "Methods have [pages of their own](../methods.md); what else belongs to them follows.",
     "lit_fed.tasks": "What is learnt; any other `LightningModule` may stand in their place.",
+    "lit_fed.poses": "Persons with key points: data, networks, losses, task and metrics; [poses](../poses.md).",
     "lit_fed.networks": "Networks by name.",
     "lit_fed.losses": "Pure functions of tensors.",
     "lit_fed.callbacks": "Listeners of a run.",

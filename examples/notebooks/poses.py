@@ -14,9 +14,9 @@ import torch
 from lightning import seed_everything
 
 from lit_fed import FederatedTrainer
-from lit_fed.data import IID, Puppets
+from lit_fed.data import IID
 from lit_fed.methods import FedRAF
-from lit_fed.tasks import KeypointEstimator
+from lit_fed.poses import KeypointEstimator, Puppets
 
 seed_everything(0, verbose=False)
 data = Puppets(

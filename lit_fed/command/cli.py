@@ -17,6 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from typing_extensions import override
 
 from lit_fed.checks import check_local
+from lit_fed.command.command import Call
 from lit_fed.command.endings import ending_told, witness
 from lit_fed.command.reading.config_files import ConfigFiles
 from lit_fed.command.reading.own import add_overwrite
@@ -24,7 +25,7 @@ from lit_fed.command.reading.parts import add_parts, build_parts, set_seed
 from lit_fed.command.reading.words import CommandLine
 from lit_fed.command.refusals.explain import causes, explain
 from lit_fed.command.roots import PARTS, import_named
-from lit_fed.command.table import COMMANDS, Call
+from lit_fed.command.table import COMMANDS
 from lit_fed.errors import ConfigError, LitFedError, brief, reason, told_as_options
 from lit_fed.parsing import Parser
 from lit_fed.trainer import FederatedTrainer

@@ -12,6 +12,7 @@ from lit_fed.engine.method.algorithm import Algorithm, Regularizer
 from lit_fed.engine.method.wrapper import Aggregation, Attack, Privacy
 from lit_fed.participation import Participation
 from lit_fed.trainer import FederatedTrainer
+from lit_fed.wings import WITH_CLASSES
 
 PARTS: dict[str, type] = {"model": LightningModule, "data": FederatedDataModule, "algorithm": Algorithm}
 """Parts of a run by key: any class that derives from these."""
@@ -39,5 +40,5 @@ _PACKAGES = (
 
 def import_named() -> None:
     """Import classes that configurations call by short names: such a name resolves only to an imported class."""
-    for name in _PACKAGES:
+    for name in (*_PACKAGES, *WITH_CLASSES):
         importlib.import_module(f"lit_fed.{name}")

@@ -46,16 +46,6 @@ from lit_fed.data.population.dataset_module import DatasetModule, Datasets
 from lit_fed.data.population.in_memory import Arrays, ImageDataModule, TensorDataModule
 from lit_fed.data.population.targets import quantile_strata
 from lit_fed.data.population.views import Brightness, FeatureSkew, NoiseLevels, Rotations, View
-from lit_fed.data.pose import (
-    ClientPoses,
-    CocoKeypoints,
-    Mpii,
-    PhotoPose,
-    PoseAugmentation,
-    PoseDataModule,
-    Puppets,
-    Skeleton,
-)
 from lit_fed.data.sets.scikit import Diabetes, DigitPairs, Digits
 from lit_fed.data.sets.sensors import PAMAP2, UCIHAR
 from lit_fed.data.sets.tiny_imagenet import TinyImageNet
@@ -79,8 +69,6 @@ __all__ = [
     "ClientArrays",
     "ClientFolders",
     "ClientIndices",
-    "ClientPoses",
-    "CocoKeypoints",
     "Continuous",
     "DatasetModule",
     "Datasets",
@@ -101,7 +89,6 @@ __all__ = [
     "Listed",
     "Loader",
     "LogNormal",
-    "Mpii",
     "Natural",
     "NoiseLevels",
     "Normalize",
@@ -109,10 +96,6 @@ __all__ = [
     "Partition",
     "Parts",
     "Pathological",
-    "PhotoPose",
-    "PoseAugmentation",
-    "PoseDataModule",
-    "Puppets",
     "Quantity",
     "RandomCrop",
     "RandomHorizontalFlip",
@@ -122,7 +105,6 @@ __all__ = [
     "Samples",
     "Shards",
     "SizeLaw",
-    "Skeleton",
     "Subset",
     "Table",
     "TensorDataModule",

@@ -1,6 +1,5 @@
 """Losses as pure functions of tensors."""
 
-from lit_fed.losses.heatmaps import MSRA, UDP, HeatmapCodec, dark, gaussian_maps, peaks, quarter_offset
 from lit_fed.losses.terms import (
     balanced_softmax,
     calibrated_cross_entropy,
@@ -20,12 +19,8 @@ from lit_fed.losses.terms import (
 )
 
 __all__ = [
-    "MSRA",
-    "UDP",
-    "HeatmapCodec",
     "balanced_softmax",
     "calibrated_cross_entropy",
-    "dark",
     "decorrelation",
     "disagreement",
     "diversity",
@@ -33,13 +28,10 @@ __all__ = [
     "ensemble_cross_entropy",
     "feature_distillation",
     "gated_cross_entropy",
-    "gaussian_maps",
     "knowledge_distillation",
     "model_contrast",
     "not_true_distillation",
-    "peaks",
     "proximal",
-    "quarter_offset",
     "resolution_distillation",
     "restricted_softmax",
 ]

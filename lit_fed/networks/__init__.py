@@ -30,7 +30,6 @@ from lit_fed.networks.etf import (
 from lit_fed.networks.generators import Generator, ImageGenerator, LatentGenerator
 from lit_fed.networks.registry import (
     NETWORKS,
-    POSE_NETWORKS,
     TEXT_NETWORKS,
     WINDOW_NETWORKS,
     build_network,
@@ -43,7 +42,6 @@ from lit_fed.networks.weights import hash_of_weights, load_weights
 __all__ = [
     "MLP",
     "NETWORKS",
-    "POSE_NETWORKS",
     "TEXT_NETWORKS",
     "VGG11",
     "WINDOW_NETWORKS",

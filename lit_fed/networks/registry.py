@@ -16,6 +16,7 @@ from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError, reason
 from lit_fed.networks.basic import MLP, VGG11, Logistic, McMahanCNN, MobileNet, ResNet18Cifar, SmallCNN, WindowCNN
 from lit_fed.networks.text import BertTiny, EmbeddingBag
+from lit_fed.wings import of_wing
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "small_cnn": SmallCNN,
@@ -40,8 +41,7 @@ WINDOW_NETWORKS = ("window_cnn",)
 """Networks that read windows of sensors, (channels, steps); all others read images."""
 
 POSE_NETWORKS = ("pose_vit_small", "pose_vit_tiny", "pose_cnn", "pose_resnet")
-"""Our networks that output heatmaps, by name, for `lit_fed.tasks.KeypointEstimator`; num_classes is the number of
-joints."""
+"""Networks of `lit_fed.poses`, by name, which output a heatmap for each joint; num_classes is the number of joints."""
 
 
 def build_network(
@@ -70,9 +70,8 @@ def build_network(
     if name in NETWORKS:
         return _build_own(name, NETWORKS[name], num_classes, in_channels, input_shape, kwargs)
     if name in POSE_NETWORKS:
-        from lit_fed.networks import pose  # imports timm, see `_build_timm`
-
-        return _build_own(name, pose.NETWORKS[name], num_classes, in_channels, input_shape, kwargs)
+        made = of_wing("poses.networks").NETWORKS[name]  # imports timm, see `_build_timm`
+        return _build_own(name, made, num_classes, in_channels, input_shape, kwargs)
     return _build_timm(name, num_classes, in_channels, input_shape, kwargs)
 
 

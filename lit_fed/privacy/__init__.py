@@ -2,5 +2,6 @@
 
 from lit_fed.privacy.client_level import ClientLevel
 from lit_fed.privacy.sample_level import SampleLevel
+from lit_fed.privacy.secure_sum import SecureSum
 
-__all__ = ["ClientLevel", "SampleLevel"]
+__all__ = ["ClientLevel", "SampleLevel", "SecureSum"]

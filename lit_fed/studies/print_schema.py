@@ -12,10 +12,10 @@ from jsonargparse._common import parser_context
 from jsonargparse._completions_jsonschema import ParserJsonschema, new_object, schema_uri
 from typing_extensions import override
 
+from lit_fed.command.command import Call
 from lit_fed.command.commands import cost
 from lit_fed.command.reading.parts import add_parts
 from lit_fed.command.refusals.suggest import subclasses
-from lit_fed.command.table import Call
 from lit_fed.parsing import Parser
 from lit_fed.studies.file.study import PROFILE_KEYS, STUDY_KEYS, VARIANT_KEYS
 from lit_fed.studies.simulations import run_simulation

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
+from lit_fed.command.command import Call
 from lit_fed.command.reading.config_files import read_settings
 from lit_fed.command.reading.shipped import located
-from lit_fed.command.table import Call
 from lit_fed.errors import ConfigError
 from lit_fed.studies.file.study import PLAIN, read_study
 from lit_fed.studies.pages.register import Register

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lit_fed.callbacks.progress import plain_console, say
-from lit_fed.command.table import Call
+from lit_fed.command.command import Call
 from lit_fed.engine.storage.files import write_text
 from lit_fed.errors import ConfigError
 from lit_fed.studies.file.study import Place, read_study

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from lit_fed.command.cli import main
-from lit_fed.data.pose.people import LSP
-from lit_fed.data.pose.puppets import figure_picture
+from lit_fed.poses.data.people import LSP
+from lit_fed.poses.data.puppets import figure_picture
 from tests.support import ROOT, rows
 
 AREA = 8  # boxes a person: generous, so that one round's joints score between none and all

@@ -16,12 +16,11 @@ from lit_fed.data import (
     FederatedDataModule,
     Natural,
     NoiseLevels,
-    PoseDataModule,
-    Puppets,
     Quantity,
     Shards,
     SizeLaw,
 )
+from lit_fed.poses import PoseDataModule, Puppets
 
 FOLDER = Path(__file__).parents[2] / "configs" / "data"
 CONFIGS = sorted(FOLDER.glob("*.yaml"))

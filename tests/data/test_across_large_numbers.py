@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from lit_fed.data import LEAF, ArrayFile, ClientArrays, FederatedDataModule, HuggingFace, Table
 from lit_fed.data.loaders.transforms import Normalize, rebuild
 from lit_fed.errors import ConfigError
-from lit_fed.statistics.federation import first_question, simulated
-from lit_fed.statistics.site import columns_of, exact_squares
+from lit_fed.federation.statistics.federation import first_question, simulated
+from lit_fed.federation.statistics.site import columns_of, exact_squares
 
 ROWS = 90
 RNG = np.random.default_rng(0)

@@ -20,12 +20,12 @@ from lit_fed.data import (
     Listed,
     LogNormal,
     NoiseLevels,
-    Puppets,
     Quantity,
     Rotations,
     Samples,
 )
 from lit_fed.errors import ConfigError
+from lit_fed.poses import Puppets
 from tests.data.partitions.test_partition import assert_each_once
 
 seeds = st.integers(0, 2**31)

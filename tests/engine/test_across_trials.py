@@ -13,14 +13,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from lit_fed.callbacks import Checkpoint, EarlyStopping
 from lit_fed.command.cli import main
 from lit_fed.data import Arrays, Natural, TensorDataModule, Wrapped
-from lit_fed.deployment.roster import agreed
 from lit_fed.errors import ConfigError
+from lit_fed.federation.server.roster import agreed
 from lit_fed.methods import FedAvg
 from lit_fed.privacy import SampleLevel
 from lit_fed.protocols import GlobalTest
 from lit_fed.seeding import torch_generator
 from tests.command.support import command
-from tests.deployment.support import deploy, simulate, small
+from tests.federation.support import deploy, simulate, small
 from tests.support import LeastSquares, assert_same, fit, rows, trainer, weights
 
 STEPS = 5  # batches of two in a client's ten samples

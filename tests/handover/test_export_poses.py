@@ -14,7 +14,7 @@ from PIL import Image
 
 from lit_fed import load_network
 from lit_fed.command.cli import main
-from lit_fed.data import Puppets
+from lit_fed.poses import Puppets
 from tests.support import ROOT
 
 RUN = [

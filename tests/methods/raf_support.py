@@ -9,8 +9,8 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from lit_fed import KeypointEstimator
-from lit_fed.data import IID, Arrays, Natural, Puppets, TensorDataModule
+from lit_fed.data import IID, Arrays, Natural, TensorDataModule
+from lit_fed.poses import KeypointEstimator, Puppets
 
 # Outputs w·x, truth 0. Losses ½·mean(x²)·w²: ½·(1 + 9 + 25 + 49)/4 = 10.5, ½·25 = 12.5 and ½·16 = 8; their gradients
 # at w = 1 are 21, 25 and 16. Distances: mean((5w − x·w)²) = (16 + 4 + 0 + 4)/4 = 6 and (4w − 5w)² = 1, whose gradients

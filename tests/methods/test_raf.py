@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
-from lit_fed import KeypointEstimator, objective_of
+from lit_fed import objective_of
 from lit_fed.errors import ConfigError
-from lit_fed.losses import UDP, resolution_distillation
+from lit_fed.losses import resolution_distillation
 from lit_fed.methods import LD, RAF, FedAvg, FedNova, FedProx, FedRAF, PerFedAvg, Prox, Scaffold
 from lit_fed.participation import Participation
+from lit_fed.poses import UDP, KeypointEstimator
 from lit_fed.protocols import GlobalTest
 from tests.methods.raf_support import LEVELS, TOP, Scaling, Zooms, estimator, puppets
 from tests.methods.support import ByHand, Rota

@@ -11,14 +11,15 @@ import pytest
 import torch
 import yaml
 
-from lit_fed import KeypointEstimator, objective_of
+from lit_fed import objective_of
 from lit_fed.command.cli import main
 from lit_fed.methods import FedRAF
 from lit_fed.networks import build_network
+from lit_fed.poses import KeypointEstimator
 from lit_fed.studies.file.study import Place, Study, read_study
 from lit_fed.studies.running.cells import lay_out
-from tests.data.pose.support import mpii_files, mpii_row
 from tests.methods.raf_support import estimator, puppets
+from tests.poses.data.support import mpii_files, mpii_row
 from tests.support import ROOT, assert_same, rows, saved_weights
 
 RAF = ROOT / "configs" / "papers" / "raf"

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_fed import KeypointEstimator
 from lit_fed.errors import ConfigError
 from lit_fed.methods import ClusterTest, FedAvg, FedRAF, LocalOnly
 from lit_fed.methods.raf import silhouette
+from lit_fed.poses import KeypointEstimator
 from tests.methods.raf_support import Scaling, estimator, puppets
 from tests.support import ROOT, LeastSquares, Points, assert_same, fit, rows, run_cli, weights
 

@@ -14,7 +14,8 @@ from torch.nn.utils import parametrize
 from lit_fed.errors import ConfigError
 from lit_fed.networks import Adapter, LoRALinear, adapt_network, adapters_of, build_network, classifier
 from lit_fed.networks.adapters import LoRAWeight
-from lit_fed.tasks import Classifier, KeypointEstimator, Regressor
+from lit_fed.poses import KeypointEstimator
+from lit_fed.tasks import Classifier, Regressor
 from tests.support import ROOT
 
 VIT = {"patch_size": 4, "embed_dim": 32, "depth": 1, "num_heads": 2}

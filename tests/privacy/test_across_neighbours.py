@@ -20,12 +20,13 @@ from torch import Tensor
 import lit_fed.methods
 from lit_fed.algorithm import ClientUpdate
 from lit_fed.callbacks import Callback, Run
-from lit_fed.data import ArrayFile, ClientArrays, ClientFolders, ClientPoses, FederatedDataModule, Natural, Table
+from lit_fed.data import ArrayFile, ClientArrays, ClientFolders, FederatedDataModule, Natural, Table
 from lit_fed.data.partitions.csr import CSR, IntArray
-from lit_fed.data.pose.people import Skeleton
 from lit_fed.errors import ConfigError
-from lit_fed.tasks import Classifier, KeypointEstimator
-from tests.data.pose.test_client_poses import NAMES, file
+from lit_fed.poses import ClientPoses, KeypointEstimator
+from lit_fed.poses.data.people import Skeleton
+from lit_fed.tasks import Classifier
+from tests.poses.data.test_client_poses import NAMES, file
 from tests.privacy.support import private, uniform
 from tests.support import Points, fit
 

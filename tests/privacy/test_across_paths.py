@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_fed.deployment.node import Node
-from lit_fed.deployment.wire import decode
+from lit_fed.federation.messages.wire import decode
+from lit_fed.federation.node.node import Node
 from lit_fed.methods import Scaffold
 from lit_fed.participation import PoissonParticipation
-from tests.deployment.support import Make, Parts, deploy, simulate, small
+from tests.federation.support import Make, Parts, deploy, simulate, small
 from tests.privacy.support import PLACES, private, uniform
 from tests.support import ROOT, Points, assert_same, rows, run_cli, saved_weights, start_cli, weights
 

@@ -17,16 +17,15 @@ from lit_fed.data import (
     ArrayFile,
     ClientArrays,
     ClientFolders,
-    ClientPoses,
     CSVText,
     Digits,
     Dirichlet,
     FederatedDataModule,
-    Mpii,
     Table,
     Wrapped,
 )
 from lit_fed.errors import ConfigError
+from lit_fed.poses import ClientPoses, Mpii
 from lit_fed.tasks import Classifier
 from tests.privacy.support import private, uniform
 from tests.support import fit

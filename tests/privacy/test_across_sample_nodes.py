@@ -14,20 +14,20 @@ from typing import Any
 import pytest
 import torch
 
-from lit_fed.deployment.executor import Patience
-from lit_fed.deployment.node import Node
-from lit_fed.deployment.roster import Gathering
-from lit_fed.deployment.security import Security
-from lit_fed.deployment.server import federate
-from lit_fed.deployment.wire import Message, decode, encode
 from lit_fed.errors import ConfigError
+from lit_fed.federation.messages.wire import Message, decode, encode
+from lit_fed.federation.node.node import Node
+from lit_fed.federation.server.executor import Patience
+from lit_fed.federation.server.federate import federate
+from lit_fed.federation.server.roster import Gathering
+from lit_fed.federation.transport.security import Security
 from lit_fed.participation import FullParticipation
 from lit_fed.privacy import SampleLevel
 from lit_fed.privacy.accounting import Mechanism
 from lit_fed.protocols import ClientTest, GlobalTest
 from lit_fed.tasks import Classifier
-from tests.deployment.serving_support import Echo, free_address, served, working
-from tests.deployment.support import Make, Parts, deploy, nodes_of, simulate, small
+from tests.federation.serving_support import Echo, free_address, served, working
+from tests.federation.support import Make, Parts, deploy, nodes_of, simulate, small
 from tests.privacy.support import uniform
 from tests.privacy.test_sample_level import Blobs, mlp
 from tests.support import assert_same, weights

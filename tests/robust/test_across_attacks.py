@@ -24,7 +24,7 @@ from lit_fed.robust import (
     SignFlip,
 )
 from lit_fed.robust.attack import hidden_deviations
-from tests.deployment.support import deploy, simulate, small
+from tests.federation.support import deploy, simulate, small
 from tests.robust.support import Spots, W, close, moved
 from tests.support import LeastSquares, assert_same, fit, weights
 

@@ -24,7 +24,7 @@ from lit_fed.robust import (
     Scaling,
     TrimmedMean,
 )
-from tests.deployment.support import deploy, simulate, small
+from tests.federation.support import deploy, simulate, small
 from tests.robust.support import Spots, W, close, moved
 from tests.support import Points, Threes, Wanderer, assert_same, fit, rows, weights
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from lit_fed.deployment.node import Node
+from lit_fed.federation.node.node import Node
 
 from .parts import made, pack, unpack
 

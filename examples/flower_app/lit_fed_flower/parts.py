@@ -8,9 +8,9 @@ from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
-from lit_fed.command.commands.deployed import Made, add_run, make
+from lit_fed.command.command import Call
 from lit_fed.command.reading.words import CommandLine
-from lit_fed.command.table import Call
+from lit_fed.federation.commands.deployed import Made, add_run, make
 from lit_fed.parsing import Parser
 
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Mapping
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from lit_fed.deployment.server import federate
-from lit_fed.deployment.serving import Reply
+from lit_fed.federation.server.federate import federate
+from lit_fed.federation.transport.serving import Reply
 
 from .parts import made, pack, unpack
 
@@ -16,7 +16,10 @@ app = ServerApp()
 
 
 class FlowerGrid:
-    """Flower's grid, as `lit_fed.deployment.serving.Grid`; SuperLink authenticates nodes, so that keys are empty."""
+    """Flower's grid, as `lit_fed.federation.transport.serving.Grid`.
+
+    SuperLink authenticates nodes, so that keys are empty.
+    """
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid

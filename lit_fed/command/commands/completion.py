@@ -13,10 +13,11 @@ from jsonargparse import ArgumentParser
 from typing_extensions import override
 
 from lit_fed.command.cli import Reading
+from lit_fed.command.command import Call
 from lit_fed.command.reading.shipped import shipped
 from lit_fed.command.refusals.suggest import settings_of_classes, subclasses
 from lit_fed.command.roots import PARTS
-from lit_fed.command.table import COMMANDS, Call
+from lit_fed.command.table import COMMANDS
 from lit_fed.errors import ConfigError
 
 _CONFIGS = "_lit_fed_configs"  # the shell's function that completes the word after -c

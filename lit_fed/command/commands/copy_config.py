@@ -9,8 +9,8 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
+from lit_fed.command.command import Call
 from lit_fed.command.reading.shipped import close_name, examples, name_of, shipped
-from lit_fed.command.table import Call
 from lit_fed.engine.storage.files import in_place_of
 from lit_fed.errors import ConfigError
 

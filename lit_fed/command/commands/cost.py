@@ -20,10 +20,10 @@ from lightning import LightningModule
 from torch import nn
 
 from lit_fed.checks import check_range
+from lit_fed.command.command import Call
 from lit_fed.command.reading.parts import ReadParts, add_parts, build_parts, instantiate
 from lit_fed.command.refusals.explain import missing
 from lit_fed.command.roots import PARTS
-from lit_fed.command.table import Call
 from lit_fed.engine.clients.executor import untrained_answer
 from lit_fed.engine.lightning.compatibility import check_data, check_task
 from lit_fed.engine.method.algorithm import Algorithm
@@ -40,7 +40,7 @@ _MOST_ROUNDS = 10**6
 
 
 class CostTable(ABC):
-    """A paper's table of communication costs, from settings alone; see `lit_fed.papers` for two."""
+    """A paper's table of communication costs, from settings alone; see `lit_fed.studies.papers` for two."""
 
     @abstractmethod
     def text(self) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
+from lit_fed.command.command import Call
 from lit_fed.command.reading.own import add_overwrite
-from lit_fed.command.table import Call
 from lit_fed.engine.loop.checkpoint import find_checkpoint
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.handover.export import export_network

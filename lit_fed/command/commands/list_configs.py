@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jsonargparse import ArgumentParser
 
+from lit_fed.command.command import Call
 from lit_fed.command.reading.shipped import first_line, name_of, shipped
-from lit_fed.command.table import Call
 from lit_fed.errors import ConfigError
 
 

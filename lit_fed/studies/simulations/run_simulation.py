@@ -16,11 +16,11 @@ import numpy as np
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_fed.checks import check_range
+from lit_fed.command.command import Call
 from lit_fed.command.reading.config_files import read_settings
 from lit_fed.command.reading.parts import instantiate
 from lit_fed.command.reading.shipped import located
 from lit_fed.command.reading.words import spelled
-from lit_fed.command.table import Call
 from lit_fed.engine.storage.files import files_in_place, write_text
 from lit_fed.errors import ConfigError
 from lit_fed.studies.file.rounds import quantile

@@ -95,7 +95,7 @@ def test_every_command_looks(name, capsys):
 
 
 def test_a_simulation_needs_a_process(capsys):
-    Path("f.yaml").write_text("simulate: {class_path: lit_fed.papers.fedfrozen.Figure2}\n")
+    Path("f.yaml").write_text("simulate: {class_path: lit_fed.studies.papers.fedfrozen.Figure2}\n")
     message = error_of(["simulate", "-c", "f.yaml", "--processes", "0"], capsys)
     assert message == "processes is 0; it must be at least 1"
 
@@ -103,7 +103,7 @@ def test_a_simulation_needs_a_process(capsys):
 @pytest.mark.parametrize("option", ["--jobs", "--processes"])
 def test_so_do_commands_with_options_of_their_own(option, capsys):
     file = Path("f.yaml")
-    file.write_text("simulate: {class_path: lit_fed.papers.fedfrozen.Figure2}\n")
+    file.write_text("simulate: {class_path: lit_fed.studies.papers.fedfrozen.Figure2}\n")
     name = "study" if option == "--jobs" else "simulate"
     message = error_of([name, "-c", str(file), option, HUGE], capsys)
     assert message == f"{option[2:]} is 100000… (31 digits); whole numbers must be below 2**63"

@@ -137,8 +137,8 @@ def test_a_bad_config_file_is_named_with_what_was_meant(text, expected, capsys):
     [
         (
             [],
-            "no command given; choose fit, validate, test, predict, export, study, results, node, federate, provision, "
-            "split, statistics, cost, simulate, configs, copy, schema or completion, as in:",
+            "no command given; choose fit, validate, test, predict, export, cost, configs, copy, completion, node, federate, "
+            "provision, split, statistics, study, results, simulate or schema, as in:",
         ),
         (["fitt"], "there is no command 'fitt'; did you mean fit?"),
         *(([f"{name}x"], f"there is no command '{name}x'; did you mean {name}?") for name in COMMANDS),
@@ -165,7 +165,7 @@ def test_a_bad_config_file_is_named_with_what_was_meant(text, expected, capsys):
             "algorithm: collections.OrderedDict does not derive from Algorithm",
         ),
         (["cost", "--model", "Classifer"], "model: there is no LightningModule named 'Classifer'; did you mean"),
-        (["train"], "there is no command 'train'; choose fit, validate, test, predict, export, study, results, node"),
+        (["train"], "there is no command 'train'; choose fit, validate, test, predict, export, cost, configs, copy"),
         (["-c", str(QUICKSTART), "fit"], "settings come after the command: lit-fed fit --config my.yaml"),
         (["fit", "-c", "nowhere.yaml"], "config file nowhere.yaml does not exist"),
         (["fit", "-c", "configs/method/fedprx.yaml"], "config file configs/method/fedprx.yaml does not exist; did you"),

@@ -24,9 +24,9 @@ from lit_fed.data import (
     Domains,
     Natural,
     NoiseLevels,
-    Puppets,
 )
 from lit_fed.errors import ConfigError
+from lit_fed.poses import Puppets
 from tests.support import assert_same, rows, run_cli, saved_weights
 
 INVERSE = v2.Normalize(mean=[1.0], std=[-1.0])  # 1 − x

@@ -12,8 +12,8 @@ from PIL import Image, ImageOps
 
 from lit_fed.data import ClientFolders
 from lit_fed.data.loaders.image_files import ImageFiles, image_size, read_image
-from lit_fed.data.pose.files import _Reader
 from lit_fed.errors import ConfigError
+from lit_fed.poses.data.files import _Reader
 
 GREY = np.array([[0, 51], [102, 255]], dtype=np.uint8)
 """A picture of four pixels: 0, 1/5, 2/5 and 1 of white."""

@@ -15,7 +15,7 @@ from lit_fed.engine.wire.workers import ClientParallelStrategy
 from lit_fed.errors import ClientFailure, ConfigError, EvaluationFailure
 from lit_fed.methods import FedAvg
 from lit_fed.protocols import ClientTest, PersonalTest
-from tests.deployment.support import deploy, small
+from tests.federation.support import deploy, small
 from tests.support import LeastSquares, Points, Wanderer, fit, rows
 
 WAYS = ["alone", "in groups", "2 processes"]

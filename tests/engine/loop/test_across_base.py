@@ -21,8 +21,8 @@ from lit_fed.handover.export import export_network
 from lit_fed.methods import FedAdam, FedAvg, FedBuff, FedExLoRA, FedPer, FLoRA, HetLoRA
 from lit_fed.networks import Adapter, adapt_network, build_network, load_weights
 from lit_fed.networks.base import file_of
-from lit_fed.networks.pose import PoseViT
 from lit_fed.participation import Asynchronous
+from lit_fed.poses.networks import PoseViT
 from tests.methods.support import run_quickstart
 from tests.support import ROOT, LeastSquares, Points, assert_same, fit, run_cli, saved_weights, trainer, weights
 

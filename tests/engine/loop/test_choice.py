@@ -14,7 +14,7 @@ from lit_fed.engine.loop.checkpoint import read_checkpoint
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAvg, LocalOnly
 from lit_fed.protocols import ClientTest, GlobalTest, PersonalTest
-from tests.deployment.support import deploy, simulate, small
+from tests.federation.support import deploy, simulate, small
 from tests.privacy.support import private, uniform
 from tests.support import LeastSquares, Points, assert_same, fit, rows, trainer, weights
 

@@ -9,8 +9,8 @@ import torch
 
 import lit_fed
 from lit_fed.codecs import CastCodec
-from lit_fed.deployment.executor import ServerEnd
 from lit_fed.engine.wire.payload import Channel, ClientUpdate, Direction, Flat
+from lit_fed.federation.server.executor import ServerEnd
 from tests.support import assert_same
 
 PAYLOAD = {

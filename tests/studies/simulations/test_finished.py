@@ -17,7 +17,7 @@ from tests.command.support import error_of
 from tests.studies.support import commit_in
 from tests.support import ROOT
 
-FIGURE = "lit_fed.papers.fedfrozen.Figure1"
+FIGURE = "lit_fed.studies.papers.fedfrozen.Figure1"
 SETTINGS = """\
 source: Somebody, 2026, Figure 1
 simulate:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from lit_fed.errors import CheckpointError
-from lit_fed.papers.fedfrozen import Figure2, Figure3, Proposition1
-from lit_fed.papers.fedfrozen.linear_attention import TeacherTask
-from lit_fed.papers.uwa import Proposition42
+from lit_fed.studies.papers.fedfrozen import Figure2, Figure3, Proposition1
+from lit_fed.studies.papers.fedfrozen.linear_attention import TeacherTask
+from lit_fed.studies.papers.uwa import Proposition42
 from lit_fed.studies.simulations.jobs import Jobs
 from lit_fed.studies.simulations.simulation import Simulation
 from tests.support import flip_tensor_bit

@@ -1,0 +1,1 @@
+"""Commands of a federation over machines."""

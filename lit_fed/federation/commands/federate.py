@@ -1,0 +1,61 @@
+"""``lit-fed federate``: train a federation whose clients live on nodes."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from jsonargparse import ArgumentParser
+
+from lit_fed.command.command import Call
+from lit_fed.command.endings import ending_told
+from lit_fed.federation.commands.deployed import ServersEnd, add_run, keys_of, make
+from lit_fed.federation.ends import keep_private
+from lit_fed.federation.server.executor import Patience
+from lit_fed.federation.server.federate import federate
+from lit_fed.federation.server.roster import Gathering
+from lit_fed.federation.server.status import status_page
+from lit_fed.federation.transport.serving import rpc_grid
+
+
+@dataclass(frozen=True)
+class _Options:
+    """Options of the server.
+
+    Args:
+        server: address by which nodes know the server
+        ckpt_path: checkpoint to resume from: last, a file or a run
+        status_port: port on 127.0.0.1 of a page with the run's state, JSON at / and Prometheus text at /metrics
+    """
+
+    server: str = "127.0.0.1:9092"
+    ckpt_path: str | None = None
+    status_port: int | None = None
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options of a run, and of the connection to nodes."""
+    add_run(parser)
+    parser.add_class_arguments(_Options, as_group=False)
+    parser.add_class_arguments(ServersEnd, as_group=False)
+    parser.add_class_arguments(Gathering, "gathering")
+    parser.add_class_arguments(Patience, "patience")
+
+
+def run(call: Call) -> int:
+    """Train like ``fit``."""
+    settings = call.settings
+    keep_private()
+    patience = Patience(**settings.patience)
+    security, node_keys = keys_of(settings)
+    trainer, parts = make(call)
+    with ExitStack() as stack:
+        stack.enter_context(ending_told())
+        grid = stack.enter_context(rpc_grid(settings.server, security, settings.most_bytes, settings.bind, node_keys))
+        if settings.status_port is not None:
+            trainer.callbacks.append(stack.enter_context(status_page(settings.status_port, grid)))
+        federate(
+            grid, trainer, *parts, settings.ckpt_path, patience, Gathering(**settings.gathering), settings.most_bytes,
+            node_clients=node_keys,
+        )  # fmt: skip
+    return 0

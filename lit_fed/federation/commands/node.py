@@ -1,0 +1,115 @@
+"""``lit-fed node``: serve some clients of a federation, where their data are."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+
+from lit_fed.command.command import Call
+from lit_fed.command.reading.own import add_clients, chosen
+from lit_fed.data.population.naming import called
+from lit_fed.errors import ConfigError
+from lit_fed.federation.commands.deployed import add_run, make, make_data
+from lit_fed.federation.ends import check_public, keep_private, log_line, proxy_of, sole_user
+from lit_fed.federation.messages.wire import MOST_BYTES
+from lit_fed.federation.node.node import Node
+from lit_fed.federation.node.withheld import Report
+from lit_fed.federation.server.summing import signer_of
+from lit_fed.federation.statistics.over_nodes import StatisticsNode
+from lit_fed.federation.transport.calling import serve
+from lit_fed.federation.transport.security import Security
+
+
+@dataclass(frozen=True)
+class _Options:
+    """Options of a node.
+
+    Args:
+        server: address of the server
+        state_dir: folder for the clients' states
+        histogram: report the number of samples of every class too
+        report: report metrics of each client, or only their aggregate
+        report_least: smallest number of clients whose sum is reported, with aggregate
+        statistics: answer `lit-fed statistics` and nothing else: smallest number of samples that a count may tell of
+        most_bytes: size of the largest message received
+        ca: certificate of the authority, for TLS
+        certificate: this node's certificate, for TLS
+        key: private key of the node's certificate
+        proxy: URL of an HTTP proxy, or environment for that of https_proxy
+        peers: list of the keys of all nodes of secure sums, this one's included
+        smallest_sum: smallest number of nodes with clients in a secure sum; by default trainer.secure_sum.threshold
+    """
+
+    server: str = "127.0.0.1:9092"
+    state_dir: str = "lit_fed_node"
+    histogram: bool = True
+    report: Report = "clients"
+    report_least: int = 2
+    statistics: int | None = None
+    most_bytes: int = MOST_BYTES
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    proxy: str | None = None
+    peers: str | None = None
+    smallest_sum: int | None = None
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options of a run, and of the clients on this node."""
+    add_run(parser, required=False)  # the data are enough for statistics
+    add_clients(parser, "clients on this node")
+    parser.add_class_arguments(_Options, as_group=False)
+
+
+def make_node(call: Call) -> Node:
+    """Make the node that the settings describe."""
+    settings = call.settings
+    trainer, parts = make(call)
+    clients, folder = chosen(parts.data, settings), Path(settings.state_dir) / "states"
+    if clients is None:
+        raise ConfigError("--client is missing; see lit-fed node --help")
+    return Node(
+        trainer, *parts, clients, folder, settings.histogram, settings.most_bytes, settings.report,
+        settings.report_least, log_line, signer_of(trainer, settings.key, settings.peers), settings.smallest_sum,
+    )  # fmt: skip
+
+
+def make_statistics_node(call: Call) -> StatisticsNode:
+    """Make the node that answers statistics alone."""
+    settings, made = call.settings, make_data(call)
+    if (clients := chosen(made.data, settings)) is None:
+        raise ConfigError("--client is missing; see lit-fed node --help")
+    together = settings.report == "aggregate"
+    if together and len(clients) < settings.report_least:
+        raise ConfigError(
+            f"--report aggregate sends sums of at least {settings.report_least} clients, and this node has "
+            f"{len(clients)}; lower --report_least, with 1 a sum may be a single client's statistics"
+        )
+    return StatisticsNode(
+        made.data, clients, made.config, settings.statistics, made.noise, together, settings.most_bytes, log_line
+    )
+
+
+def run(call: Call) -> int:
+    """Serve until Ctrl-C."""
+    settings = call.settings
+    check_public(settings.server)
+    keep_private()
+    security, proxy = Security(settings.ca, settings.certificate, settings.key), proxy_of(settings.proxy)
+    security.check(settings.server)
+    with suppress(KeyboardInterrupt), sole_user(Path(settings.state_dir), "--state_dir"):
+        node: Node | StatisticsNode
+        if settings.statistics is None:
+            node = make_node(call)
+            data = node.federation.data
+        else:
+            node = make_statistics_node(call)
+            data = node.data
+        who = ", ".join(called(data, client_id) for client_id in node.clients)
+        log_line(f"client{'s' if len(node.clients) > 1 else ''} {who} of {settings.server}; Ctrl-C ends it")
+        serve(node, settings.server, security, proxy)
+    return 0

@@ -1,0 +1,1 @@
+"""Certificates and keys of the ends, and the clients that a key may claim."""

@@ -1,0 +1,162 @@
+"""The files of ``--node_keys`` and ``--revoked``: which clients the holder of a certificate's key may claim."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import UserDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from lit_fed.errors import ConfigError
+from lit_fed.federation.ends import Alert
+from lit_fed.federation.transport.security import key_of
+
+_MOST_BYTES = 2**24
+_EXAMPLE = "write a line a node, such as  keys/north.crt: [0, 1, 2]"
+_WITH_CEILING = "{clients: [0, 1, 2], most_samples: 5000}"
+_HASH = re.compile(r"[0-9a-f]{64}")
+_LOOK_S = 1.0  # interval of looking for changes
+
+
+class Grant(NamedTuple):
+    """The clients that a key may claim, and the most training samples that each may report; None for any number."""
+
+    clients: frozenset[int]
+    most_samples: int | None = None
+
+
+class NodeKeys(UserDict[str, Grant]):
+    """The clients that a node may claim, by the hash of its certificate's public key; revoked keys are left out.
+
+    Args:
+        path: A YAML mapping from files of certificates, relative to it, to lists of client ids, or to mappings of
+            ``clients`` to such a list and of ``most_samples`` to a number.
+        revoked: A list of hashes of keys, one a line, with comments after ``#``.
+        say: Prints a line.
+    """
+
+    def __init__(
+        self, path: str | Path, revoked: str | Path | None = None, say: Callable[[str], object] = print
+    ) -> None:
+        self.path, self.revoked, self.say = Path(path), None if revoked is None else Path(revoked), say
+        self._looked = time.monotonic()
+        self._seen: list[tuple[int, int, int] | None] = []
+        self.data = self._read()
+
+    def refresh(self) -> None:
+        """Read changed files again; while they cannot be read, print why and keep the content before."""
+        if time.monotonic() < self._looked + _LOOK_S:
+            return
+        self._looked, seen = time.monotonic(), self._stamps()
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self.data = self._read()
+        except ConfigError as error:
+            self.say(Alert(f"{error}; until then the keys stay as they were"))
+        else:
+            self.say(f"read {self.path} again: {len(self.data)} keys are accepted")
+
+    def _stamps(self) -> list[tuple[int, int, int] | None]:
+        stamps: list[tuple[int, int, int] | None] = []
+        for path in self._files:
+            try:
+                stat = path.stat()
+                stamps.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+            except OSError:
+                stamps.append(None)
+        return stamps
+
+    def _read(self) -> dict[str, Grant]:
+        clients, files = read_node_keys(self.path)
+        self._files = [self.path, *([] if self.revoked is None else [self.revoked]), *files]
+        self._seen = self._stamps()
+        barred = set() if self.revoked is None else _read_revoked(self.revoked)
+        return {key: ids for key, ids in clients.items() if key not in barred}
+
+
+def read_node_keys(path: Path) -> tuple[dict[str, Grant], list[Path]]:
+    """Read the clients by the hash of a public key, and the files of the certificates; raise `ConfigError`."""
+    where = f"--node_keys {path}"
+    grants: dict[str, Grant] = {}
+    names: dict[str, str] = {}
+    owners: dict[int, str] = {}
+    for name, clients, line in _read(path, where):
+        most = None
+        if isinstance(clients, dict):
+            most = clients.get("most_samples")
+            if clients.keys() != {"clients", "most_samples"} or type(most) is not int or most < 1:
+                raise ConfigError(
+                    f"{where}, line {line}, has {str(clients)[:60]!r} for {name}; write a list of clients, or "
+                    f"{_WITH_CEILING} with a number from 1"
+                )
+            clients = clients["clients"]
+        key = _key(path.parent / name, f"{where} names {name}, and")
+        if key in grants:
+            raise ConfigError(f"{where} has the same key as {names[key]} and {name}; keep one, with all its clients")
+        ids: list[int] = clients if isinstance(clients, list) else [clients]  # type: ignore[list-item]  # looked at next
+        if not ids or any(type(client_id) is not int or client_id < 0 for client_id in ids):
+            raise ConfigError(
+                f"{where}, line {line}, has {str(clients)[:40]!r} for {name}; clients are ids from 0, as [0, 1, 2]"
+            )
+        if (twice := next((client_id for client_id in ids if ids.count(client_id) > 1), None)) is not None:
+            raise ConfigError(f"{where} has client {twice} twice for {name}; name it once")
+        if (taken := next((client_id for client_id in ids if client_id in owners), None)) is not None:
+            raise ConfigError(f"{where} gives client {taken} to {owners[taken]} and {name}; give it to one of them")
+        owners |= dict.fromkeys(ids, name)
+        grants[key], names[key] = Grant(frozenset(ids), most), name
+    return grants, [path.parent / name for name in names.values()]
+
+
+def _key(path: Path, where: str) -> str:
+    try:
+        return key_of(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{where} {path} cannot be read: {(error.strerror or str(error)).lower()}") from error
+    except ValueError as error:
+        raise ConfigError(f"{where} {path} is not a certificate; make one with lit-fed provision") from error
+
+
+def _read_revoked(path: Path) -> set[str]:
+    try:
+        lines = [line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--revoked {path} cannot be read ({type(error).__name__}); correct the path") from error
+    if odd := next((line for line in lines if line and not _HASH.fullmatch(line)), None):
+        raise ConfigError(f"--revoked {path} has {odd[:40]!r}; write the SHA-256 of a public key, in 64 hex digits")
+    return {line for line in lines if line}
+
+
+def _read(path: Path, where: str) -> list[tuple[str, object, int]]:
+    """Read a mapping's pairs with their lines, duplicates included, of which a YAML loader would keep the last."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ConfigError(f"{where} has more than {_MOST_BYTES:,} bytes; {_EXAMPLE}")
+        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        if not isinstance(node, yaml.MappingNode) or not node.value:
+            raise ConfigError(f"{where} is not a mapping from certificates to clients; {_EXAMPLE}")
+        loader = yaml.SafeLoader("")
+        pairs = [
+            (
+                loader.construct_object(entry, deep=True),
+                loader.construct_object(other, deep=True),
+                entry.start_mark.line + 1,
+            )
+            for entry, other in node.value
+        ]
+    except OSError as error:
+        raise ConfigError(f"{where} cannot be read: {(error.strerror or str(error)).lower()}; {_EXAMPLE}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{where} is not valid YAML; {_EXAMPLE}") from error
+    if odd := next((name for name, *_ in pairs if not isinstance(name, str)), None):
+        raise ConfigError(f"{where} has {str(odd)[:40]!r} in place of a certificate's file name; {_EXAMPLE}")
+    if twice := next((name for name, *_ in pairs if sum(name == other for other, *_ in pairs) > 1), None):
+        raise ConfigError(f"{where} names {twice} twice; name it once, with all its clients")
+    return pairs

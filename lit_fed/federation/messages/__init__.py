@@ -1,0 +1,1 @@
+"""What server and nodes send each other, as frames of bytes."""

@@ -1,0 +1,1 @@
+"""A node: the data and states of some clients, and their work on request."""

@@ -1,0 +1,537 @@
+"""A node: it holds the data and states of some clients, and does their work on request.
+
+It turns messages into answers, independently of the transport. Beside it: its log, and its record of a finished run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lit_fed.checks import check_range
+from lit_fed.data.partitions.cut import clients_here
+from lit_fed.data.population.naming import called
+from lit_fed.engine.clients.executor import failure
+from lit_fed.engine.clients.local import TaskStage
+from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol
+from lit_fed.engine.loop.run import Run
+from lit_fed.engine.method.algorithm import held_model
+from lit_fed.engine.method.client import Stage
+from lit_fed.engine.storage.files import write_atomically
+from lit_fed.engine.storage.packs import State, Version, VersionedFiles, checksum
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Payload, layout_of
+from lit_fed.engine.wire.request import Request
+from lit_fed.errors import CheckpointError, ClientFailure, ConfigError, WireError
+from lit_fed.federation.ends import Alert
+from lit_fed.federation.messages.frozen import FrozenTensors, UnknownTensor, read_hashes
+from lit_fed.federation.messages.wire import MOST_BYTES, Message, check_payload, decode, encode, shown
+from lit_fed.federation.node.withheld import Report, Withheld
+from lit_fed.federation.server.roster import agreed, mismatch
+from lit_fed.federation.server.summing import own_work
+from lit_fed.networks.base import Names, is_base
+from lit_fed.participation import FullParticipation
+from lit_fed.tensors import check_bytes
+from lit_fed.trainer import FederatedTrainer, Tasks
+
+if TYPE_CHECKING:
+    from lit_fed.data import FederatedDataModule
+    from lit_fed.engine.evaluation.federation import Federation
+    from lit_fed.engine.method.algorithm import Algorithm
+    from lit_fed.federation.secure.signer import Signer
+
+
+_MOST_BYTES = 2**24  # size at which the log is rotated
+_MOST_LINES = 2000  # maximum number of lines per entry
+
+
+class NodeLog:
+    """The file ``node.log``, readable for its user alone, and its predecessor ``node.log.1``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "node.log"
+
+    def write(self, text: str) -> None:
+        """Append an entry with the time, without control characters.
+
+        A failed write is ignored, because the outline of the error has already been printed.
+        """
+        lines = text.splitlines()[:_MOST_LINES]
+        plain = "\n  ".join(
+            "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line) for line in lines
+        )
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.path.exists() and self.path.stat().st_size > _MOST_BYTES:
+                self.path.replace(self.path.with_name("node.log.1"))
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            with open(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {plain}\n")
+        except OSError:
+            return
+
+
+NAME = "last.pt"
+RUN_ID = re.compile(r"[0-9a-f]{16}")
+_CLIENT = re.compile("[0-9]{1,18}")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The end of a run, as a node saves it.
+
+    Args:
+        versions: The versions of states by client; None for a client without state.
+        payloads: The broadcast payloads by kind of network.
+        frozen: The frozen parameters by kind, without those in `base`.
+        base: By kind, the pretrained parameters that the node reads again.
+    """
+
+    run_id: str
+    round_idx: int
+    versions: Mapping[int, Version | None]
+    payloads: Mapping[str, Payload]
+    frozen: Mapping[str, Payload]
+    base: Mapping[str, Names]
+
+    def write(self, folder: Path) -> None:
+        """Write it, replacing an earlier one."""
+        content = {
+            "run": self.run_id,
+            "round": self.round_idx,
+            "versions": {str(client_id): version for client_id, version in self.versions.items()},
+            "payloads": {kind: dict(payload) for kind, payload in self.payloads.items()},
+            "frozen": {kind: dict(payload) for kind, payload in self.frozen.items()},
+            "base": {kind: dict(names) for kind, names in self.base.items()},
+        }
+        write_atomically(content, folder / NAME)
+
+
+def read(folder: Path) -> Kept:
+    """Read the end of a run from a node's folder; raise `CheckpointError` if the file is missing or damaged."""
+    path = folder / NAME
+    if not path.is_file():
+        raise CheckpointError(f"{path} does not exist; give the folder that the node ran with, after a run has ended")
+    try:
+        content = torch.load(path, weights_only=True, map_location="cpu")
+        check_bytes(path)
+        versions = {int(name): _version(name, version) for name, version in content["versions"].items()}
+        groups = [{kind: _tensors(entry) for kind, entry in content[key].items()} for key in ("payloads", "frozen")]
+        if not RUN_ID.fullmatch(content["run"]) or type(content["round"]) is not int:
+            raise ValueError("the run's id is malformed")
+        if not is_base(content["base"]):
+            raise ValueError("the names of pretrained parameters are malformed")
+    except Exception as error:  # damaged bytes raise many exceptions
+        raise CheckpointError(f"{path} cannot be read ({' '.join(str(error).split())[:120]})") from error
+    return Kept(content["run"], content["round"], versions, groups[0], groups[1], content["base"])
+
+
+def _version(name: Any, version: Any) -> Version | None:
+    if not isinstance(name, str) or not _CLIENT.fullmatch(name):
+        raise ValueError(f"{name!r} is not a client")
+    if version is not None and (type(version) is not tuple or [type(part) for part in version] != [int, int]):
+        raise ValueError(f"{version!r} is not a version")
+    return version
+
+
+def _tensors(entry: Any) -> dict[str, Tensor]:
+    if not isinstance(entry, dict) or not all(isinstance(tensor, Tensor) for tensor in entry.values()):
+        raise ValueError("an entry is not a tensor")
+    return entry
+
+
+_OFTEN = 16  # maximum number of equal requests per round; a restarted server repeats them
+_MOST_RUNS = 64  # maximum number of runs per process, each with its folder and its counts of requests
+_MOST_DROPPED = 1000  # maximum number of a client's states that one message may delete
+_LINE = 1000  # maximum number of printed characters
+_SAY_S = 60.0  # interval of messages about a silent server
+_MARK = "/version"  # the tensor of a state that holds its number and its checksum
+
+
+class Node:
+    """The clients of one node.
+
+    Args:
+        trainer: The node's trainer, with the settings of the run.
+        model: The task.
+        data: The data; the node sets them up for these clients only.
+        algorithm: The method.
+        clients: Positions of the node's clients.
+        folder: The folder of the clients' states, one subfolder per run, and of the log; readable for the user only.
+        histogram: Report the class histogram of every client.
+        limit: Maximum size of a message, bytes.
+        report: Report metrics per client, or only their sums over the node's clients.
+        report_least: Minimum number of clients of such a sum.
+        say: Prints a line.
+        signer: Signs in secure sums; None makes a key that nobody knows.
+        smallest_sum: Least number of nodes with clients in a secure sum; None for its threshold.
+    """
+
+    def __init__(
+        self,
+        trainer: FederatedTrainer,
+        model: Tasks,
+        data: FederatedDataModule,
+        algorithm: Algorithm[Any],
+        clients: Iterable[int],
+        folder: Path,
+        histogram: bool = True,
+        limit: int = MOST_BYTES,
+        report: Report = "clients",
+        report_least: int = 2,
+        say: Callable[[str], object] = print,
+        signer: Signer | None = None,
+        smallest_sum: int | None = None,
+    ) -> None:
+        self.clients = clients_here(clients, data.num_clients)
+        if not self.clients:
+            raise ConfigError("the node has no clients; name at least one with --client")
+        self.folder, self.limit = folder, limit
+        self.say: Callable[[str], object] = lambda line: say(type(line)(shown(line, _LINE)))
+        self.log = NodeLog(folder)
+        self.boot = secrets.token_hex(8)
+        self.settings = agreed(trainer.settings.config)
+        self.trainer = trainer
+        self.run = settle(trainer, model, data, algorithm, self.clients, "fit")
+        if empty := [one for one in self.clients if not data.census.num_samples(one)]:
+            say(Alert(f"client {called(data, empty[0])} has no training samples"))
+        self.federation = self.run.federation
+        self.frozen = FrozenTensors(_frozen_of(self.federation), folder, self.say)
+        wrappers = self.federation.wrappers
+        self.reports = {one: wrappers.report(data.census.report(one, histogram), one) for one in self.clients}
+        samples = {one: report.samples for one, report in self.reports.items()}
+        self.withheld = None
+        if report == "aggregate":
+            check_range("--report_least", report_least, least=1)
+            if report_least > len(samples):
+                raise ConfigError(
+                    f"--report aggregate sends sums of at least {report_least} clients, and this node has "
+                    f"{len(samples)}; lower --report_least, with 1 a sum may be a single client's metrics"
+                )
+            self.withheld = Withheld(samples, report_least, folder, self.say)
+            self.say(f"metrics leave this node in sums over at least {report_least} clients; sums over fewer stay here")
+        self.sums = own_work(trainer, signer, limit, report, self.say, folder, smallest_sum)
+        self._run_id = ""
+        self._given: dict[str, Counter[tuple[object, ...]]] = {}  # counts of equal requests, by run
+        self._continued: dict[tuple[str, int], int] = {}  # the state that a client continued from last, by run
+        self._errors: dict[str, int] = {}  # numbers of errors, by the text that the server gets
+        self._heard = self._said = time.monotonic()
+        self._at = "nothing yet"
+
+    @contextmanager
+    def at_work(self) -> Iterator[Node]:
+        """Prepare to handle messages."""
+        with ExitStack() as stack:
+            stack.enter_context(for_nobody_else(self.folder))
+            stack.enter_context(self.trainer.local.guard.on_duty(False))
+            stack.enter_context(self.federation.session.at_work("fit"))
+            yield self
+
+    def idle(self) -> None:
+        """Report a silent server at most once a minute; cheap to call at any rate."""
+        now = time.monotonic()
+        if now > max(self._heard, self._said) + _SAY_S:
+            self._said = now
+            silent = f"silent for {(now - self._heard) / 60:.0f} min"
+            self.say(Alert(f"waiting for the server, {silent}; last message: {self._at}"))
+
+    def handle(self, blob: bytes) -> bytes:
+        """Handle a message, and return the answer; every error becomes an answer, too."""
+        self._heard = time.monotonic()
+        client_id, round_idx, message, broadcast = -1, -1, None, None
+        outcome: ClientUpdate | ClientFailure | None
+        try:
+            message = decode(blob, self.limit)
+            of_the_node = {"hello": self._greet, "held": self._tell_held, "keep": self._keep}
+            if message.word in of_the_node:
+                return encode(of_the_node[message.word](message))
+            if message.word == "secure" and self.sums is not None:
+                fields, tensors = self.sums.answer(message.fields, message.tensors.get("secure", {}))
+                return encode(Message("answer", {"message": fields}, {"secure": tensors}))
+            client_id, round_idx = message.get("client", int), message.get("round", int)
+            if message.get("boot", str) != self.boot or client_id not in self.clients:
+                cause = f"client {client_id} is not on this node, which restarted in the meantime"
+                return encode(self._failed(client_id, round_idx, cause, moved=True))
+            broadcast = self._take_in(message, client_id, round_idx)
+            outcome = self._train(client_id, broadcast) if message.word == "train" else self._ask(message, broadcast)
+            if isinstance(outcome, ClientFailure) and self.sums is not None and self.sums.summed.noise is not None:
+                self.say(Alert(f"{outcome}; the server gets an update by zeros"))
+                self.log.write(f"{outcome}\n{outcome.details}".rstrip())  # without a number, of which it could count
+                self.federation.session.restore(client_id, broadcast)
+                outcome = self.sums.unmoved(client_id, broadcast)
+            if self.sums is not None and isinstance(outcome, ClientUpdate):
+                outcome = self.sums.keep(self._request(), broadcast, outcome)
+        except UnknownTensor as error:  # the server greets the node again, and learns what it holds
+            return encode(self._failed(client_id, round_idx, str(error), moved=True))
+        except (Exception, SystemExit) as error:
+            outcome = failure(client_id, round_idx, error)
+        sums = {}
+        if self.withheld is not None and message is not None and client_id in self.clients:
+            try:
+                sums = self.withheld.take(message, outcome, broadcast)
+            except Exception as error:  # messages are untrusted
+                outcome = failure(client_id, round_idx, error)
+        if not isinstance(outcome, ClientFailure):
+            try:
+                return encode(self._answer(client_id, round_idx, outcome, sums))
+            except Exception as error:  # such as more metrics than a message can hold
+                outcome = failure(client_id, round_idx, error)
+        return encode(self._failed(client_id, round_idx, self._told(outcome), sums=sums))
+
+    def _told(self, failed: ClientFailure) -> str:
+        """Return the outline of a failure for the server; print and log all of it, under a number."""
+        outline = shown(failed.outline)
+        if outline == shown(failed.cause):
+            self.say(Alert(failed))
+            return outline
+        number = self._errors.setdefault(outline, len(self._errors) + 1)
+        self.say(Alert(f"error {number}: {failed}" + (f"; see {self.log.path}" if failed.details else "")))
+        self.log.write(f"error {number}: {failed}\n{failed.details}".rstrip())
+        return f"{outline} (error {number} in the log of its node)"
+
+    # ------------------------------------------------------------------ who lives here
+
+    def _greet(self, message: Message) -> Message:
+        if (cause := mismatch(self.settings, message)) is None:
+            clients = {str(client_id): asdict(report) for client_id, report in self.reports.items()}
+            self._say_where("registered with the server")
+            fields = {"boot": self.boot, "clients": clients, "sums": self.withheld is not None}
+            fields["smallest_sum"] = 0 if self.sums is None else self.sums.smallest
+            return Message("answer", fields | {"frozen": self.frozen.hashes})
+        self.say(Alert(f"refused the server: {cause}"))
+        return self._failed(-1, -1, shown(cause))
+
+    def _tell_held(self, message: Message) -> Message:
+        """List the versions of the clients' states of a run."""
+        self._open(message)
+        files: VersionedFiles = self.federation.store.files
+        names = {str(client_id) for client_id in self.clients}
+        return Message("answer", {"held": [[name, at] for name, at in files.rounds() if name in names]})
+
+    def _keep(self, message: Message) -> Message:
+        """Save the end of a run, for later prediction and evaluation."""
+        round_idx, versions = message.get("round", int), message.get("versions", dict)
+        if not 0 <= round_idx < self.run.max_rounds or versions.keys() != {
+            str(client_id) for client_id in self.clients
+        }:
+            raise WireError("the end of the run is for other clients; run the same lit_fed on both ends")
+        self._open(message)
+        self._count("keep")
+        payloads, frozen, bases = dict[str, Payload](), dict[str, Payload](), dict[str, Names]()
+        named = read_hashes(message.fields.get("frozen", {}))
+        for kind in {self.federation.kinds[client_id] for client_id in self.clients}:
+            payloads[kind] = self.federation.channel.downlink.arrive(message.tensors.get(f"payload/{kind}", {})).payload
+            received = self._frozen(kind, message.tensors.get(f"frozen/{kind}", {}), named.get(kind, {}))
+            base = self.federation.loops[kind].model.base
+            frozen[kind] = {name: tensor for name, tensor in received.items() if not base.holds(name, tensor)}
+            bases[kind] = {name: base.names[name] for name in received.keys() - frozen[kind].keys()}
+            self._check(payloads[kind], round_idx, kind, "predict")
+        versions_told = {int(name): read_version(version) for name, version in versions.items()}
+        Kept(self._run_id, round_idx, versions_told, payloads, frozen, bases).write(self.folder)
+        self._say_where(f"the run ended after round {round_idx + 1}; its model is saved in {self.folder}")
+        return Message("answer", {})
+
+    def _open(self, message: Message) -> None:
+        run_id = message.get("run", str)
+        if not RUN_ID.fullmatch(run_id):
+            raise WireError(f"the run's id {shown(run_id, 40)!r} is malformed; run the same lit_fed on both ends")
+        if run_id != self._run_id:
+            if run_id not in self._given and len(self._given) >= _MOST_RUNS:  # counts are never forgotten
+                raise WireError(f"the server began more than {_MOST_RUNS} runs; restart the node")
+            self._given.setdefault(run_id, Counter())
+            self.federation.store.open(self.folder / run_id)
+            self._run_id = run_id
+
+    # ------------------------------------------------------------------ one client's work
+
+    def _take_in(self, message: Message, client_id: int, round_idx: int) -> Broadcast:
+        """Decode a broadcast, select the state's version that the server names, and delete the states that it drops."""
+        federation, store = self.federation, self.federation.store
+        if not 0 <= round_idx < self.run.max_rounds:
+            raise WireError(
+                f"round {round_idx} is not one of the {self.run.max_rounds}; run the same lit_fed on both ends"
+            )
+        self._open(message)
+        version = read_version(message.fields.get("version"))
+        dropped = message.get("drop", list)
+        if len(dropped) > _MOST_DROPPED or not all(
+            type(at_round) is int and 0 <= at_round < 2**32 for at_round in dropped
+        ):
+            raise WireError(f"the list of states to drop is malformed or has more than {_MOST_DROPPED:,} entries")
+        if version is not None and version[0] in dropped:
+            raise WireError(f"the server drops the state with which client {client_id} is to continue")
+        asked = [message.fields.get(key) for key in ("protocol", "subset")] if message.word == "ask" else []
+        self._count(message.word, *(part if isinstance(part, str) else "" for part in asked), client_id, round_idx)
+        self._say_where(f"round {round_idx + 1} of {self.run.max_rounds}")
+        if version is not None:
+            self._continued[self._run_id, client_id] = version[0]
+        newest = max((at for name, at in store.files.rounds() if name == str(client_id)), default=-1) if dropped else -1
+        for drop_round in dropped:
+            if drop_round not in (newest, self._continued.get((self._run_id, client_id))):
+                store.files.forget([(str(client_id), drop_round)], delete=True)
+        store.load_state_dict({} if version is None else {str(client_id): version}, round_idx)
+        kind, device = federation.kinds[client_id], federation.fabric.device
+        named = read_hashes({kind: message.fields.get("frozen", {})})[kind]
+        groups = {
+            "payload": message.tensors.get("payload", {}),
+            "frozen": self._frozen(kind, message.tensors.get("frozen", {}), named),
+        }
+        fields = {**message.fields, "work": message.word, "clients": [client_id]}
+        self._request = cache(lambda: Request.read(fields, groups))  # a hash of the model, which not every method needs
+        if isinstance(store.files, _AtOnce):
+            store.files.number = lambda: self._request().digest(version)
+        received: dict[str, dict[str, Any]] = {
+            group: {name: tensor.to(device) for name, tensor in tensors.items()} for group, tensors in groups.items()
+        }
+        payload = federation.channel.downlink.arrive(received["payload"]).payload
+        self._check(payload, round_idx, kind, "train" if message.word == "train" else "test")
+        return Broadcast(round_idx, {kind: payload}, {kind: received["frozen"]})
+
+    def _frozen(self, kind: str, sent: Payload, named: Mapping[str, str]) -> Payload:
+        """All frozen tensors of a message, checked against the model."""
+        model = self.federation.loops[kind].model
+        check_payload(sent, layout_of({name: model.tensor(name) for name in sent if name in model}), "the server")
+        return self.frozen.complete(kind, sent, named)
+
+    def _check(self, payload: Payload, round_idx: int, kind: str, stage: Stage) -> None:
+        """Refuse a payload that lacks a tensor of the round's first broadcast; a later broadcast may hold more."""
+        federation = self.federation
+        federation.session.divide(round_idx)
+        layout = layout_of(federation.algorithm.broadcast(federation.server, round_idx, kind, stage))
+        check_payload({name: payload[name] for name in layout if name in payload}, layout, "the server")
+
+    def _count(self, *work: object) -> None:
+        """Raise `WireError` if the server repeats a request more than `_OFTEN` times in a round."""
+        given = self._given[self._run_id]
+        given[work] += 1
+        if given[work] > _OFTEN:
+            what = shown(work[1] if work[0] == "ask" else work[0], 40)
+            raise WireError(f"the server requests {what!r} more than {_OFTEN} times in one round")
+
+    def _say_where(self, at: str) -> None:
+        """Print the server's request if it differs from the last one."""
+        if at != self._at:
+            self._at = at
+            self.say(at)
+
+    def _train(self, client_id: int, broadcast: Broadcast) -> ClientUpdate | ClientFailure:
+        (outcome,) = self.federation.executor.run([client_id], broadcast)
+        return outcome
+
+    def _ask(self, message: Message, broadcast: Broadcast) -> ClientUpdate | None:
+        if message.word != "ask":
+            raise WireError(f"the request {message.word!r} is unknown; run the same lit_fed on both ends")
+        name, subset = message.get("protocol", str), message.get("subset", str)
+        settings = self.run.settings
+        protocol = next((asked for asked in settings.protocols if asked.name == name), None)
+        if protocol is None or type(protocol).answer is Protocol.answer:
+            raise WireError(
+                f"trainer.protocols on the node has no {shown(name, 40)!r} that asks clients; use the same on both ends"
+            )
+        chooses = subset == "val" and self.federation.data.has_val and not self.federation.wrappers.private
+        if subset != settings.evaluate_on and not chooses:
+            raise WireError(
+                f"trainer.evaluate_on is {settings.evaluate_on!r} on the node and {shown(subset, 40)!r} on the server; "
+                "use the same on both ends"
+            )
+        on: EvalSubset = "val" if subset == "val" else "test"
+        return protocol.answer(self.federation, message.get("client", int), broadcast, on)
+
+    def _answer(self, client_id: int, round_idx: int, update: ClientUpdate | None, sums: Mapping[str, Any]) -> Message:
+        fields: dict[str, Any] = {"client": client_id, "round": round_idx, "silent": update is None, "sums": sums}
+        if update is None:
+            return Message("answer", fields)
+        fields |= {"weight": update.weight, "metrics": update.metrics}
+        fields["version"] = self.federation.store.written(client_id)
+        return Message("answer", fields, {"payload": self.federation.channel.uplink.pack(update.payload)})
+
+    def _failed(
+        self, client_id: int, round_idx: int, cause: str, moved: bool = False, sums: Mapping[str, Any] | None = None
+    ) -> Message:
+        fields = {"client": client_id, "round": round_idx, "cause": cause, "moved": moved, "sums": dict(sums or {})}
+        return Message("failure", fields)
+
+
+def _frozen_of(federation: Federation) -> dict[str, Payload]:
+    """The frozen tensors that a node's models begin with, by kind."""
+    found = dict[str, Payload]()
+    for kind, loop in federation.loops.items():
+        held = held_model(federation.server, kind)
+        found[kind] = {name: held[name] for name in loop.model.split.frozen if name in held}
+    return found
+
+
+def settle(
+    trainer: FederatedTrainer,
+    model: Tasks,
+    data: FederatedDataModule,
+    algorithm: Algorithm[Any],
+    clients: Iterable[int],
+    stage: TaskStage,
+) -> Run:
+    """Assemble a run from its parts, with the data of some clients only."""
+    trainer.participation = FullParticipation()  # the server samples the cohort
+    data.reserve(algorithm.public_size, algorithm.calibration_fraction)
+    data.prepare_data()
+    data.setup("fit", clients=clients)
+    run = trainer.assemble(model, data, algorithm, stage)
+    if stage == "fit":
+        run.federation.wrappers.settle()
+    run.federation.store.keeper = _AtOnce
+    return run
+
+
+class _AtOnce(VersionedFiles):
+    """Files in which a client's state is on disk before its node answers.
+
+    A version's number leaves the node, and so is a hash of what the server asked for and not of the state; the checksum
+    stays in the file.
+    """
+
+    number: Callable[[], bytes]
+    """Digest of the request for which a client works, and of the version from which it continues."""
+
+    @override
+    def write(self, name: str, round_idx: int, state: Mapping[str, Tensor]) -> Version:
+        number = int.from_bytes(self.number()[:4])
+        super().write(name, round_idx, {**state, _MARK: torch.tensor([number, checksum(name, state)])})
+        self.take(self.flush())
+        return round_idx, number
+
+    @override
+    def is_written(self, name: str, state: State, number: int) -> bool:
+        mark = state.pop(_MARK, None)
+        return mark is not None and mark.tolist() == [number, checksum(name, state)]
+
+
+@contextmanager
+def for_nobody_else(folder: Path) -> Iterator[None]:
+    """Create a folder, and make it and all files written meanwhile readable for the user alone."""
+    before = os.umask(0o077)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        yield
+    finally:
+        os.umask(before)
+
+
+def read_version(version: Any) -> Version | None:
+    """Validate the version of a client's state; raise `WireError` if it is malformed."""
+    if version is None:
+        return None
+    if type(version) is not list or [type(part) for part in version] != [int, int] or min(version) < 0:
+        raise WireError("the version of a client's state is malformed; run the same lit_fed on both ends")
+    return version[0], version[1]

@@ -1,0 +1,303 @@
+"""An asynchronous federation on machines: the clock is real, and the order is that of arrival.
+
+A round's plan is the work that arrives in it, as in a simulation; `lit_fed.participation.Asynchronous` with ``replay``
+runs the recorded order again.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from heapq import heapify
+from pathlib import Path
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from lit_fed.callbacks import Callback
+from lit_fed.callbacks.recorder import RoundTable
+from lit_fed.engine.clients.executor import layouts_of
+from lit_fed.engine.evaluation.federation import Federation
+from lit_fed.engine.loop.run import RoundRecord, Run
+from lit_fed.engine.storage.files import cannot_write
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
+from lit_fed.engine.wire.totals import Totals
+from lit_fed.errors import CheckpointError, ClientFailure, ConfigError, NobodyLeft
+from lit_fed.federation.ends import Alert
+from lit_fed.federation.server.executor import _LOOK_S, _PAUSE_S, _RETURN_S, GridExecutor, _Work
+from lit_fed.participation import Asynchronous, Fate, Participant, Participation
+from lit_fed.participation.asynchronous import COLUMNS, Flight, Step, cells_of, read_order
+
+ORDER = "order.csv"
+"""The file of a run's order, in its folder."""
+
+
+class FlightExecutor(GridExecutor):
+    """Keeps clients at work across rounds: `start` sends their work, `land` waits for an outcome, `run` yields it."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._flights: dict[int, _Work] = {}
+        self._busy: dict[str, int] = {}  # of all flights: the number of pending messages by node's process
+        self._landed: dict[int, ClientUpdate | ClientFailure] = {}
+        self._replies: deque[Any] = deque()
+        self._looked = time.monotonic()
+
+    def start(self, client_id: int, broadcast: Broadcast) -> None:
+        """Send a client its work."""
+        self.session.store.expect(client_id, broadcast.round_idx)
+        self.session.divide(broadcast.round_idx)
+        layouts = layouts_of(self.session, [client_id], broadcast)
+        end = time.monotonic() + self.patience.round_s
+        self._flights[client_id] = _Work("train", broadcast, {}, layouts, deque([client_id]), end, busy=self._busy)
+
+    def land(self) -> tuple[int, bool]:
+        """Wait for the next client whose work ends; return it, and whether its update arrived."""
+        pause = _PAUSE_S[0]
+        while True:
+            for client_id, outcome in self._outcomes():
+                del self._flights[client_id]
+                if isinstance(outcome, ClientFailure):
+                    if not self.tolerant:
+                        raise outcome
+                    self.roster.say(Alert(f"{outcome}; its place is free"))
+                self._landed[client_id] = outcome
+                return client_id, isinstance(outcome, ClientUpdate)
+            if self._replies:
+                continue
+            sent = [message_id for work in self._flights.values() for message_id in work.sent]
+            self._replies.extend(self.roster.grid.pull([*sent, *self._unanswered]))
+            pause = _PAUSE_S[0] if self._replies else min(2 * pause, _PAUSE_S[1])
+            if not self._replies:
+                time.sleep(pause)
+
+    def _outcomes(self) -> Iterator[tuple[int, ClientUpdate | ClientFailure]]:
+        """Take in at most one reply, push, and look after deadlines and nodes; a caller may stop after any outcome."""
+        self._late.clear()  # there are no rounds to sit out
+        if self._replies:
+            reply = self._replies.popleft()
+            for client_id, work in list(self._flights.items()):
+                if reply.message_id in work.sent:
+                    for one in self._take_in(work, reply):
+                        yield client_id, one or self._failure(client_id, work, "its node sent no update")
+                    break
+            else:
+                self._unanswered.pop(reply.message_id, None)  # too late, but the node is responsive
+        now, absent = time.monotonic(), False
+        for client_id, work in list(self._flights.items()):
+            begun = work.end - self.patience.round_s
+            pushed = self._push(work, may_return=now < begun + self.patience.return_s)
+            yield from ((client_id, one) for one in pushed)
+            absent |= bool(work.queue)
+            if now > work.end:
+                yield from ((client_id, one) for one in self._give_up(work))
+        if now - self._looked > (_RETURN_S if absent else _LOOK_S):
+            self._looked = now
+            self.roster.refresh()
+            for client_id, work in list(self._flights.items()):
+                yield from ((client_id, one) for one in self._miss(work))
+
+    @override
+    def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
+        """Yield the outcomes of a version's clients; with the first version of a step, that step's failures before."""
+        failed = [client_id for client_id, one in self._landed.items() if isinstance(one, ClientFailure)]
+        for client_id in [*failed, *client_ids]:
+            yield self._landed.pop(client_id)
+
+    @override
+    def told_together(self, logged: Mapping[int, dict[str, float]] | None = None, round_idx: int = 0) -> list[Totals]:
+        told, self._totals = super().told_together(logged, round_idx), []
+        return told
+
+    def leave(self) -> None:
+        """Give up all work under way."""
+        self.roster.grid.drop([message_id for work in self._flights.values() for message_id in work.sent])
+        self._flights.clear()
+
+
+class Arrivals(Asynchronous):
+    """The arrivals of nodes in place of a simulation's.
+
+    Args:
+        simulated: The settings; its speeds are not used.
+    """
+
+    def __init__(self, simulated: Asynchronous) -> None:
+        super().__init__(
+            simulated.concurrency, simulated.buffer, max_staleness=simulated.max_staleness,
+            unseen_fraction=simulated.unseen_fraction, every=simulated.every,
+        )  # fmt: skip
+        self.federation: Federation | None = None
+        self.begun: list[Participant] = []  # at work when a checkpoint was written
+        self.ended, self.version, self.offset = 0, 0, 0.0  # works and steps done, and seconds spent, by then
+        self.order = Path(ORDER)
+        self._past: list[list[Participant]] = []
+        self._sent: dict[int, Broadcast] = {}
+        self._since = time.monotonic()
+
+    def learn(self, states: Mapping[str, Any], done: int, path: Path) -> None:
+        """Take the clients at work from a checkpoint.
+
+        Args:
+            states: The states of its callbacks, by name.
+            done: Its finished rounds.
+            path: Its file.
+        """
+        saved = states.get(ArrivalOrder.__name__)
+        if saved is None and done:
+            raise CheckpointError(f"{path} comes from a run in rounds, or simulated; keep trainer.participation")
+        try:
+            for client_id, version, began in () if saved is None else saved["begun"]:
+                self.begun.append(Participant(int(client_id), Fate.ON_TIME, int(version), float(began), math.inf))
+            if saved is not None:
+                self.ended, self.offset = int(saved["ended"]), float(saved["seconds"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path} has clients at work that cannot be read: {error!r}") from error
+        self.version = done
+
+    @property
+    def flights(self) -> FlightExecutor:
+        """The run's executor."""
+        assert self.federation is not None
+        assert isinstance(self.federation.executor, FlightExecutor)
+        return self.federation.executor
+
+    def board(self, federation: Federation) -> None:
+        """Begin, or go on: send the clients that were at work their work again."""
+        self.federation, self._since = federation, time.monotonic()
+        downlink = federation.channel.downlink
+        for one in self.begun:
+            if (version := one.version or 0) not in self._sent:
+                kept = federation.versions[version]
+                crossed = {kind: downlink.cross(payload) for kind, payload in kept.payloads.items()}
+                for kind, payload in kept.payloads.items():
+                    if any(not torch.equal(tensor, crossed[kind].payload[name]) for name, tensor in payload.items()):
+                        raise CheckpointError(
+                            "trainer.downlink_codec changes what it has once decoded, so that clients at work cannot "
+                            "be sent the same again; start a new run"
+                        )
+                wire = {kind: arrival.wire for kind, arrival in crossed.items()}
+                self._sent[version] = replace(kept, wire=wire)
+            self.flights.start(one.client_id, self._sent[version])
+
+    @property
+    @override
+    def label(self) -> str:
+        return Asynchronous.__name__
+
+    @override
+    def duration(self, client_id: int) -> float:
+        return math.inf  # unknown
+
+    @override
+    def _rewind(self) -> None:
+        self._steps = self._queue(self.begun, self.ended + len(self.begun), self.version)
+        self._reached, self._step = self.version - 1, Step([], self.offset)
+        self._flying = [(one.ended, number, 0, one) for number, one in enumerate(self.begun)]
+
+    @override
+    def _at(self, round_idx: int) -> Step:
+        if round_idx < self._reached:  # for a picture
+            if round_idx >= len(self._past):
+                self._past = read_order(str(self.order), range(self.num_clients))
+            return Step(plan := self._past[round_idx], max(one.ended for one in plan))
+        is_new = round_idx > self._reached
+        step = super()._at(round_idx)
+        arrived = sum(one.fate is not Fate.LOST_BEFORE for one in step.plan)
+        if is_new and arrived < (least := min(self.flights.patience.smallest_cohort, self.buffer)):
+            raise NobodyLeft(
+                f"round {round_idx} has answers from {arrived} of {len(step.plan)} clients, and the smallest cohort is "
+                f"{least}; resume with --ckpt_path last when the nodes are connected"
+            )
+        return step
+
+    @override
+    def _begin(self, client_id: int, version: int, now: float) -> Participant:
+        assert self.federation is not None
+        if version not in self._sent:
+            broadcast = self.federation.broadcast(version)
+            wire = {
+                kind: {name: tensor.clone() for name, tensor in payload.items()}
+                for kind, payload in broadcast.wire.items()
+            }
+            self._sent = {v: one for v, one in self._sent.items() if v in {f[3].version for f in self._flying}}
+            self._sent[version] = replace(broadcast.detached(), wire=wire)
+        self.flights.start(client_id, self._sent[version])
+        return Participant(client_id, Fate.ON_TIME, version, self._now(), math.inf)
+
+    @override
+    def _arrive(self, flying: list[Flight]) -> Iterator[tuple[int, Participant]]:
+        client_id, arrived = self.flights.land()
+        flight = next(flight for flight in flying if flight[3].client_id == client_id)
+        flying.remove(flight)
+        heapify(flying)
+        yield flight[2], replace(flight[3], fate=Fate.ON_TIME if arrived else Fate.LOST_BEFORE, ended=self._now())
+
+    def _now(self) -> float:
+        return self.offset + time.monotonic() - self._since
+
+
+class ArrivalOrder(Callback):
+    """Writes ``order.csv``, and keeps the clients at work in the run's checkpoints."""
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self.arrivals = arrivals
+        self.ended = arrivals.ended
+
+    @override
+    def on_fit_start(self, run: Run) -> None:
+        before = run.log_dir if run.resumed_from is None else run.resumed_from
+        table = RoundTable(before / ORDER)
+        there, _ = table.check(run.start_round, COLUMNS)
+        if there < run.start_round:
+            raise CheckpointError(f"{before / ORDER} lacks steps before round {run.start_round}; restore the file")
+        table.cut(run.log_dir / ORDER, COLUMNS, run.start_round)
+        self.arrivals.order = run.log_dir / ORDER
+        self.arrivals.board(run.federation)
+
+    @override
+    def on_round_end(self, run: Run, record: RoundRecord) -> None:
+        path = run.log_dir / ORDER
+        with cannot_write(path), open(path, "a", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows(cells_of(record.round_idx, one) for one in record.plan)
+        self.ended += len(record.plan)
+
+    @override
+    def on_fit_end(self, run: Run) -> None:
+        """Give up what is under way."""
+        self.arrivals.flights.leave()
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        flying = [one for *_, one in sorted(self.arrivals._flying)]
+        return {
+            "begun": [[one.client_id, one.version, one.began] for one in flying],
+            "ended": self.ended,
+            "seconds": self.arrivals._now(),
+        }
+
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass  # `Arrivals.learn` has read it, before the run was assembled
+
+
+def arrivals_of(simulated: Participation) -> Arrivals | None:
+    """The arrivals of nodes with a simulation's settings; None for rounds. Refuse what only a simulation has."""
+    if simulated.one_model:
+        return None
+    if type(simulated) is not Asynchronous:
+        raise ConfigError(
+            f"trainer.participation is {type(simulated).__name__}, which simulates times of arrival, and nodes have "
+            "their own; choose Asynchronous or rounds, or simulate with `lit-fed fit`"
+        )
+    if simulated.replay is not None:
+        raise ConfigError("participation.replay repeats an order in a simulation, with `lit-fed fit`; leave it out")
+    for name in ("dropout_before", "dropout_after"):
+        if getattr(simulated, name):
+            raise ConfigError(f"participation.{name} simulates drop-outs, and nodes have their own; leave it out")
+    return Arrivals(simulated)

@@ -1,0 +1,145 @@
+"""The server of a federation: a `FederatedTrainer` whose clients are on nodes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from lit_fed.callbacks import Callback
+from lit_fed.data.partitions.cut import named
+from lit_fed.engine.clients.session import Session
+from lit_fed.engine.loop.checkpoint import callback_states, read_checkpoint
+from lit_fed.engine.loop.run import Run
+from lit_fed.engine.loop.runs import checkpoint_to_continue
+from lit_fed.engine.wire.payload import Payload
+from lit_fed.errors import CheckpointError, ConfigError
+from lit_fed.federation.ends import Alert, log_line
+from lit_fed.federation.messages.frozen import Hashes, KnownHashes
+from lit_fed.federation.messages.wire import MOST_BYTES, Message
+from lit_fed.federation.server.arrivals import ArrivalOrder, FlightExecutor, arrivals_of
+from lit_fed.federation.server.executor import GridExecutor, Patience, ServerEnd
+from lit_fed.federation.server.heard import expect_consent
+from lit_fed.federation.server.roster import Gathering, Identity, Roster, agreed
+from lit_fed.federation.server.summing import Summing, blind_of
+from lit_fed.federation.transport.serving import Grid
+from lit_fed.trainer import FederatedTrainer, Tasks
+
+if TYPE_CHECKING:
+    from lit_fed.data import FederatedDataModule
+    from lit_fed.engine.method.algorithm import Algorithm
+    from lit_fed.federation.keys.node_keys import Grant
+
+
+_PARTING_S = 120.0
+
+
+class Parting(Callback):
+    """Sends every node the end of a run, for prediction and evaluation without a server."""
+
+    def __init__(self, roster: Roster) -> None:
+        self.roster = roster
+
+    @override
+    def on_fit_end(self, run: Run) -> None:
+        """Send the last model, and print which clients it did not reach."""
+        federation, round_idx = run.federation, max(run.next_round - 1, 0)
+        broadcast = federation.broadcast(round_idx, "predict")
+        self.roster.refresh()
+        messages, hashes = {}, KnownHashes()
+        for node, home in self.roster.homes.items():
+            tensors: dict[str, Payload] = {}
+            held: Hashes = {}
+            for kind in sorted({federation.kinds[client_id] for client_id in home.clients}):
+                known = home.frozen.setdefault(kind, {})
+                frozen, held[kind] = hashes.divide(kind, broadcast.frozen.get(kind, {}), known)
+                tensors |= {f"payload/{kind}": broadcast.wire[kind], f"frozen/{kind}": frozen}
+            versions = {str(client_id): federation.store.version(client_id) for client_id in home.clients}
+            fields = {"run": self.roster.identity.run_id, "round": round_idx, "versions": versions}
+            fields["frozen"] = held
+            messages[node] = Message("keep", fields, tensors)
+        reached = self.roster.ask(messages, _PARTING_S, lambda _, answer: expect_consent(answer))
+        there = {client_id for node in reached for client_id in self.roster.homes[node].clients}
+        if absent := set(range(federation.data.num_clients)) - there:
+            self.roster.say(
+                Alert(
+                    f"the nodes of {named(absent)} did not save the end of the run; resume with --ckpt_path last once "
+                    "they are connected"
+                )
+            )
+
+
+def federate(
+    grid: Grid,
+    trainer: FederatedTrainer,
+    model: Tasks,
+    data: FederatedDataModule,
+    algorithm: Algorithm[Any],
+    ckpt_path: str | None = None,
+    patience: Patience | None = None,
+    gathering: Gathering | None = None,
+    limit: int = MOST_BYTES,
+    node_clients: Mapping[str, Grant] | None = None,
+) -> None:
+    """Train a federation whose clients are on nodes.
+
+    Args:
+        grid: The transport.
+        trainer: The trainer, with the settings of the run.
+        model: The task.
+        data: The population; `federate` sets up the shared sets only.
+        algorithm: The method.
+        ckpt_path: Resume from here, as in `FederatedTrainer.fit`.
+        patience: The time-outs of a round.
+        gathering: The start: how long to wait for clients, and for how many.
+        limit: Maximum size of a message, bytes.
+        node_clients: The clients that a node may claim, by the node's public key; None without keys.
+    """
+    if (processes := trainer.fabric.world_size) > 1:
+        raise ConfigError(f"trainer.devices starts {processes} processes; it must be 1 for the server of a federation")
+    arrivals = arrivals_of(trainer.participation)
+    summed = blind_of(trainer)
+    identity = Identity(secrets.token_hex(8))
+    settings = agreed(trainer.settings.config)
+    roster = Roster(grid, identity, settings, data.num_clients, log_line, limit, data.num_classes, node_clients)
+    checkpoint = None if ckpt_path is None else checkpoint_to_continue(trainer.fabric, ckpt_path, trainer.settings.logs)
+    if checkpoint is not None:  # before nodes are greeted, so that a changed client is refused alone
+        _learn(identity, checkpoint)
+        if arrivals is not None:
+            content = read_checkpoint(checkpoint)
+            arrivals.learn(callback_states(content, checkpoint), content["round_idx"], checkpoint)
+    roster.gather(gathering or Gathering())
+    patience = patience or Patience()
+    sums = None if summed is None else Summing(roster, summed, patience.round_s)
+    data.reserve(algorithm.public_size, algorithm.calibration_fraction)
+    data.prepare_data()
+    data.setup("fit", clients=())
+    data.census.learn(identity.begin())
+    tolerant = trainer.settings.on_client_failure == "skip"
+    trainer.callbacks.insert(0, identity)
+    if arrivals is not None:
+        trainer.participation = arrivals
+        trainer.callbacks.insert(0, ArrivalOrder(arrivals))
+    trainer.callbacks.append(Parting(roster))
+    channel = trainer.channel = ServerEnd(trainer.channel.uplink.codec, trainer.channel.downlink.codec)
+
+    def executor(session: Session) -> GridExecutor:
+        kind = GridExecutor if arrivals is None else FlightExecutor
+        return kind(session, roster, channel, patience, tolerant, sums)
+
+    trainer.local = replace(trainer.local, executor=executor)
+    trainer.fit(model, data, algorithm, None if checkpoint is None else str(checkpoint))
+
+
+def _learn(identity: Identity, checkpoint: Path) -> None:
+    """Take the clients' reports from a checkpoint; one of a simulation has none."""
+    saved = callback_states(read_checkpoint(checkpoint), checkpoint).get(Identity.__name__)
+    try:
+        if saved is not None:
+            identity.load_state_dict(saved)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{checkpoint} holds no reports of clients that can be read: {error!r}") from error

@@ -1,0 +1,322 @@
+"""Secure sums over nodes: the server's end, which relays the protocol's messages, and what makes a node's."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_fed.checks import check_range
+from lit_fed.engine.clients.executor import Question
+from lit_fed.engine.wire.payload import Broadcast, Payload
+from lit_fed.engine.wire.request import Request
+from lit_fed.engine.wire.totals import Totals
+from lit_fed.errors import ConfigError, WireError
+from lit_fed.federation.ends import Alert
+from lit_fed.federation.messages.wire import MOST_METRICS, Message, Ranges, check_metrics, check_sums
+from lit_fed.federation.secure.summed import NodeSums, Summed, SummedSecurely, length_of
+from lit_fed.federation.server.heard import LONGEST_GREETING, expect_consent
+from lit_fed.privacy.bounded_sum import grid_of
+from lit_fed.tensors import hash_of_groups
+
+if TYPE_CHECKING:
+    from lit_fed.federation.secure.own_work import OwnWork
+    from lit_fed.federation.secure.signer import Signer
+    from lit_fed.federation.server.roster import Roster
+    from lit_fed.trainer import FederatedTrainer
+
+T = TypeVar("T")
+
+_MOST_ATTEMPTS = 3
+_NOBODY_KNOWN = (
+    "trainer.secure_sum: without --ca no node knows the others' keys, and whoever runs the server can pose as them"
+)
+
+
+def blind_of(trainer: FederatedTrainer) -> SummedSecurely | None:
+    """Return the setting of secure sums; None without it."""
+    found = next((one for one in trainer.local.wrappers.stack if isinstance(one, SummedSecurely)), None)
+    if found is not None and found.settings.nodes is not None:
+        raise ConfigError(
+            f"trainer.secure_sum.nodes is {found.settings.nodes}, the number of nodes in memory; leave it out where "
+            "clients are on nodes"
+        )
+    return found
+
+
+def own_work(
+    trainer: FederatedTrainer,
+    signer: Signer | None,
+    limit: int,
+    report: str,
+    say: Callable[[str], object],
+    folder: Path,
+    smallest: int | None = None,
+) -> OwnWork | None:
+    """Return a node's part in secure sums; None without them."""
+    if (summed := blind_of(trainer)) is None:
+        if smallest is not None:
+            raise ConfigError(f"--smallest_sum is {smallest}, and trainer.secure_sum is null; leave it out")
+        return None
+    from lit_fed.federation.keys.authority import new_key, pem_of, read_key, write
+    from lit_fed.federation.secure.own_work import OwnWork
+    from lit_fed.federation.secure.signer import Signer
+
+    check_range("--smallest_sum", smallest, least=2, null="for trainer.secure_sum.threshold")
+
+    if report == "aggregate":
+        raise ConfigError("--report is aggregate, and trainer.secure_sum sums metrics over all nodes; leave it out")
+    if (made := signer) is None:
+        if not (file := folder / "sums.key").exists():
+            write(file, pem_of(new_key()), 0o600)
+        made = Signer(read_key(file))
+    if made.peers is None:
+        say(Alert(_NOBODY_KNOWN))
+    elif made.name not in made.peers:
+        raise ConfigError(f"--peers lacks this node's own key, {made.name}; use the same list on all nodes")
+    return OwnWork(summed, made, limit, smallest, folder)
+
+
+def signer_of(trainer: FederatedTrainer, key: str | None, peers: str | None) -> Signer | None:
+    """Return what signs a node's part in secure sums: its certificate's key; None without TLS, or without such sums.
+
+    Raises:
+        ConfigError: If the list of peers is missing, given in vain, or cannot be read.
+    """
+    if blind_of(trainer) is None or key is None:
+        if peers is not None:
+            raise ConfigError(f"--peers is {peers}, and names the nodes of trainer.secure_sum with TLS; leave it out")
+        return None
+    if peers is None:
+        raise ConfigError(
+            "--peers is missing; with trainer.secure_sum, give a list of the SHA-256 of all nodes' public keys, see "
+            "docs/secure_sums.md"
+        )
+    from lit_fed.federation.keys.authority import read_key
+    from lit_fed.federation.secure.signer import Signer, read_peers
+
+    return Signer(read_key(Path(key)), read_peers(peers))
+
+
+class _Offer(NamedTuple):
+    """A node's answer to the first message: its name, its public key, and the names of its clients' metrics."""
+
+    name: str
+    key: Any
+    public: str
+    metrics: frozenset[str]
+
+
+class _Found(NamedTuple):
+    """A sum over nodes, in int64, the metrics' names, and whose answers are in it."""
+
+    total: Tensor
+    names: tuple[str, ...]
+    clients: frozenset[int]
+    nodes: int
+
+
+class Summing:
+    """The server's end of secure sums.
+
+    Args:
+        roster: The nodes.
+        summed: The setting, which asks this object for sums from now on.
+        seconds: Time-out of a message.
+    """
+
+    def __init__(self, roster: Roster, summed: SummedSecurely, seconds: float) -> None:
+        self.roster, self.summed, self.seconds = roster, summed, seconds
+        summed.settings.check_nodes(len(roster.homes), f", and {len(roster.homes)} nodes are connected")
+        self.late: Callable[[], set[str]] = set
+        """Processes of nodes that missed this round's deadline; they are asked nothing more in it."""
+        summed.over = self
+
+    def train(self, broadcast: Broadcast, clients: Sequence[int], sums: NodeSums) -> Summed:
+        """Sum the updates of clients that have trained."""
+        begun, before = time.perf_counter(), self.roster.grid.num_bytes
+        work = {"work": "train", "protocol": "", "subset": ""}
+        found, attempts = self._total(work, broadcast, clients, len(sums.origin), sums.grid, "is skipped")
+        if found is None:
+            return replace(sums.read(sums.words([])[0], []), clients=frozenset())
+        summed = sums.read(found.total.to(sums.origin.device), found.names)
+        if summed.count != len(found.clients):
+            raise ConfigError(
+                f"the secure sum counts {summed.count} updates of {len(found.clients)} clients; a node sent a wrong "
+                "vector"
+            )
+        costs = {
+            "secure_sum/nodes": found.nodes, "secure_sum/attempts": attempts,
+            "secure_sum/bytes": self.roster.grid.num_bytes - before, "time/secure_sum_s": time.perf_counter() - begun,
+        }  # fmt: skip
+        return replace(summed, clients=found.clients, costs=costs)
+
+    def ask(self, question: Question, broadcast: Broadcast, clients: Sequence[int], ranges: Ranges) -> Totals:
+        """Sum the metrics of clients that have answered a question."""
+        work = {"work": "ask", "protocol": question.protocol, "subset": question.subset}
+        grid, lacks = grid_of(self.summed.settings.clip), f"has no {question.protocol} metrics"
+        found, _ = self._total(work, broadcast, clients, 0, grid, lacks)
+        if found is None:
+            return {}
+        metrics = self.summed.sums(None, {}).read(found.total, found.names).metrics
+        told = {name: [[total], weight] for name, (total, weight) in metrics.items() if weight and math.isfinite(total)}
+        return check_sums(told, "the secure sum", len(clients), False, ranges)
+
+    def reach(self, clients: Sequence[int]) -> tuple[int, int]:
+        """See `Over` of the sums; clients whose nodes are not connected may be on one node each."""
+        homes = [self.roster.home(client_id) for client_id in clients]
+        nodes = {home.node for home in homes if home is not None}
+        return len(nodes) + homes.count(None), self._smallest()
+
+    def _smallest(self) -> int:
+        """The least number of nodes with clients in a sum to which as many nodes as the threshold consent."""
+        asked = sorted(home.smallest for home in self.roster.homes.values())
+        return max(asked[: self.summed.settings.threshold], default=0)
+
+    def _total(
+        self, work: Mapping[str, str], broadcast: Broadcast, clients: Sequence[int], size: int, grid: float, lacks: str
+    ) -> tuple[_Found | None, int]:
+        """The sum, and the number of attempts, each with fresh keys; None, and a line, if too few nodes have clients.
+
+        Args:
+            work: What the sum is of, in a request's words.
+            broadcast: What the clients worked with.
+            clients: The clients.
+            size: Number of the model's coordinates.
+            grid: The grid of the sum.
+            lacks: What a round without the sum lacks, for the line.
+        """
+        from lit_fed.federation.secure.messages import TooFew, TooSmall
+
+        (kind,) = broadcast.wire
+        model = hash_of_groups({"payload": broadcast.wire[kind], "frozen": broadcast.frozen.get(kind, {})})
+        asked = {**work, "run": self.roster.identity.run_id, "round": broadcast.round_idx}
+        for attempt in range(_MOST_ATTEMPTS):
+            try:
+                return self._attempt(asked, model, clients, size, grid), attempt + 1
+            except TooFew as error:
+                last = error
+                if not isinstance(error, TooSmall):
+                    self.roster.say(Alert(f"round {broadcast.round_idx}: the secure sum failed: {error}"))
+        if isinstance(last, TooSmall):
+            self.roster.say(Alert(f"round {broadcast.round_idx} {lacks}: {last}"))
+            return None, _MOST_ATTEMPTS
+        raise TooFew(f"round {broadcast.round_idx} has no secure sum after {_MOST_ATTEMPTS} attempts: {last}")
+
+    def _attempt(self, asked: Mapping[str, Any], model: str, clients: Sequence[int], size: int, grid: float) -> _Found:
+        from lit_fed.federation.secure.coordinator import STAGES, Coordinator
+        from lit_fed.federation.secure.messages import Invitation, TooFew, TooSmall
+        from lit_fed.federation.secure.packed import about
+
+        self.roster.refresh()
+        wanted = set(clients)
+        homes = {node: home for node, home in self.roster.homes.items() if home.boot not in self.late()}
+        mine = {node: sorted(wanted & home.clients.keys()) for node, home in homes.items()}
+        trained = asked["work"] == "train"
+        smallest = 0 if trained and self.summed.noise else self._smallest()
+        having = sum(any(not trained or self.summed.contributes(one) for one in own) for own in mine.values())
+        if having < smallest:
+            raise TooSmall(f"{having} of {len(mine)} nodes have clients in it, and {smallest} must")
+        offers = self._offers({node: {**asked, "clients": own} for node, own in mine.items()}, trained)
+        if len(offers) < (least := self.summed.settings.threshold):
+            raise TooFew(f"{len(offers)} of {len(mine)} nodes are left for keys, and {least} are needed")
+        at, work = {offer.name: node for node, offer in offers.items()}, Request.read(asked)
+        names = tuple(sorted({name for offer in offers.values() for name in offer.metrics}))
+        length = length_of(size, names)
+        call = Invitation(
+            work.name, work.round_idx, time.time_ns(), tuple(sorted(at)), least, length,
+            about(model, size, grid, names), self.summed.settings.dishonest,
+        )  # fmt: skip
+        server = Coordinator(call, {offer.name: offer.key for offer in offers.values()}, smallest)
+        public = {offer.name: offer.public for offer in offers.values()}
+        noise = self.summed.noise
+        deviation = 0 if noise is None else noise.deviation
+        common = {**asked, "names": list(names), "grid": grid, "deviation": deviation, "nodes": public}
+        first = {name: (call, {**common, "clients": mine[node]}) for name, node in at.items()}
+        answers = self._sent("keys", at, first, length)
+        for stage, following in pairwise(STAGES):
+            messages = getattr(server, stage)(answers)
+            answers = self._sent(following, at, {name: (message, {}) for name, message in messages.items()}, length)
+        total = torch.from_numpy(server.total(answers).view(np.int64))
+        summed = frozenset(client_id for name in server.survivors for client_id in mine[at[name]])
+        return _Found(total, names, summed, len(server.survivors))
+
+    def _offers(self, asked: Mapping[int, Mapping[str, Any]], trained: bool) -> dict[int, _Offer]:
+        """Ask nodes for their keys and the names of metrics."""
+        messages = {node: Message("secure", {**fields, "stage": "offer"}) for node, fields in asked.items()}
+        known: dict[str, int] = {}
+
+        def read(node: int, message: Message) -> _Offer:
+            from lit_fed.federation.secure.signer import public_key
+
+            content, _ = _said(message)
+            name, key = public_key(content["key"])
+            if (own := self.roster.homes[node].key) and own != name:
+                raise WireError("it signs with another key than its certificate's")
+            if known.setdefault(name, node) != node:
+                raise WireError(f"it signs with the key of node {known[name]}")
+            metrics = content["names"]
+            if type(metrics) is not list or any(type(one) is not str for one in metrics):
+                raise WireError("its names of metrics are malformed; run the same lit_fed on both ends")
+            check_metrics(dict.fromkeys(metrics, 0.0), "it", trained)
+            return _Offer(name, key, content["key"], frozenset(metrics))
+
+        offers, names = self._ask(messages, read), set[str]()
+        for node, offer in sorted(offers.items(), key=lambda entry: len(entry[1].metrics)):
+            if len(names | offer.metrics) > MOST_METRICS:
+                self.roster.say(
+                    Alert(f"node {node} is left out: all nodes' metrics have at most {MOST_METRICS:,} names")
+                )
+                del offers[node]
+            else:
+                names |= offer.metrics
+        return offers
+
+    def _sent(
+        self, stage: str, at: Mapping[str, int], messages: Mapping[str, tuple[Any, Mapping[str, Any]]], length: int
+    ) -> dict[str, Any]:
+        """Send a stage's messages by the nodes' names; return the answers."""
+        from lit_fed.federation.secure.messages import Consent, Masked, Refusal, Sealed, SignedKeys, Unmasking
+        from lit_fed.federation.secure.packed import pack, unpack
+
+        kinds = {"keys": SignedKeys, "shares": Sealed, "vectors": Masked, "consents": Consent, "total": Unmasking}
+        sent = {}
+        for name, (message, fields) in messages.items():
+            content, tensors = pack(message)
+            place = "call" if stage == "keys" else "message"
+            sent[at[name]] = Message("secure", {**fields, "stage": stage, place: content}, {"secure": tensors})
+
+        def read(_: int, message: Message) -> Any:
+            content, tensors = _said(message)
+            try:
+                return unpack(kinds[stage], content, tensors)
+            except Refusal as error:
+                raise WireError(str(error)) from None
+
+        most = LONGEST_GREETING + (8 * length if stage == "vectors" else 0)
+        answers = self._ask(sent, read, most)
+        return {name: answers[node] for name, node in at.items() if node in answers}
+
+    def _ask(
+        self, messages: Mapping[int, Message], read: Callable[[int, Message], T], most: int = LONGEST_GREETING
+    ) -> dict[int, T]:
+        """Ask nodes, and note which missed the deadline."""
+        begun = time.monotonic()
+        answers = self.roster.ask(messages, self.seconds, read, most)
+        if time.monotonic() > begun + self.seconds:
+            self.late().update(self.roster.homes[node].boot for node in messages.keys() - answers.keys())
+        return answers
+
+
+def _said(message: Message) -> tuple[dict[str, Any], Payload]:
+    """A node's answer; raise `WireError` if it refused."""
+    expect_consent(message)
+    return message.get("message", dict), message.tensors.get("secure", {})

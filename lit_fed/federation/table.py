@@ -1,0 +1,22 @@
+"""Commands of a federation over machines."""
+
+from __future__ import annotations
+
+from lit_fed.command.command import Command
+
+
+def _own(name: str) -> str:
+    return f"lit_fed.federation.commands.{name}"
+
+
+COMMANDS = {
+    "node": Command("Serve some clients of a federation, where their data are.", _own("node")),
+    "federate": Command("Train a federation whose clients live on nodes.", _own("federate")),
+    "provision": Command(
+        "Write certificates, keys and a folder for each end of a federation.", _own("provision"), own_files=True
+    ),
+    "split": Command("Write a data set as one folder per client, to try a federation out.", _own("split")),
+    "statistics": Command("Count and describe a federation's data, before any training.", _own("statistics")),
+}
+AT_HOME = dict.fromkeys(("validate", "test", "predict"), _own("at_home"))
+"""Modules that run a command of the trainer with a node's folder, ``--state_dir``, instead of a checkpoint."""

@@ -1,0 +1,1 @@
+"""A gRPC stream from each node to the server, with certificates at both ends."""

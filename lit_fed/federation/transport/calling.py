@@ -1,0 +1,274 @@
+"""The node's side of the connection: a thread keeps a stream to the server open. A node opens no port.
+
+The main thread works meanwhile. A broken stream delays messages and loses nothing: the server sends unanswered messages
+again, the node answers each from memory if it already has, and forgets an answer that the server acknowledges.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import datetime
+from itertools import chain, starmap
+from typing import Any
+
+from lit_fed.errors import ConfigError, WireError
+from lit_fed.federation.ends import Alert, ending_by_signal, split_address
+from lit_fed.federation.messages.frames import (  # before grpc, which it sets up
+    GOODBYE,
+    METHOD,
+    SERVICE,
+    Joiner,
+    frames,
+    options,
+)
+from lit_fed.federation.messages.wire import shown
+from lit_fed.federation.node.node import Node
+from lit_fed.federation.statistics.over_nodes import StatisticsNode
+from lit_fed.federation.transport.security import Security
+
+import grpc  # isort: skip
+
+_AGAIN_S = (0.05, 5.0)  # shortest and longest pause before a retry
+_BLIP_S = 3.0  # outage that is not reported
+_SAY_S = 60.0  # interval of messages during an outage
+_LET_IN_S = 120.0  # time for an operator to register an unknown key
+_MESSAGE_BYTES = 2**10  # overhead of a message in memory
+_REFUSED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.UNIMPLEMENTED)
+
+
+class Line:
+    """A node's connection to its server, within a ``with`` statement.
+
+    Args:
+        address: The server's address.
+        security: The node's certificate and key.
+        say: Prints a line.
+        limit: Maximum size of a message, and of all messages that wait for the node, bytes.
+        proxy: URL of an HTTP proxy; None connects directly.
+    """
+
+    def __init__(
+        self, address: str, security: Security, say: Callable[[str], object], limit: int, proxy: str | None = None
+    ) -> None:
+        self.address, self.security, self.say, self.limit, self.proxy = address, security, say, limit, proxy
+        self.boot = secrets.token_hex(16)
+        self.inbox: queue.Queue[tuple[str, int, bytes] | Exception] = queue.Queue()
+        """Messages with their session, and the error that ends the node."""
+        self._session = ""
+        self._answers: dict[int, bytes | None] = {}  # by message; None until the node has answered
+        self._held = 0  # bytes of messages in the inbox and at work
+        self._out: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
+        self._room = threading.Condition()  # guards the five fields above
+        self._closed = threading.Event()
+        self._waiting = _Waiting(address, say)
+        self._met = False
+        self._refused: float | None = None
+        # the environment's proxies are for the web; only an option selects one
+        through: tuple[str, Any] = ("grpc.enable_http_proxy", 0) if proxy is None else ("grpc.http_proxy", proxy)
+        own_options = [through, ("grpc.use_local_subchannel_pool", 1)]
+        if security.is_on:
+            self._channel = grpc.secure_channel(address, security.of_node(), [*options(), *own_options])
+        else:
+            self._channel = grpc.insecure_channel(address, [*options(), *own_options])
+        self._thread = threading.Thread(target=self._stay, daemon=True, name="grpc")
+
+    def __enter__(self) -> Line:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take leave if the server is reachable, and close the connection."""
+        with self._room:
+            self._closed.set()
+            self._room.notify_all()
+            self._out.put((GOODBYE, b""))
+            self._out.put(None)
+        self._thread.join(2.0)
+        self._channel.close()
+
+    def answer(self, session: str, message_id: int, blob: bytes, size: int) -> None:
+        """Send the answer to a message of ``size`` bytes, unless the server has given the message up."""
+        with self._room:
+            self._held -= size + _MESSAGE_BYTES
+            self._room.notify_all()
+            if session == self._session and message_id in self._answers:
+                self._answers[message_id] = blob
+                self._out.put((message_id, blob))
+                self._forget()
+
+    def _forget(self) -> None:
+        """Bound the memory of answers that a server does not acknowledge, the oldest first."""
+        kept = [
+            (message_id, len(blob) + _MESSAGE_BYTES) for message_id, blob in self._answers.items() if blob is not None
+        ]
+        total = sum(size for _, size in kept)
+        for answered, size in kept[:-1]:
+            if total <= self.limit:
+                return
+            del self._answers[answered]
+            total -= size
+
+    # ------------------------------------------------------------------ in the thread
+
+    def _stay(self) -> None:
+        """Keep a stream open, until the line is closed or an error ends it."""
+        attend = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        pause = _AGAIN_S[0]
+        while not self._closed.is_set():
+            with self._room:
+                if self._closed.is_set():
+                    return
+                out = self._out = queue.SimpleQueue()
+            try:
+                outgoing = chain.from_iterable(starmap(frames, iter(out.get, None)))
+                call = attend(outgoing, metadata=(("boot", self.boot),))
+                if self._listen(call):
+                    pause = _AGAIN_S[0]
+            except (ConfigError, ValueError) as error:  # ValueError: the channel was closed meanwhile
+                self.inbox.put(error)
+                return
+            finally:
+                out.put(None)
+            self._closed.wait(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, _AGAIN_S[1])
+
+    def _listen(self, call: Any) -> bool:
+        """Take in messages until the stream ends; return whether the server had accepted it."""
+        session = ""
+        joiner = Joiner(lambda _: self.limit)
+        try:
+            session = dict(call.initial_metadata() or ()).get("session", "")
+            if session:
+                self._begin(session)
+            for frame in call:
+                if (message := joiner.take(frame)) is not None:
+                    self._take_in(session, *message)
+        except WireError as error:
+            call.cancel()
+            self.say(Alert(f"the server at {self.address} sent an invalid message: {error}"))
+        except grpc.RpcError as error:
+            if not self._closed.is_set():
+                self._judge(error)
+        return bool(session)
+
+    def _begin(self, session: str) -> None:
+        """Go on with a session, or begin another, in which nothing of the one before is of use."""
+        self._met, self._refused = True, None
+        self._waiting.over()
+        with self._room:
+            if session == self._session:
+                return
+            self.say(f"connected to the server at {self.address}; waiting for work")
+            self._session = session
+            self._answers.clear()
+            while not self.inbox.empty():
+                entry = self.inbox.get_nowait()
+                if not isinstance(entry, Exception):
+                    self._held -= len(entry[2]) + _MESSAGE_BYTES
+
+    def _take_in(self, session: str, message_id: int, blob: bytes) -> None:
+        """Queue a message, or answer it again; wait while too many bytes are queued."""
+        with self._room:
+            if not blob:
+                self._answers.pop(message_id, None)
+            elif message_id not in self._answers:
+                self._answers[message_id] = None
+                self._held += len(blob) + _MESSAGE_BYTES
+                self.inbox.put((session, message_id, blob))
+                self._room.wait_for(lambda: self._held <= self.limit or self._closed.is_set())
+            elif (answer := self._answers[message_id]) is not None:
+                self._out.put((message_id, answer))
+
+    def _judge(self, error: Any) -> None:
+        """Note why a stream ended; raise `ConfigError` if the server rejects this node for good."""
+        code, details = error.code(), shown(error.details() or "", 200)
+        if code not in _REFUSED:
+            if not self._met:  # it may be the wrong server, for which retrying is futile
+                self.security.greet(self.address, self.proxy)
+            why = _reason(details) if code is grpc.StatusCode.UNAVAILABLE else details
+            self._waiting.note(why if self.proxy is None else f"{why} (by way of --proxy)")
+            return
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            details = "the program at this address is not a federation server; correct --server"
+        self._refused = self._refused or time.monotonic()
+        self._waiting.note(f"it rejects this node: {details}")
+        if time.monotonic() > self._refused + _LET_IN_S:
+            raise ConfigError(f"the server at {self.address} rejects this node: {details}")
+
+
+class _Waiting:
+    """Reports that the server is unreachable, and since when."""
+
+    def __init__(self, address: str, say: Callable[[str], object]) -> None:
+        self.address, self.say = address, say
+        self._contact: datetime | None = None
+        self._begun: float | None = None
+        self._said = 0.0
+
+    def note(self, why: str) -> None:
+        """Note a broken stream; print it unless the outage is short or was printed recently."""
+        now = time.monotonic()
+        if self._begun is None:
+            self._begun, self._said = now, 0.0
+            self._contact = self._contact and datetime.now().astimezone()
+        if now < self._begun + _BLIP_S or (self._said and now < self._said + _SAY_S):
+            return
+        if self._contact is None:
+            words = f"waiting for the server at {self.address}"
+        else:
+            words = f"lost the server at {self.address}, last heard of at {self._contact:%H:%M:%S}"
+        minutes = f" for {(now - self._begun) / 60:.0f} min" if self._said else ""
+        self.say(Alert(f"{words}{minutes}: {why}; trying again"))
+        self._said = now
+
+    def over(self) -> None:
+        """Note that the server answered."""
+        if self._said and self._contact is not None:
+            self.say(f"the server at {self.address} answers again")
+        self._contact, self._begun, self._said = datetime.now().astimezone(), None, 0.0
+
+
+def serve(node: Node | StatisticsNode, address: str, security: Security, proxy: str | None = None) -> None:
+    """Run a node until the process is stopped."""
+    security.check(address)
+    security.try_out()
+    split_address(address)
+    with ExitStack() as stack:
+        stack.enter_context(ending_by_signal())
+        stack.enter_context(node.at_work())
+        security.greet(address, proxy)
+        attend(node, stack.enter_context(Line(address, security, node.say, node.limit, proxy)))
+
+
+def attend(node: Node | StatisticsNode, line: Line) -> None:
+    """Do the server's work; raise `ConfigError` if the server rejects this node."""
+    while True:
+        try:
+            entry = line.inbox.get(timeout=1.0)
+        except queue.Empty:
+            node.idle()
+            continue
+        if isinstance(entry, Exception):
+            raise entry
+        session, message_id, blob = entry
+        line.answer(session, message_id, node.handle(blob), len(blob))
+
+
+def _reason(details: str) -> str:
+    """Explain a failed connection in a network operator's terms."""
+    text = details.lower()
+    if "refused" in text:
+        return "the connection was refused; start the server, or correct --server"
+    if "dns" in text or "name resolution" in text or "domain name" in text:
+        return "its host name does not resolve; correct --server, or check this machine's network"
+    if "timeout" in text or "timed out" in text or "deadline" in text:
+        return "it does not answer; check the network and firewalls"
+    if "proxy" in text or "connect response" in text:
+        return f"the proxy does not connect ({details})"
+    return "the connection was closed; the server stopped or rejects this node's certificate, or the network failed"

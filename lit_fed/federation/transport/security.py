@@ -1,0 +1,160 @@
+"""Mutual authentication by certificates: both ends show one before the first byte of a message."""
+
+from __future__ import annotations
+
+import hashlib
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from lit_fed.errors import ConfigError
+from lit_fed.federation.ends import connect, is_loopback, split_address
+from lit_fed.federation.messages.frames import HANDSHAKE_S  # before grpc, which it sets up
+
+import grpc  # isort: skip
+
+_FILES = ("ca", "certificate", "key")
+
+
+@dataclass(frozen=True)
+class Security:
+    """Files of certificates and keys: all of them, or, on loopback only, none.
+
+    Args:
+        ca: The authority's certificate.
+        certificate: This end's certificate.
+        key: The certificate's private key.
+    """
+
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether TLS is used."""
+        return self.ca is not None
+
+    def check(self, address: str) -> None:
+        """Refuse a missing file, and an address beyond loopback without TLS."""
+        given = {name: getattr(self, name) for name in _FILES}
+        for name, path in given.items():
+            if path is not None and not Path(path).is_file():
+                raise ConfigError(f"--{name} {path} is not a file; correct the path")
+        absent = [name for name, path in given.items() if path is None]
+        if absent and not is_loopback(address):
+            raise ConfigError(f"--{absent[0]} is missing, and {address} is not on this machine; see docs/deployment.md")
+        if absent and len(absent) < len(given):
+            raise ConfigError(f"--{absent[0]} is missing; give certificates and keys together, or neither on loopback")
+
+    def of_server(self) -> grpc.ServerCredentials:
+        """Return gRPC's credentials of a server, which refuses nodes without a certificate of the authority."""
+        ca, certificate, key = self._contents()
+        return grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
+
+    def of_node(self) -> grpc.ChannelCredentials:
+        """Return gRPC's credentials of a node."""
+        ca, certificate, key = self._contents()
+        return grpc.ssl_channel_credentials(ca, key, certificate)
+
+    def _contents(self) -> list[bytes]:
+        return [Path(str(getattr(self, name))).read_bytes() for name in _FILES]
+
+    # ------------------------------------------------------------------ errors before the first message
+
+    def context(self, server: bool) -> ssl.SSLContext:
+        """Return an end's TLS context; raise `ConfigError` if its files do not belong together."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.set_alpn_protocols(["h2"])
+        try:
+            context.load_verify_locations(self.ca)
+        except (ssl.SSLError, OSError) as error:
+            raise ConfigError(f"--ca {self.ca} is not a certificate ({_reason(error)}); correct the path") from error
+        try:
+            # An empty password prevents a prompt on the terminal.
+            context.load_cert_chain(str(self.certificate), self.key, password="")
+        except (ssl.SSLError, OSError) as error:
+            words = f"--certificate {self.certificate} and --key {self.key} do not match"
+            raise ConfigError(f"{words} ({_reason(error)}); correct one of them") from error
+        return context
+
+    def try_out(self, address: str | None = None) -> None:
+        """Test in memory that an end that trusts ``ca`` will accept this end's certificate.
+
+        Args:
+            address: The server's address, if this end is the server.
+        """
+        if not self.is_on:
+            return
+        here, there = ssl.MemoryBIO(), ssl.MemoryBIO()
+        node, server = self.context(server=False), self.context(server=True)
+        if address is None:
+            node.check_hostname, node.verify_mode = False, ssl.CERT_NONE
+        else:
+            server.verify_mode = ssl.CERT_NONE
+        host = None if address is None else split_address(address)[0]
+        ends = [
+            node.wrap_bio(here, there, server_hostname=host), server.wrap_bio(there, here, server_side=True),
+        ]  # fmt: skip
+        while ends:
+            for end in list(ends):
+                try:
+                    end.do_handshake()
+                    ends.remove(end)
+                except ssl.SSLWantReadError:
+                    continue
+                except ssl.SSLError as error:
+                    raise ConfigError(
+                        f"an end that trusts --ca {self.ca} will reject --certificate {self.certificate} "
+                        f"({_reason(error)}); make another, see docs/deployment.md"
+                    ) from error
+
+    def greet(self, address: str, proxy: str | None = None) -> None:
+        """Test a TLS handshake with the running server."""
+        if self.is_on:
+            context = self.context(server=False)
+        else:  # test only whether the server uses TLS
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        try:
+            host = split_address(address)[0]
+            context.wrap_socket(connect(address, proxy, HANDSHAKE_S), server_hostname=host).close()
+        except ssl.SSLCertVerificationError as error:
+            raise ConfigError(
+                f"--ca {self.ca} does not verify the server at {address} ({_reason(error)}); correct one of them"
+            ) from error
+        except ssl.SSLError as error:
+            if self.is_on:
+                raise ConfigError(
+                    f"the server at {address} does not use TLS 1.3 ({_reason(error)}); see docs/deployment.md"
+                ) from error
+        except OSError:  # the server is restarting, or closed the connection
+            return
+        else:
+            if not self.is_on:
+                raise ConfigError(
+                    f"the server at {address} uses TLS; give --ca, --certificate and --key, see docs/deployment.md"
+                )
+
+
+def key_of(certificate: bytes) -> str:
+    """Return the SHA-256 of a certificate's public key, as ``openssl pkey -pubin -outform DER | sha256sum`` does.
+
+    Raises:
+        ValueError: If it is not a certificate.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    public = x509.load_pem_x509_certificate(certificate).public_key()
+    return hashlib.sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
+
+
+def _reason(error: OSError) -> str:
+    """Return OpenSSL's reason without its source location."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    reason = (error.reason if isinstance(error, ssl.SSLError) else error.strerror) or "it cannot be read"
+    return reason.lower().replace("_", " ")

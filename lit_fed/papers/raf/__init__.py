@@ -1,5 +1,0 @@
-"""RAF's comparison of regression with classification (Figure 12)."""
-
-from lit_fed.papers.raf.facing import Facing
-
-__all__ = ["Facing"]

@@ -1,6 +1,0 @@
-"""UWA's convergence theory: descent on the predictions of a mixture of clients, as biased descent on the true loss."""
-
-from lit_fed.papers.uwa.exchanges import Exchanges
-from lit_fed.papers.uwa.panels import Proposition42
-
-__all__ = ["Exchanges", "Proposition42"]

@@ -1,0 +1,34 @@
+"""Networks that output a heatmap for every joint of a person."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from lit_fed.poses.networks.convolutional import PoseCNN, PoseResNet
+from lit_fed.poses.networks.vit import (
+    DeconvolutionHead,
+    GlobalPositions,
+    LocalAttention,
+    PoseViT,
+    ShuffleHead,
+    pose_vit_tiny,
+)
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "pose_vit_small": PoseViT,
+    "pose_vit_tiny": pose_vit_tiny,
+    "pose_cnn": PoseCNN,
+    "pose_resnet": PoseResNet,
+}
+"""The names of `lit_fed.poses.POSE_NETWORKS`."""
+
+__all__ = [
+    "NETWORKS",
+    "DeconvolutionHead",
+    "GlobalPositions",
+    "LocalAttention",
+    "PoseCNN",
+    "PoseResNet",
+    "PoseViT",
+    "ShuffleHead",
+]
