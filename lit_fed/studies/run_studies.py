@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lit_fed.callbacks.progress import plain_console, say
+from lit_fed.checks import check_range
 from lit_fed.command.command import Call
 from lit_fed.engine.storage.files import write_text
 from lit_fed.errors import ConfigError
@@ -61,6 +62,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(call: Call) -> int:
     """Run the command, and return the exit status: 0, 1 if a cell failed, 130 after Ctrl-C."""
     options = call.settings
+    if options.jobs is not None:
+        check_range("--jobs", options.jobs, least=1)
     grids = [lay_out(read_study(path, options.profile), Path(options.output)) for path in options.config]
     if twice := [str(g.folder) for i, g in enumerate(grids) if g.folder in [other.folder for other in grids[:i]]]:
         raise ConfigError(f"two studies would write into {twice[0]}; give their files different names")

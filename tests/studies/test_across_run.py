@@ -212,6 +212,12 @@ def test_two_studies_of_one_name_are_refused(tmp_path, capsys):
     assert error_of(["-c", *files], capsys).startswith("two studies would write into studies_out/tiny/pocket")
 
 
+def test_a_number_of_jobs_is_refused_before_there_is_a_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert error_of(["-c", str(write_study(tmp_path)), "--jobs", "0"], capsys) == "--jobs is 0; it must be at least 1"
+    assert not Path("studies_out").exists()
+
+
 def test_a_dry_run_lists_cells_where_the_data_are_missing_too(tmp_path, capsys):
     columns = {"files": {"set": NO_DATA}}
     study = write_study(tmp_path, columns=columns)

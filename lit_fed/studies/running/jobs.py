@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import lit_fed
-from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError, LitFedError
 from lit_fed.machine import available_cores
 from lit_fed.studies.running.cell_process import CellProcess
@@ -63,8 +62,6 @@ def share_machine(cells: Sequence[Cell], jobs: int | None) -> Slots:
         cells: The cells that will run.
         jobs: The user's choice; None for the default.
     """
-    if jobs is not None:
-        check_range("--jobs", jobs, least=1)
     cores = available_cores()
     trainers = [cell.config["trainer"] for cell in cells]
     gpus = _gpus() if any(trainer["accelerator"] not in ("cpu",) for trainer in trainers) else ()
