@@ -87,7 +87,7 @@ class Claim:
         links: The inequalities.
         equal: Sides that differ by less than this are equal, in the unit of the column; None rules this outcome out.
         published: The paper's margin beyond the limit, if it does not follow from the table.
-        cause: Why the claim fails, as an experiment showed.
+        cause: Why the claim does not hold, as an experiment showed.
         not_applicable: Why the claim cannot be asked in this setting; empty if it can.
     """
 
