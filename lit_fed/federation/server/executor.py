@@ -28,7 +28,7 @@ from lit_fed.federation.messages.wire import LARGEST, MOST_METRICS, OF_WORK, Mes
 from lit_fed.federation.server.heard import Due, Heard, answer, hear, held
 from lit_fed.federation.server.roster import KnownNode, Roster
 from lit_fed.federation.server.summing import Summing
-from lit_fed.federation.transport.serving import Reply
+from lit_fed.federation.transport.grid import Reply
 
 _PAUSE_S = (0.005, 0.25)  # shortest and longest interval of polls for answers
 _LOOK_S = 3.0  # interval of looking for connected nodes

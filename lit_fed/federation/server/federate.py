@@ -26,7 +26,7 @@ from lit_fed.federation.server.executor import GridExecutor, Patience, ServerEnd
 from lit_fed.federation.server.heard import expect_consent
 from lit_fed.federation.server.roster import Gathering, Identity, Roster, agreed
 from lit_fed.federation.server.summing import Summing, blind_of
-from lit_fed.federation.transport.serving import Grid
+from lit_fed.federation.transport.grid import Grid
 from lit_fed.trainer import FederatedTrainer, Tasks
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from lit_fed.federation.ends import Alert
 from lit_fed.federation.messages.frozen import Hashes
 from lit_fed.federation.messages.wire import MOST_BYTES, PROTOCOL, Message, encode, shown
 from lit_fed.federation.server.heard import LONGEST_GREETING, greeting, hear
-from lit_fed.federation.transport.serving import Grid, Reply
+from lit_fed.federation.transport.grid import Grid, Reply
 from lit_fed.networks import hash_of_weights
 from lit_fed.yaml_text import read_yaml
 

@@ -33,7 +33,7 @@ from lit_fed.federation.statistics.federation import MOST_BINS
 from lit_fed.federation.statistics.noise import Noise
 from lit_fed.federation.statistics.site import Inquiry, SiteStatistics, Variable, columns_of, empty, survey
 from lit_fed.federation.statistics.withheld import withheld
-from lit_fed.federation.transport.serving import Grid
+from lit_fed.federation.transport.grid import Grid
 
 ONLY = "--statistics"
 """The setting by which nodes for statistics and nodes for training refuse each other's servers."""
