@@ -39,8 +39,8 @@ from lit_fed.federation.ends import Alert
 from lit_fed.federation.messages.frozen import FrozenTensors, UnknownTensor, read_hashes
 from lit_fed.federation.messages.settings import agreed, mismatch
 from lit_fed.federation.messages.wire import MOST_BYTES, Message, check_payload, decode, encode, shown
+from lit_fed.federation.node.summing import own_work
 from lit_fed.federation.node.withheld import Report, Withheld
-from lit_fed.federation.server.summing import own_work
 from lit_fed.networks.base import Names, is_base
 from lit_fed.participation import FullParticipation
 from lit_fed.tensors import check_bytes
