@@ -26,7 +26,8 @@ from lit_fed.federation.secure.summed import blind_of
 from lit_fed.federation.server.arrivals import ArrivalOrder, FlightExecutor, arrivals_of
 from lit_fed.federation.server.executor import GridExecutor, Patience, ServerEnd
 from lit_fed.federation.server.heard import expect_consent
-from lit_fed.federation.server.roster import Gathering, Identity, Roster
+from lit_fed.federation.server.identity import Identity
+from lit_fed.federation.server.roster import Gathering, Roster
 from lit_fed.federation.server.summing import Summing
 from lit_fed.federation.transport.grid import Grid
 from lit_fed.trainer import FederatedTrainer, Tasks

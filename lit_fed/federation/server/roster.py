@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from typing_extensions import override
-
-from lit_fed.callbacks import Callback
 from lit_fed.checks import check_range
 from lit_fed.data.partitions.cut import named
-from lit_fed.data.population.census import ClientReport, Scale
+from lit_fed.data.population.census import ClientReport
 from lit_fed.errors import ConfigError, WireError
 from lit_fed.federation.ends import Alert
 from lit_fed.federation.messages.frozen import Hashes
 from lit_fed.federation.messages.wire import MOST_BYTES, PROTOCOL, Message, encode
 from lit_fed.federation.server.heard import LONGEST_GREETING, greeting, hear
+from lit_fed.federation.server.identity import Identity
 from lit_fed.federation.transport.grid import Grid, Reply
 
 if TYPE_CHECKING:
@@ -49,62 +47,6 @@ class Gathering:
     def __post_init__(self) -> None:
         check_range("--gathering.wait_s", self.wait_s, least=0, infinite=True, why=" s")
         check_range("--gathering.least", self.least, least=1, null="for all clients")
-
-
-class Identity(Callback):
-    """Stores a run's unique id and its clients' reports in the run's checkpoints.
-
-    Whose key may claim a client is the key file's word, today's: a replaced key needs no new run.
-    """
-
-    tells_of_clients = True
-
-    def __init__(self, run_id: str) -> None:
-        self.run_id = run_id
-        self.known: dict[int, ClientReport] = {}
-        self.present: Callable[[], Mapping[int, ClientReport]] = dict
-        self._begun = False
-
-    def check(self, client_id: int, report: ClientReport) -> str | None:
-        """Return why somebody cannot be a client; None if there is no objection."""
-        before = self.known.get(client_id, report)
-        if report.fingerprint != before.fingerprint:
-            return f"client {client_id} has different data than before; restore its data, or start a new run"
-        if (report.samples, report.histogram) != (before.samples, before.histogram):
-            return f"client {client_id} reports different numbers of samples than before; start a new run"
-        return None
-
-    def accept(self, clients: Mapping[int, ClientReport]) -> None:
-        """Record clients' reports. Before the run begins, nothing is recorded, so that nodes may swap clients."""
-        if self._begun:
-            self.known |= clients
-
-    def begin(self) -> dict[int, ClientReport]:
-        """Record the connected clients' reports, hold nodes to them from now on, and return all that are known."""
-        self._begun = True
-        self.accept(self.present())
-        return dict(sorted(self.known.items()))
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "run_id": self.run_id,
-            "known": {str(client_id): asdict(report) for client_id, report in self.known.items()},
-        }
-
-    @override
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore; raise `ConfigError` if a connected client is not the one that the checkpoint knows."""
-        self.run_id = str(state["run_id"])
-        self.known = {int(name): _known(**report) for name, report in state["known"].items()}
-        for client_id, report in sorted(self.present().items()):
-            if (why := self.check(client_id, report)) is not None:
-                raise ConfigError(why)
-        self.accept(self.present())
-
-
-def _known(samples: int, histogram: Sequence[int] | None, fingerprint: str, scale: Scale | None) -> ClientReport:
-    return ClientReport(int(samples), None if histogram is None else tuple(histogram), str(fingerprint), scale)
 
 
 @dataclass(slots=True)

@@ -29,7 +29,8 @@ from lit_fed.federation.ends import Alert
 from lit_fed.federation.keys.node_keys import Grant
 from lit_fed.federation.messages.settings import agreed, mismatch
 from lit_fed.federation.messages.wire import MOST_BYTES, Message, decode, encode, shown
-from lit_fed.federation.server.roster import Identity, Roster
+from lit_fed.federation.server.identity import Identity
+from lit_fed.federation.server.roster import Roster
 from lit_fed.federation.statistics.federation import MOST_BINS
 from lit_fed.federation.statistics.noise import Noise
 from lit_fed.federation.statistics.site import Inquiry, SiteStatistics, Variable, columns_of, empty, survey
