@@ -86,7 +86,7 @@ def in_memory(run: Sequence[str], folder: Path) -> str:
     from lit_fed.federation.commands.deployed import make
     from lit_fed.federation.node.node import Node
     from lit_fed.federation.server.federate import federate as federate_over
-    from lit_fed.federation.transport.serving import MemoryGrid
+    from lit_fed.federation.transport.grid import MemoryGrid
     from lit_fed.parsing import Parser
 
     import_named()

@@ -14,7 +14,7 @@ from lit_fed.callbacks import Checkpoint, EarlyStopping
 from lit_fed.command.cli import main
 from lit_fed.data import Arrays, Natural, TensorDataModule, Wrapped
 from lit_fed.errors import ConfigError
-from lit_fed.federation.server.roster import agreed
+from lit_fed.federation.messages.settings import agreed
 from lit_fed.methods import FedAvg
 from lit_fed.privacy import SampleLevel
 from lit_fed.protocols import GlobalTest

@@ -36,7 +36,7 @@ from lit_fed.federation.node.node import Node
 from lit_fed.federation.server import federate as server
 from lit_fed.federation.server import roster
 from lit_fed.federation.server.federate import Parting, federate
-from lit_fed.federation.transport.serving import MemoryGrid
+from lit_fed.federation.transport.grid import MemoryGrid
 from tests.federation.support import blob_of, nodes_of, small
 from tests.support import Points, weights
 

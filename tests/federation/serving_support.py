@@ -13,8 +13,9 @@ from typing import Any
 
 from lit_fed.federation.keys.node_keys import NodeKeys
 from lit_fed.federation.transport.calling import Line, attend
+from lit_fed.federation.transport.grid import Reply
 from lit_fed.federation.transport.security import Security
-from lit_fed.federation.transport.serving import Reply, RpcGrid, rpc_grid
+from lit_fed.federation.transport.serving import RpcGrid, rpc_grid
 
 
 class Echo:

@@ -16,8 +16,8 @@ from lit_fed.engine.storage.packs import Version, checksum, read_pack
 from lit_fed.federation.messages.wire import Message
 from lit_fed.federation.node.node import Node
 from lit_fed.federation.server.federate import federate
-from lit_fed.federation.server.roster import Identity
-from lit_fed.federation.transport.serving import MemoryGrid
+from lit_fed.federation.server.identity import Identity
+from lit_fed.federation.transport.grid import MemoryGrid
 from lit_fed.methods import FedAvg
 from tests.support import LeastSquares, Points, trainer
 

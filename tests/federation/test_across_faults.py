@@ -20,7 +20,7 @@ from lit_fed.federation.node.node import Node
 from lit_fed.federation.server.executor import Patience
 from lit_fed.federation.server.federate import federate
 from lit_fed.federation.server.roster import Gathering
-from lit_fed.federation.transport.serving import MemoryGrid, Reply
+from lit_fed.federation.transport.grid import MemoryGrid, Reply
 from lit_fed.methods import FedAvg, Scaffold
 from lit_fed.participation import UniformParticipation
 from lit_fed.privacy import ClientLevel

@@ -22,7 +22,7 @@ from lit_fed.federation.server import roster
 from lit_fed.federation.server.executor import Patience
 from lit_fed.federation.server.federate import federate
 from lit_fed.federation.server.roster import Gathering
-from lit_fed.federation.transport.serving import MemoryGrid
+from lit_fed.federation.transport.grid import MemoryGrid
 from lit_fed.methods import CalibratedTest, FedAvg, SphereFed
 from lit_fed.protocols import ClientTest, GlobalTest, PersonalTest
 from tests.federation.support import KeyedGrid, Make, Parts, blob_of, nodes_of, small, written

@@ -21,9 +21,10 @@ from lit_fed.federation.commands.federation_file import read_federation
 from lit_fed.federation.commands.provision import provision
 from lit_fed.federation.keys import authority
 from lit_fed.federation.keys.authority import read_certificate, read_key, read_request
+from lit_fed.federation.keys.certificate import key_of
 from lit_fed.federation.keys.node_keys import Grant, NodeKeys
 from lit_fed.federation.secure.signer import read_peers
-from lit_fed.federation.transport.security import Security, key_of
+from lit_fed.federation.transport.security import Security
 from tests.support import ROOT
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

@@ -20,7 +20,7 @@ from lit_fed.federation.commands import node
 from lit_fed.federation.commands.deployed import make
 from lit_fed.federation.node.node import Node
 from lit_fed.federation.server.federate import federate
-from lit_fed.federation.transport.serving import MemoryGrid
+from lit_fed.federation.transport.grid import MemoryGrid
 from lit_fed.parsing import Parser
 from tests.methods.run_methods import CONFIGS
 from tests.support import ROOT, assert_same, rows, saved_weights, small_disk

@@ -8,7 +8,7 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from lit_fed.federation.server.federate import federate
-from lit_fed.federation.transport.serving import Reply
+from lit_fed.federation.transport.grid import Reply
 
 from .parts import made, pack, unpack
 
@@ -16,7 +16,7 @@ app = ServerApp()
 
 
 class FlowerGrid:
-    """Flower's grid, as `lit_fed.federation.transport.serving.Grid`.
+    """Flower's grid, as `lit_fed.federation.transport.grid.Grid`.
 
     SuperLink authenticates nodes, so that keys are empty.
     """

@@ -14,7 +14,7 @@ from lit_fed.command.reading.config_files import read_settings
 from lit_fed.command.reading.shipped import name_of, shipped
 from lit_fed.command.refusals.suggest import close
 from lit_fed.errors import ConfigError
-from lit_fed.federation.server.roster import OWN_DATA
+from lit_fed.federation.messages.settings import OWN_DATA
 
 SERVER = "server"
 """Name of the server among the ends; no site has it."""

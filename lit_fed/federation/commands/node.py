@@ -16,8 +16,8 @@ from lit_fed.federation.commands.deployed import add_run, make, make_data
 from lit_fed.federation.ends import check_public, keep_private, log_line, proxy_of, sole_user
 from lit_fed.federation.messages.wire import MOST_BYTES
 from lit_fed.federation.node.node import Node
+from lit_fed.federation.node.summing import signer_of
 from lit_fed.federation.node.withheld import Report
-from lit_fed.federation.server.summing import signer_of
 from lit_fed.federation.statistics.over_nodes import StatisticsNode
 from lit_fed.federation.transport.calling import serve
 from lit_fed.federation.transport.security import Security

@@ -13,7 +13,7 @@ import yaml
 
 from lit_fed.errors import ConfigError
 from lit_fed.federation.ends import Alert
-from lit_fed.federation.transport.security import key_of
+from lit_fed.federation.keys.certificate import key_of
 
 _MOST_BYTES = 2**24
 _EXAMPLE = "write a line a node, such as  keys/north.crt: [0, 1, 2]"

@@ -11,7 +11,8 @@ from lit_fed.engine.evaluation.prediction import write_predictions
 from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol, check_protocols
 from lit_fed.engine.wire.payload import Broadcast
 from lit_fed.errors import ConfigError
-from lit_fed.federation.node.node import read, settle
+from lit_fed.federation.node.kept import read
+from lit_fed.federation.node.run import settle
 from lit_fed.networks.base import given
 from lit_fed.trainer import FederatedTrainer, Tasks
 

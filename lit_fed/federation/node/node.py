@@ -1,49 +1,41 @@
 """A node: it holds the data and states of some clients, and does their work on request.
 
-It turns messages into answers, independently of the transport. Beside it: its log, and its record of a finished run.
+It turns messages into answers, independently of the transport.
 """
 
 from __future__ import annotations
 
-import os
-import re
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor
-from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.data.partitions.cut import clients_here
 from lit_fed.data.population.naming import called
 from lit_fed.engine.clients.executor import failure
-from lit_fed.engine.clients.local import TaskStage
 from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol
-from lit_fed.engine.loop.run import Run
 from lit_fed.engine.method.algorithm import held_model
 from lit_fed.engine.method.client import Stage
-from lit_fed.engine.storage.files import write_atomically
-from lit_fed.engine.storage.packs import State, Version, VersionedFiles, checksum
+from lit_fed.engine.storage.packs import Version, VersionedFiles
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Payload, layout_of
 from lit_fed.engine.wire.request import Request
-from lit_fed.errors import CheckpointError, ClientFailure, ConfigError, WireError
+from lit_fed.errors import ClientFailure, ConfigError, WireError
 from lit_fed.federation.ends import Alert
 from lit_fed.federation.messages.frozen import FrozenTensors, UnknownTensor, read_hashes
+from lit_fed.federation.messages.settings import agreed, mismatch
 from lit_fed.federation.messages.wire import MOST_BYTES, Message, check_payload, decode, encode, shown
+from lit_fed.federation.node.kept import RUN_ID, Kept
+from lit_fed.federation.node.log import NodeLog
+from lit_fed.federation.node.run import StateFiles, for_nobody_else, settle
+from lit_fed.federation.node.summing import own_work
 from lit_fed.federation.node.withheld import Report, Withheld
-from lit_fed.federation.server.roster import agreed, mismatch
-from lit_fed.federation.server.summing import own_work
-from lit_fed.networks.base import Names, is_base
-from lit_fed.participation import FullParticipation
-from lit_fed.tensors import check_bytes
+from lit_fed.networks.base import Names
 from lit_fed.trainer import FederatedTrainer, Tasks
 
 if TYPE_CHECKING:
@@ -53,111 +45,11 @@ if TYPE_CHECKING:
     from lit_fed.federation.secure.signer import Signer
 
 
-_MOST_BYTES = 2**24  # size at which the log is rotated
-_MOST_LINES = 2000  # maximum number of lines per entry
-
-
-class NodeLog:
-    """The file ``node.log``, readable for its user alone, and its predecessor ``node.log.1``."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "node.log"
-
-    def write(self, text: str) -> None:
-        """Append an entry with the time, without control characters.
-
-        A failed write is ignored, because the outline of the error has already been printed.
-        """
-        lines = text.splitlines()[:_MOST_LINES]
-        plain = "\n  ".join(
-            "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line) for line in lines
-        )
-        try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if self.path.exists() and self.path.stat().st_size > _MOST_BYTES:
-                self.path.replace(self.path.with_name("node.log.1"))
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            with open(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {plain}\n")
-        except OSError:
-            return
-
-
-NAME = "last.pt"
-RUN_ID = re.compile(r"[0-9a-f]{16}")
-_CLIENT = re.compile("[0-9]{1,18}")
-
-
-@dataclass(frozen=True)
-class Kept:
-    """The end of a run, as a node saves it.
-
-    Args:
-        versions: The versions of states by client; None for a client without state.
-        payloads: The broadcast payloads by kind of network.
-        frozen: The frozen parameters by kind, without those in `base`.
-        base: By kind, the pretrained parameters that the node reads again.
-    """
-
-    run_id: str
-    round_idx: int
-    versions: Mapping[int, Version | None]
-    payloads: Mapping[str, Payload]
-    frozen: Mapping[str, Payload]
-    base: Mapping[str, Names]
-
-    def write(self, folder: Path) -> None:
-        """Write it, replacing an earlier one."""
-        content = {
-            "run": self.run_id,
-            "round": self.round_idx,
-            "versions": {str(client_id): version for client_id, version in self.versions.items()},
-            "payloads": {kind: dict(payload) for kind, payload in self.payloads.items()},
-            "frozen": {kind: dict(payload) for kind, payload in self.frozen.items()},
-            "base": {kind: dict(names) for kind, names in self.base.items()},
-        }
-        write_atomically(content, folder / NAME)
-
-
-def read(folder: Path) -> Kept:
-    """Read the end of a run from a node's folder; raise `CheckpointError` if the file is missing or damaged."""
-    path = folder / NAME
-    if not path.is_file():
-        raise CheckpointError(f"{path} does not exist; give the folder that the node ran with, after a run has ended")
-    try:
-        content = torch.load(path, weights_only=True, map_location="cpu")
-        check_bytes(path)
-        versions = {int(name): _version(name, version) for name, version in content["versions"].items()}
-        groups = [{kind: _tensors(entry) for kind, entry in content[key].items()} for key in ("payloads", "frozen")]
-        if not RUN_ID.fullmatch(content["run"]) or type(content["round"]) is not int:
-            raise ValueError("the run's id is malformed")
-        if not is_base(content["base"]):
-            raise ValueError("the names of pretrained parameters are malformed")
-    except Exception as error:  # damaged bytes raise many exceptions
-        raise CheckpointError(f"{path} cannot be read ({' '.join(str(error).split())[:120]})") from error
-    return Kept(content["run"], content["round"], versions, groups[0], groups[1], content["base"])
-
-
-def _version(name: Any, version: Any) -> Version | None:
-    if not isinstance(name, str) or not _CLIENT.fullmatch(name):
-        raise ValueError(f"{name!r} is not a client")
-    if version is not None and (type(version) is not tuple or [type(part) for part in version] != [int, int]):
-        raise ValueError(f"{version!r} is not a version")
-    return version
-
-
-def _tensors(entry: Any) -> dict[str, Tensor]:
-    if not isinstance(entry, dict) or not all(isinstance(tensor, Tensor) for tensor in entry.values()):
-        raise ValueError("an entry is not a tensor")
-    return entry
-
-
 _OFTEN = 16  # maximum number of equal requests per round; a restarted server repeats them
 _MOST_RUNS = 64  # maximum number of runs per process, each with its folder and its counts of requests
 _MOST_DROPPED = 1000  # maximum number of a client's states that one message may delete
 _LINE = 1000  # maximum number of printed characters
 _SAY_S = 60.0  # interval of messages about a silent server
-_MARK = "/version"  # the tensor of a state that holds its number and its checksum
 
 
 class Node:
@@ -390,7 +282,7 @@ class Node:
         }
         fields = {**message.fields, "work": message.word, "clients": [client_id]}
         self._request = cache(lambda: Request.read(fields, groups))  # a hash of the model, which not every method needs
-        if isinstance(store.files, _AtOnce):
+        if isinstance(store.files, StateFiles):
             store.files.number = lambda: self._request().digest(version)
         received: dict[str, dict[str, Any]] = {
             group: {name: tensor.to(device) for name, tensor in tensors.items()} for group, tensors in groups.items()
@@ -471,61 +363,6 @@ def _frozen_of(federation: Federation) -> dict[str, Payload]:
         held = held_model(federation.server, kind)
         found[kind] = {name: held[name] for name in loop.model.split.frozen if name in held}
     return found
-
-
-def settle(
-    trainer: FederatedTrainer,
-    model: Tasks,
-    data: FederatedDataModule,
-    algorithm: Algorithm[Any],
-    clients: Iterable[int],
-    stage: TaskStage,
-) -> Run:
-    """Assemble a run from its parts, with the data of some clients only."""
-    trainer.participation = FullParticipation()  # the server samples the cohort
-    data.reserve(algorithm.public_size, algorithm.calibration_fraction)
-    data.prepare_data()
-    data.setup("fit", clients=clients)
-    run = trainer.assemble(model, data, algorithm, stage)
-    if stage == "fit":
-        run.federation.wrappers.settle()
-    run.federation.store.keeper = _AtOnce
-    return run
-
-
-class _AtOnce(VersionedFiles):
-    """Files in which a client's state is on disk before its node answers.
-
-    A version's number leaves the node, and so is a hash of what the server asked for and not of the state; the checksum
-    stays in the file.
-    """
-
-    number: Callable[[], bytes]
-    """Digest of the request for which a client works, and of the version from which it continues."""
-
-    @override
-    def write(self, name: str, round_idx: int, state: Mapping[str, Tensor]) -> Version:
-        number = int.from_bytes(self.number()[:4])
-        super().write(name, round_idx, {**state, _MARK: torch.tensor([number, checksum(name, state)])})
-        self.take(self.flush())
-        return round_idx, number
-
-    @override
-    def is_written(self, name: str, state: State, number: int) -> bool:
-        mark = state.pop(_MARK, None)
-        return mark is not None and mark.tolist() == [number, checksum(name, state)]
-
-
-@contextmanager
-def for_nobody_else(folder: Path) -> Iterator[None]:
-    """Create a folder, and make it and all files written meanwhile readable for the user alone."""
-    before = os.umask(0o077)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)
-        yield
-    finally:
-        os.umask(before)
 
 
 def read_version(version: Any) -> Version | None:

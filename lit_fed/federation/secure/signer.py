@@ -44,7 +44,7 @@ class Signer:
 
     @property
     def name(self) -> str:
-        """SHA-256 of the public key, as of a certificate's in `lit_fed.federation.transport.security.key_of`."""
+        """SHA-256 of the public key, as of a certificate's in `lit_fed.federation.keys.certificate.key_of`."""
         return hashlib.sha256(self.public).hexdigest()
 
     def known(self, told: Any) -> dict[str, EllipticCurvePublicKey]:

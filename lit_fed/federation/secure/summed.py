@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
     from lit_fed.federation.secure.masks import Words
+    from lit_fed.trainer import FederatedTrainer
 
 _MOST_WEIGHT = 2**22
 """Largest sum of weights: times 2^40, the largest coordinate on the grid, it stays below 2^63."""
@@ -409,3 +410,14 @@ class Elsewhere(Reducer[Summed]):
         if not self._clients and not self._always:
             return self._sums.read(self._sums.words([])[0], [])
         return self._over.train(self._broadcast, sorted(self._clients), self._sums)
+
+
+def blind_of(trainer: FederatedTrainer) -> SummedSecurely | None:
+    """Return the setting of secure sums; None without it."""
+    found = next((one for one in trainer.local.wrappers.stack if isinstance(one, SummedSecurely)), None)
+    if found is not None and found.settings.nodes is not None:
+        raise ConfigError(
+            f"trainer.secure_sum.nodes is {found.settings.nodes}, the number of nodes in memory; leave it out where "
+            "clients are on nodes"
+        )
+    return found

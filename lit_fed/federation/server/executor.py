@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, cast
 
@@ -18,7 +17,6 @@ from lit_fed.checks import check_range
 from lit_fed.data.partitions.cut import named
 from lit_fed.engine.clients.executor import Executor, Question, layouts_of
 from lit_fed.engine.clients.session import Session
-from lit_fed.engine.storage.packs import Version, VersionedFiles
 from lit_fed.engine.wire.payload import Broadcast, Channel, ClientUpdate, Layout
 from lit_fed.engine.wire.totals import Total, Totals, exact_sum
 from lit_fed.errors import ClientFailure, NobodyLeft, WireError
@@ -26,9 +24,10 @@ from lit_fed.federation.ends import Alert
 from lit_fed.federation.messages.frozen import KnownHashes
 from lit_fed.federation.messages.wire import LARGEST, MOST_METRICS, OF_WORK, Message, Ranges, encode, shown
 from lit_fed.federation.server.heard import Due, Heard, answer, hear, held
+from lit_fed.federation.server.node_files import NodeFiles
 from lit_fed.federation.server.roster import KnownNode, Roster
 from lit_fed.federation.server.summing import Summing
-from lit_fed.federation.transport.serving import Reply
+from lit_fed.federation.transport.grid import Reply
 
 _PAUSE_S = (0.005, 0.25)  # shortest and longest interval of polls for answers
 _LOOK_S = 3.0  # interval of looking for connected nodes
@@ -78,46 +77,6 @@ class ServerEnd(Channel):
     @override
     def receive(self, update: ClientUpdate) -> ClientUpdate:
         return update
-
-
-class NodeFiles(VersionedFiles):
-    """Clients' states, which are on their nodes; only late updates are stored here, in ``directory``.
-
-    Args:
-        held: Asks the nodes which versions they hold.
-    """
-
-    def __init__(self, directory: Path | None, held: Callable[[], Iterable[tuple[str, int]]]) -> None:
-        super().__init__(directory)
-        self.held = held
-        self.dropped: dict[str, list[int]] = {}
-        """By client, the obsolete versions that its node does not know about yet."""
-
-    @override
-    def forget(self, gone: Iterable[tuple[str, int]], delete: bool) -> None:
-        """Drop versions; a client's node deletes them with the next message to it."""
-        here = list[tuple[str, int]]()
-        for name, round_idx in gone:
-            if name.isdecimal():
-                self.dropped.setdefault(name, []).append(round_idx)
-            else:
-                here.append((name, round_idx))
-        super().forget(here, delete)
-
-    @override
-    def expect(self, name: str, round_idx: int) -> None:
-        if name in self.dropped:
-            self.dropped[name] = [at for at in self.dropped[name] if at != round_idx]
-
-    @override
-    def copy(self, name: str, version: Version, source: VersionedFiles) -> None:
-        if not name.isdecimal():  # nodes keep their clients' states
-            super().copy(name, version, source)
-
-    @override
-    def rounds(self) -> Iterator[tuple[str, int]]:
-        yield from super().rounds()
-        yield from self.held()
 
 
 class _Sent(NamedTuple):

@@ -20,13 +20,16 @@ from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.federation.ends import Alert, log_line
 from lit_fed.federation.messages.frozen import Hashes, KnownHashes
+from lit_fed.federation.messages.settings import agreed
 from lit_fed.federation.messages.wire import MOST_BYTES, Message
+from lit_fed.federation.secure.summed import blind_of
 from lit_fed.federation.server.arrivals import ArrivalOrder, FlightExecutor, arrivals_of
 from lit_fed.federation.server.executor import GridExecutor, Patience, ServerEnd
 from lit_fed.federation.server.heard import expect_consent
-from lit_fed.federation.server.roster import Gathering, Identity, Roster, agreed
-from lit_fed.federation.server.summing import Summing, blind_of
-from lit_fed.federation.transport.serving import Grid
+from lit_fed.federation.server.identity import Identity
+from lit_fed.federation.server.roster import Gathering, Roster
+from lit_fed.federation.server.summing import Summing
+from lit_fed.federation.transport.grid import Grid
 from lit_fed.trainer import FederatedTrainer, Tasks
 
 if TYPE_CHECKING:

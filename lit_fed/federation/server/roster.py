@@ -1,108 +1,26 @@
-"""The server's map from clients to nodes as they connect, and the settings on which both ends must agree."""
+"""The server's map from clients to nodes as they connect."""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from typing_extensions import override
-
-from lit_fed.callbacks import Callback
 from lit_fed.checks import check_range
 from lit_fed.data.partitions.cut import named
-from lit_fed.data.population.census import ClientReport, Scale
-from lit_fed.data.population.figures import fingerprint
+from lit_fed.data.population.census import ClientReport
 from lit_fed.errors import ConfigError, WireError
 from lit_fed.federation.ends import Alert
 from lit_fed.federation.messages.frozen import Hashes
-from lit_fed.federation.messages.wire import MOST_BYTES, PROTOCOL, Message, encode, shown
+from lit_fed.federation.messages.wire import MOST_BYTES, PROTOCOL, Message, encode
 from lit_fed.federation.server.heard import LONGEST_GREETING, greeting, hear
-from lit_fed.federation.transport.serving import Grid, Reply
-from lit_fed.networks import hash_of_weights
-from lit_fed.yaml_text import read_yaml
+from lit_fed.federation.server.identity import Identity
+from lit_fed.federation.transport.grid import Grid, Reply
 
 if TYPE_CHECKING:
     from lit_fed.federation.keys.node_keys import Grant
-
-
-_TRAINER = (
-    "seed", "max_rounds", "local_epochs", "local_steps", "limit_train_batches", "fast_dev_run", "kinds",
-    "precision", "buffers", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches",
-    "schedule_steps", "uplink_codec", "downlink_codec", "protocols", "evaluate_on", "num_threads", "channels_last",
-    "privacy", "aggregation", "attack", "secure_sum",
-)  # fmt: skip
-OWN_DATA: dict[str, type] = {"root": str, "download": bool, "num_workers": int}
-"""Data settings that are local to each end, with their types: where the files are and how they are read."""
-OWN_PRIVACY = {
-    "ClientLevel": ("key_file", "withhold"),  # the server makes the promise
-    "SampleLevel": ("key_file", "withhold", "noise_multiplier", "epsilon", "delta", "physical_batch"),  # each node
-}
-"""Privacy settings that are local to each end, by class."""
-
-
-def agreed(config: str) -> dict[str, str]:
-    """Return the settings of a resolved YAML configuration on which the bits of a run depend, each as JSON."""
-    content = read_yaml(config) or {}
-    trainer, data = content.get("trainer") or {}, content.get("data") or {}
-    settings = {key: value for key, value in (data.get("init_args") or {}).items() if key not in OWN_DATA}
-    if isinstance(file := settings.get("normalize"), str):  # its figures are common, its place is each end's own
-        settings["normalize"] = fingerprint(file)
-    agreed_on = {key: trainer[key] for key in _TRAINER if key in trainer}
-    if isinstance(private := agreed_on.get("privacy"), Mapping):
-        own = OWN_PRIVACY.get(str(private.get("class_path")).rpartition(".")[2], OWN_PRIVACY["ClientLevel"])
-        alike = {key: value for key, value in (private.get("init_args") or {}).items() if key not in own}
-        agreed_on["privacy"] = {**private, "init_args": alike}
-    parts = {
-        "trainer": agreed_on,
-        "data": {**data, "init_args": settings},
-        "model": content.get("model"),
-        "algorithm": content.get("algorithm"),
-    }
-    found = {".".join(path): value for path, value in _leaves(parts, ())}
-    for key, file in found.items():
-        if key.endswith(".weights") and isinstance(file, str) and Path(file).exists():  # as of `normalize`
-            found[key] = hash_of_weights(Path(file), key)
-    return {key: json.dumps(value) for key, value in found.items()}
-
-
-def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
-    """Describe the first setting that differs; None if all match. The values of ``there`` are untrusted."""
-    for key in sorted(here.keys() | there.keys()):
-        mine, other = here.get(key), there.get(key)
-        if mine != other:
-            return f"{key[:100]} is {_shown(mine)} on the node and {_shown(other)} on the server"
-    return None
-
-
-def mismatch(settings: Mapping[str, str], hello: Message, more: str = "") -> str | None:
-    """Describe why a node with these settings cannot work for the server that greets it; None if it can.
-
-    ``more`` is appended to the remedy for a setting that differs.
-    """
-    from lit_fed import __version__
-
-    theirs = hello.get("version", str)
-    if hello.get("protocol", int) != PROTOCOL or theirs != __version__:
-        return f"the node runs lit_fed {__version__} and the server {shown(theirs, 20)}; install the same version"
-    odd = difference(settings, hello.get("settings", dict))
-    return None if odd is None else f"{odd}; use the same configuration on both ends{more}"
-
-
-def _shown(value: str | None) -> str:
-    return "not set" if value is None else str(value)[:80]
-
-
-def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if isinstance(value, dict) and value:
-        for key, entry in value.items():
-            yield from _leaves(entry, (*path, str(key)))
-    else:
-        yield path, value
 
 
 T = TypeVar("T")
@@ -129,62 +47,6 @@ class Gathering:
     def __post_init__(self) -> None:
         check_range("--gathering.wait_s", self.wait_s, least=0, infinite=True, why=" s")
         check_range("--gathering.least", self.least, least=1, null="for all clients")
-
-
-class Identity(Callback):
-    """Stores a run's unique id and its clients' reports in the run's checkpoints.
-
-    Whose key may claim a client is the key file's word, today's: a replaced key needs no new run.
-    """
-
-    tells_of_clients = True
-
-    def __init__(self, run_id: str) -> None:
-        self.run_id = run_id
-        self.known: dict[int, ClientReport] = {}
-        self.present: Callable[[], Mapping[int, ClientReport]] = dict
-        self._begun = False
-
-    def check(self, client_id: int, report: ClientReport) -> str | None:
-        """Return why somebody cannot be a client; None if there is no objection."""
-        before = self.known.get(client_id, report)
-        if report.fingerprint != before.fingerprint:
-            return f"client {client_id} has different data than before; restore its data, or start a new run"
-        if (report.samples, report.histogram) != (before.samples, before.histogram):
-            return f"client {client_id} reports different numbers of samples than before; start a new run"
-        return None
-
-    def accept(self, clients: Mapping[int, ClientReport]) -> None:
-        """Record clients' reports. Before the run begins, nothing is recorded, so that nodes may swap clients."""
-        if self._begun:
-            self.known |= clients
-
-    def begin(self) -> dict[int, ClientReport]:
-        """Record the connected clients' reports, hold nodes to them from now on, and return all that are known."""
-        self._begun = True
-        self.accept(self.present())
-        return dict(sorted(self.known.items()))
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "run_id": self.run_id,
-            "known": {str(client_id): asdict(report) for client_id, report in self.known.items()},
-        }
-
-    @override
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore; raise `ConfigError` if a connected client is not the one that the checkpoint knows."""
-        self.run_id = str(state["run_id"])
-        self.known = {int(name): _known(**report) for name, report in state["known"].items()}
-        for client_id, report in sorted(self.present().items()):
-            if (why := self.check(client_id, report)) is not None:
-                raise ConfigError(why)
-        self.accept(self.present())
-
-
-def _known(samples: int, histogram: Sequence[int] | None, fingerprint: str, scale: Scale | None) -> ClientReport:
-    return ClientReport(int(samples), None if histogram is None else tuple(histogram), str(fingerprint), scale)
 
 
 @dataclass(slots=True)
@@ -216,7 +78,7 @@ class Roster:
     """The registered nodes.
 
     Args:
-        settings: The settings that must match, see `lit_fed.federation.server.roster`.
+        settings: The settings that must match, see `lit_fed.federation.messages.settings`.
         limit: Maximum size of a message, bytes.
         num_classes: Classes of the data; None without classes.
         node_clients: The clients that a node may claim, by the node's public key; None without keys.

@@ -1,4 +1,4 @@
-"""Secure sums over nodes: the server's end, which relays the protocol's messages, and what makes a node's."""
+"""Secure sums over nodes: the server's end, which relays the protocol's messages."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.checks import check_range
 from lit_fed.engine.clients.executor import Question
 from lit_fed.engine.wire.payload import Broadcast, Payload
 from lit_fed.engine.wire.request import Request
@@ -28,82 +26,11 @@ from lit_fed.privacy.bounded_sum import grid_of
 from lit_fed.tensors import hash_of_groups
 
 if TYPE_CHECKING:
-    from lit_fed.federation.secure.own_work import OwnWork
-    from lit_fed.federation.secure.signer import Signer
     from lit_fed.federation.server.roster import Roster
-    from lit_fed.trainer import FederatedTrainer
 
 T = TypeVar("T")
 
 _MOST_ATTEMPTS = 3
-_NOBODY_KNOWN = (
-    "trainer.secure_sum: without --ca no node knows the others' keys, and whoever runs the server can pose as them"
-)
-
-
-def blind_of(trainer: FederatedTrainer) -> SummedSecurely | None:
-    """Return the setting of secure sums; None without it."""
-    found = next((one for one in trainer.local.wrappers.stack if isinstance(one, SummedSecurely)), None)
-    if found is not None and found.settings.nodes is not None:
-        raise ConfigError(
-            f"trainer.secure_sum.nodes is {found.settings.nodes}, the number of nodes in memory; leave it out where "
-            "clients are on nodes"
-        )
-    return found
-
-
-def own_work(
-    trainer: FederatedTrainer,
-    signer: Signer | None,
-    limit: int,
-    report: str,
-    say: Callable[[str], object],
-    folder: Path,
-    smallest: int | None = None,
-) -> OwnWork | None:
-    """Return a node's part in secure sums; None without them."""
-    if (summed := blind_of(trainer)) is None:
-        if smallest is not None:
-            raise ConfigError(f"--smallest_sum is {smallest}, and trainer.secure_sum is null; leave it out")
-        return None
-    from lit_fed.federation.keys.authority import new_key, pem_of, read_key, write
-    from lit_fed.federation.secure.own_work import OwnWork
-    from lit_fed.federation.secure.signer import Signer
-
-    check_range("--smallest_sum", smallest, least=2, null="for trainer.secure_sum.threshold")
-
-    if report == "aggregate":
-        raise ConfigError("--report is aggregate, and trainer.secure_sum sums metrics over all nodes; leave it out")
-    if (made := signer) is None:
-        if not (file := folder / "sums.key").exists():
-            write(file, pem_of(new_key()), 0o600)
-        made = Signer(read_key(file))
-    if made.peers is None:
-        say(Alert(_NOBODY_KNOWN))
-    elif made.name not in made.peers:
-        raise ConfigError(f"--peers lacks this node's own key, {made.name}; use the same list on all nodes")
-    return OwnWork(summed, made, limit, smallest, folder)
-
-
-def signer_of(trainer: FederatedTrainer, key: str | None, peers: str | None) -> Signer | None:
-    """Return what signs a node's part in secure sums: its certificate's key; None without TLS, or without such sums.
-
-    Raises:
-        ConfigError: If the list of peers is missing, given in vain, or cannot be read.
-    """
-    if blind_of(trainer) is None or key is None:
-        if peers is not None:
-            raise ConfigError(f"--peers is {peers}, and names the nodes of trainer.secure_sum with TLS; leave it out")
-        return None
-    if peers is None:
-        raise ConfigError(
-            "--peers is missing; with trainer.secure_sum, give a list of the SHA-256 of all nodes' public keys, see "
-            "docs/secure_sums.md"
-        )
-    from lit_fed.federation.keys.authority import read_key
-    from lit_fed.federation.secure.signer import Signer, read_peers
-
-    return Signer(read_key(Path(key)), read_peers(peers))
 
 
 class _Offer(NamedTuple):

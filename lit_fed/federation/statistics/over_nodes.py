@@ -27,13 +27,15 @@ from lit_fed.engine.wire.totals import exact_parts
 from lit_fed.errors import ConfigError, LitFedError, WireError
 from lit_fed.federation.ends import Alert
 from lit_fed.federation.keys.node_keys import Grant
+from lit_fed.federation.messages.settings import agreed, mismatch
 from lit_fed.federation.messages.wire import MOST_BYTES, Message, decode, encode, shown
-from lit_fed.federation.server.roster import Identity, Roster, agreed, mismatch
+from lit_fed.federation.server.identity import Identity
+from lit_fed.federation.server.roster import Roster
 from lit_fed.federation.statistics.federation import MOST_BINS
 from lit_fed.federation.statistics.noise import Noise
 from lit_fed.federation.statistics.site import Inquiry, SiteStatistics, Variable, columns_of, empty, survey
 from lit_fed.federation.statistics.withheld import withheld
-from lit_fed.federation.transport.serving import Grid
+from lit_fed.federation.transport.grid import Grid
 
 ONLY = "--statistics"
 """The setting by which nodes for statistics and nodes for training refuse each other's servers."""

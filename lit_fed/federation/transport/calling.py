@@ -12,14 +12,16 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime
 from itertools import chain, starmap
 from typing import Any
+from typing import Protocol as Interface
 
 from lit_fed.errors import ConfigError, WireError
 from lit_fed.federation.ends import Alert, ending_by_signal, split_address
-from lit_fed.federation.messages.frames import (  # before grpc, which it sets up
+from lit_fed.federation.messages.wire import shown
+from lit_fed.federation.transport.frames import (  # before grpc, which it sets up
     GOODBYE,
     METHOD,
     SERVICE,
@@ -27,9 +29,6 @@ from lit_fed.federation.messages.frames import (  # before grpc, which it sets u
     frames,
     options,
 )
-from lit_fed.federation.messages.wire import shown
-from lit_fed.federation.node.node import Node
-from lit_fed.federation.statistics.over_nodes import StatisticsNode
 from lit_fed.federation.transport.security import Security
 
 import grpc  # isort: skip
@@ -40,6 +39,24 @@ _SAY_S = 60.0  # interval of messages during an outage
 _LET_IN_S = 120.0  # time for an operator to register an unknown key
 _MESSAGE_BYTES = 2**10  # overhead of a message in memory
 _REFUSED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.UNIMPLEMENTED)
+
+
+class Handler(Interface):
+    """A node, as its connection sees it: it turns messages into answers, one at a time."""
+
+    limit: int
+    """Maximum size of a message, bytes."""
+    say: Callable[[str], object]
+    """Prints a line."""
+
+    def at_work(self) -> AbstractContextManager[Any]:
+        """Prepare to handle messages."""
+
+    def handle(self, blob: bytes) -> bytes:
+        """Handle a message, and return the answer; every error becomes an answer, too."""
+
+    def idle(self) -> None:
+        """Do what is due while no message comes; called about once a second."""
 
 
 class Line:
@@ -234,7 +251,7 @@ class _Waiting:
         self._contact, self._begun, self._said = datetime.now().astimezone(), None, 0.0
 
 
-def serve(node: Node | StatisticsNode, address: str, security: Security, proxy: str | None = None) -> None:
+def serve(node: Handler, address: str, security: Security, proxy: str | None = None) -> None:
     """Run a node until the process is stopped."""
     security.check(address)
     security.try_out()
@@ -246,7 +263,7 @@ def serve(node: Node | StatisticsNode, address: str, security: Security, proxy: 
         attend(node, stack.enter_context(Line(address, security, node.say, node.limit, proxy)))
 
 
-def attend(node: Node | StatisticsNode, line: Line) -> None:
+def attend(node: Handler, line: Line) -> None:
     """Do the server's work; raise `ConfigError` if the server rejects this node."""
     while True:
         try:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
 from lit_fed.errors import ConfigError
 from lit_fed.federation.ends import connect, is_loopback, split_address
-from lit_fed.federation.messages.frames import HANDSHAKE_S  # before grpc, which it sets up
+from lit_fed.federation.transport.frames import HANDSHAKE_S  # before grpc, which it sets up
 
 import grpc  # isort: skip
 
@@ -137,19 +136,6 @@ class Security:
                 raise ConfigError(
                     f"the server at {address} uses TLS; give --ca, --certificate and --key, see docs/deployment.md"
                 )
-
-
-def key_of(certificate: bytes) -> str:
-    """Return the SHA-256 of a certificate's public key, as ``openssl pkey -pubin -outform DER | sha256sum`` does.
-
-    Raises:
-        ValueError: If it is not a certificate.
-    """
-    from cryptography import x509
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    public = x509.load_pem_x509_certificate(certificate).public_key()
-    return hashlib.sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 
 def _reason(error: OSError) -> str:

@@ -18,7 +18,7 @@ from lit_fed.data.population.census import common_scale, on_scale, scale_of
 from lit_fed.errors import ConfigError
 from lit_fed.federation.node.node import Node
 from lit_fed.federation.server.federate import federate
-from lit_fed.federation.transport.serving import MemoryGrid
+from lit_fed.federation.transport.grid import MemoryGrid
 from lit_fed.methods import FedAvg
 from tests.support import trainer
 

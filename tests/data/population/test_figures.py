@@ -13,7 +13,7 @@ import torch
 from lit_fed.data import ArrayFile, ClientArrays, ClientFolders, Digits, FederatedDataModule, Table
 from lit_fed.data.population.figures import fingerprint, read_figures
 from lit_fed.errors import ConfigError
-from lit_fed.federation.server.roster import agreed, difference
+from lit_fed.federation.messages.settings import agreed, difference
 from lit_fed.federation.statistics.federation import first_question, simulated
 from lit_fed.federation.statistics.noise import Noise
 from lit_fed.federation.statistics.site import columns_of

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from lit_fed.engine.storage.packs import Version, VersionedFiles
 from lit_fed.errors import BudgetSpent
-from lit_fed.federation.node.node import _AtOnce
+from lit_fed.federation.node.run import StateFiles
 from lit_fed.federation.secure import party
 from lit_fed.federation.secure.given import Given
 from lit_fed.federation.secure.party import Party
@@ -75,8 +75,8 @@ def version_of_the_state(patch: pytest.MonkeyPatch) -> None:
         self.take(self.flush())
         return version
 
-    patch.setattr(_AtOnce, "write", write)
-    patch.setattr(_AtOnce, "is_written", VersionedFiles.is_written)
+    patch.setattr(StateFiles, "write", write)
+    patch.setattr(StateFiles, "is_written", VersionedFiles.is_written)
 
 
 def sum_over_one_client(patch: pytest.MonkeyPatch) -> None:

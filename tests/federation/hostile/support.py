@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lit_fed.federation.messages.frames import METHOD, SERVICE, frames, options
+from lit_fed.federation.transport.frames import METHOD, SERVICE, frames, options
 from lit_fed.federation.transport.security import Security
 from tests.federation.serving_support import files
 

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from lit_fed.federation.keys.certificate import key_of
 from lit_fed.federation.keys.node_keys import NodeKeys
-from lit_fed.federation.messages import frames
-from lit_fed.federation.messages.frames import CHUNK, GOODBYE, HEAD
-from lit_fed.federation.transport import serving
-from lit_fed.federation.transport.security import key_of
-from lit_fed.federation.transport.serving import Reply
+from lit_fed.federation.transport import frames, serving
+from lit_fed.federation.transport.frames import CHUNK, GOODBYE, HEAD
+from lit_fed.federation.transport.grid import Reply
 from tests.federation.hostile.support import (
     CONTINUATION,
     HEADERS,

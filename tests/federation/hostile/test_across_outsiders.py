@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from lit_fed.federation.keys import node_keys
+from lit_fed.federation.keys.certificate import key_of
 from lit_fed.federation.keys.node_keys import NodeKeys
-from lit_fed.federation.messages import frames
-from lit_fed.federation.transport import calling
-from lit_fed.federation.transport.security import key_of
+from lit_fed.federation.transport import calling, frames
 from tests.federation.hostile.support import PREFACE, SETTINGS, Keyed, connected, http2, listening, many, resident
 from tests.federation.serving_support import Echo, answer_of, free_address, of_node, served, until, working
 
@@ -51,7 +50,7 @@ def test_what_is_no_tls_is_not_answered(keys: Path) -> None:
 
 
 def test_tls_is_1_3_on_both_ends(keys: Path) -> None:
-    """No setting of gRPC asks for it, see `lit_fed.federation.messages.frames`."""
+    """No setting of gRPC asks for it, see `lit_fed.federation.transport.frames`."""
     address = free_address()
     host, port = address.split(":")
     with served(keys, address):

@@ -8,8 +8,8 @@ import pytest
 
 from lit_fed.errors import ConfigError
 from lit_fed.federation.keys import node_keys
+from lit_fed.federation.keys.certificate import key_of
 from lit_fed.federation.keys.node_keys import Grant, NodeKeys
-from lit_fed.federation.transport.security import key_of
 
 
 def written(keys: Path, text: str) -> Path:

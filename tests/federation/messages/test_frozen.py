@@ -15,7 +15,7 @@ from lit_fed.errors import CheckpointError, WireError
 from lit_fed.federation.messages.frozen import NAME, FrozenTensors, KnownHashes, UnknownTensor, read_hashes
 from lit_fed.federation.messages.wire import Message, decode, encode
 from lit_fed.federation.node.home import Home
-from lit_fed.federation.node.node import NAME as NAME_OF_THE_END
+from lit_fed.federation.node.kept import NAME as NAME_OF_THE_END
 from lit_fed.federation.node.node import Node
 from lit_fed.methods import FedAvg, FedExLoRA, FLoRA
 from lit_fed.networks import LoRALinear

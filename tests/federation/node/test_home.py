@@ -11,7 +11,8 @@ from lit_fed.command.cli import main
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.federation.messages.wire import Message, decode, encode
 from lit_fed.federation.node.home import Home
-from lit_fed.federation.node.node import NAME, Node, read
+from lit_fed.federation.node.kept import NAME, read
+from lit_fed.federation.node.node import Node
 from tests.federation.support import deploy, nodes_of, small
 from tests.federation.test_across_every_method import ROUNDS, parts_of
 from tests.methods.run_methods import run_method, words_of

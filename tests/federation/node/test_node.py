@@ -16,7 +16,8 @@ import torch
 from lit_fed.engine.storage.files import cannot_write
 from lit_fed.errors import CheckpointError, ClientFailure, ClientTimeout, ConfigError, NonFiniteUpdate, outline
 from lit_fed.federation.messages.wire import Message, decode, encode
-from lit_fed.federation.node.node import Node, NodeLog
+from lit_fed.federation.node.log import NodeLog
+from lit_fed.federation.node.node import Node
 from lit_fed.methods import FedAvg, Scaffold
 from lit_fed.protocols import ClientTest, GlobalTest
 from tests.federation.support import deploy, nodes_of, small
@@ -139,7 +140,7 @@ def test_a_log_holds_nothing_that_a_terminal_obeys_and_is_begun_anew(tmp_path: P
     log = NodeLog(tmp_path / "states")
     log.write("one\n\x1b[31mtwo\x07 \u202e müde")
     assert log.path.read_text(encoding="utf-8").endswith(" one\n  \\x1b[31mtwo\\x07 \\u202e müde\n")
-    monkeypatch.setattr("lit_fed.federation.node.node._MOST_BYTES", 10)
+    monkeypatch.setattr("lit_fed.federation.node.log._MOST_BYTES", 10)
     log.write("three")
     assert "one" in log.path.with_name("node.log.1").read_text(encoding="utf-8")
     assert log.path.read_text(encoding="utf-8").endswith(" three\n")

@@ -11,7 +11,7 @@ from lit_fed.federation.messages.wire import Message, decode, encode
 from lit_fed.federation.node.node import Node
 from lit_fed.federation.secure.signer import Signer
 from lit_fed.federation.server.federate import federate
-from lit_fed.federation.transport.serving import MemoryGrid, Reply
+from lit_fed.federation.transport.grid import MemoryGrid, Reply
 from lit_fed.methods import FedAvg
 from lit_fed.privacy import SecureSum
 from tests.federation.support import Make, nodes_of, small

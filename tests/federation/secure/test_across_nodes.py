@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from lit_fed.errors import ConfigError
+from lit_fed.federation.messages.settings import agreed, difference
 from lit_fed.federation.messages.wire import Message
 from lit_fed.federation.secure.messages import TooFew
 from lit_fed.federation.server.executor import Patience
 from lit_fed.federation.server.federate import federate
-from lit_fed.federation.server.roster import agreed, difference
 from lit_fed.methods import FedAsync, FedAvg, Scaffold
 from lit_fed.participation import Fate, FullParticipation, Participant, UniformParticipation
 from lit_fed.privacy import ClientLevel, SecureSum

@@ -22,8 +22,8 @@ from lit_fed.engine.loop.run import Run
 from lit_fed.errors import CheckpointError, ClientFailure, ConfigError, NobodyLeft
 from lit_fed.federation.server.executor import Patience
 from lit_fed.federation.server.federate import federate
+from lit_fed.federation.transport.grid import MemoryGrid, Reply
 from lit_fed.federation.transport.security import Security
-from lit_fed.federation.transport.serving import MemoryGrid, Reply
 from lit_fed.methods import FedAdam, FedAsync, FedAvg, FedBuff, Scaffold
 from lit_fed.participation import Asynchronous
 from lit_fed.privacy import SecureSum

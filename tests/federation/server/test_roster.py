@@ -17,8 +17,9 @@ from lit_fed.federation.node.node import Node
 from lit_fed.federation.server import roster as roster_module
 from lit_fed.federation.server.executor import Patience
 from lit_fed.federation.server.federate import federate
-from lit_fed.federation.server.roster import Gathering, Identity, Roster
-from lit_fed.federation.transport.serving import MemoryGrid, Reply
+from lit_fed.federation.server.identity import Identity
+from lit_fed.federation.server.roster import Gathering, Roster
+from lit_fed.federation.transport.grid import MemoryGrid, Reply
 from tests.federation.support import KeyedGrid, nodes_of, small, written
 from tests.support import Points, weights
 

@@ -31,7 +31,7 @@ from lit_fed.federation.statistics.over_nodes import (
 from lit_fed.federation.statistics.report import Statistics
 from lit_fed.federation.statistics.site import Inquiry, columns_of, empty, survey
 from lit_fed.federation.statistics.withheld import withheld
-from lit_fed.federation.transport.serving import MemoryGrid
+from lit_fed.federation.transport.grid import MemoryGrid
 from tests.command.support import error_of
 from tests.federation.serving_support import free_address
 from tests.federation.statistics.test_federation import table, write_table

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from lit_fed.errors import ConfigError, ProcessLost
-from lit_fed.federation.messages import frames
-from lit_fed.federation.transport import calling, serving
+from lit_fed.federation.keys.certificate import key_of
+from lit_fed.federation.transport import calling, frames, serving
 from lit_fed.federation.transport.calling import Line
-from lit_fed.federation.transport.security import Security, key_of
-from lit_fed.federation.transport.serving import Reply, rpc_grid
+from lit_fed.federation.transport.grid import Reply
+from lit_fed.federation.transport.security import Security
+from lit_fed.federation.transport.serving import rpc_grid
 from tests.federation.serving_support import Echo, Link, answer_of, free_address, of_node, served, until, working
 from tests.support import ROOT
 

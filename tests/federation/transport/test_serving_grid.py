@@ -12,7 +12,7 @@ from lit_fed.codecs import CastCodec
 from lit_fed.data import ClassesPerClient, Digits
 from lit_fed.errors import ConfigError
 from lit_fed.federation.server.federate import federate
-from lit_fed.federation.transport.serving import MemoryGrid
+from lit_fed.federation.transport.grid import MemoryGrid
 from lit_fed.methods import FedAvg, FedGen, FedProx, Scaffold
 from lit_fed.participation import UniformParticipation
 from lit_fed.tasks import Classifier

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from lit_fed.errors import ConfigError
-from lit_fed.federation.server.roster import agreed, difference
+from lit_fed.federation.messages.settings import agreed, difference
 from tests.federation.support import deploy, simulate, small
 from tests.support import LeastSquares, Points, assert_same, weights
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lit_fed.errors import WireError
-from lit_fed.federation.messages.frames import CHUNK, HEAD, Joiner, frames
+from lit_fed.federation.transport.frames import CHUNK, HEAD, Joiner, frames
 from tests.support import ROOT
 
 
@@ -92,7 +92,7 @@ def test_ten_thousand_mutated_frames_are_a_message_or_one_error() -> None:
 def test_a_forked_child_does_not_collect_a_server_whose_thread_it_lacks() -> None:
     program = """
 import asyncio, gc, os, signal
-import lit_fed.federation.messages.frames
+import lit_fed.federation.transport.frames
 import grpc
 
 gc.disable()

@@ -1,0 +1,87 @@
+"""Settings that must match between a server and its nodes, and settings that are local to each end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lit_fed.data.population.figures import fingerprint
+from lit_fed.federation.messages.wire import PROTOCOL, Message, shown
+from lit_fed.networks import hash_of_weights
+from lit_fed.yaml_text import read_yaml
+
+_TRAINER = (
+    "seed", "max_rounds", "local_epochs", "local_steps", "limit_train_batches", "fast_dev_run", "kinds",
+    "precision", "buffers", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches",
+    "schedule_steps", "uplink_codec", "downlink_codec", "protocols", "evaluate_on", "num_threads", "channels_last",
+    "privacy", "aggregation", "attack", "secure_sum",
+)  # fmt: skip
+OWN_DATA: dict[str, type] = {"root": str, "download": bool, "num_workers": int}
+"""Data settings that are local to each end, with their types: where the files are and how they are read."""
+OWN_PRIVACY = {
+    "ClientLevel": ("key_file", "withhold"),  # the server makes the promise
+    "SampleLevel": ("key_file", "withhold", "noise_multiplier", "epsilon", "delta", "physical_batch"),  # each node
+}
+"""Privacy settings that are local to each end, by class."""
+
+
+def agreed(config: str) -> dict[str, str]:
+    """Return the settings of a resolved YAML configuration on which the bits of a run depend, each as JSON."""
+    content = read_yaml(config) or {}
+    trainer, data = content.get("trainer") or {}, content.get("data") or {}
+    settings = {key: value for key, value in (data.get("init_args") or {}).items() if key not in OWN_DATA}
+    if isinstance(file := settings.get("normalize"), str):  # its figures are common, its place is each end's own
+        settings["normalize"] = fingerprint(file)
+    agreed_on = {key: trainer[key] for key in _TRAINER if key in trainer}
+    if isinstance(private := agreed_on.get("privacy"), Mapping):
+        own = OWN_PRIVACY.get(str(private.get("class_path")).rpartition(".")[2], OWN_PRIVACY["ClientLevel"])
+        alike = {key: value for key, value in (private.get("init_args") or {}).items() if key not in own}
+        agreed_on["privacy"] = {**private, "init_args": alike}
+    parts = {
+        "trainer": agreed_on,
+        "data": {**data, "init_args": settings},
+        "model": content.get("model"),
+        "algorithm": content.get("algorithm"),
+    }
+    found = {".".join(path): value for path, value in _leaves(parts, ())}
+    for key, file in found.items():
+        if key.endswith(".weights") and isinstance(file, str) and Path(file).exists():  # as of `normalize`
+            found[key] = hash_of_weights(Path(file), key)
+    return {key: json.dumps(value) for key, value in found.items()}
+
+
+def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
+    """Describe the first setting that differs; None if all match. The values of ``there`` are untrusted."""
+    for key in sorted(here.keys() | there.keys()):
+        mine, other = here.get(key), there.get(key)
+        if mine != other:
+            return f"{key[:100]} is {_shown(mine)} on the node and {_shown(other)} on the server"
+    return None
+
+
+def mismatch(settings: Mapping[str, str], hello: Message, more: str = "") -> str | None:
+    """Describe why a node with these settings cannot work for the server that greets it; None if it can.
+
+    ``more`` is appended to the remedy for a setting that differs.
+    """
+    from lit_fed import __version__
+
+    theirs = hello.get("version", str)
+    if hello.get("protocol", int) != PROTOCOL or theirs != __version__:
+        return f"the node runs lit_fed {__version__} and the server {shown(theirs, 20)}; install the same version"
+    odd = difference(settings, hello.get("settings", dict))
+    return None if odd is None else f"{odd}; use the same configuration on both ends{more}"
+
+
+def _shown(value: str | None) -> str:
+    return "not set" if value is None else str(value)[:80]
+
+
+def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(value, dict) and value:
+        for key, entry in value.items():
+            yield from _leaves(entry, (*path, str(key)))
+    else:
+        yield path, value

@@ -1,0 +1,69 @@
+"""What a run knows of its clients for good: its id and their reports, in its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from typing_extensions import override
+
+from lit_fed.callbacks import Callback
+from lit_fed.data.population.census import ClientReport, Scale
+from lit_fed.errors import ConfigError
+
+
+class Identity(Callback):
+    """Stores a run's unique id and its clients' reports in the run's checkpoints.
+
+    Whose key may claim a client is the key file's word, today's: a replaced key needs no new run.
+    """
+
+    tells_of_clients = True
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.known: dict[int, ClientReport] = {}
+        self.present: Callable[[], Mapping[int, ClientReport]] = dict
+        self._begun = False
+
+    def check(self, client_id: int, report: ClientReport) -> str | None:
+        """Return why somebody cannot be a client; None if there is no objection."""
+        before = self.known.get(client_id, report)
+        if report.fingerprint != before.fingerprint:
+            return f"client {client_id} has different data than before; restore its data, or start a new run"
+        if (report.samples, report.histogram) != (before.samples, before.histogram):
+            return f"client {client_id} reports different numbers of samples than before; start a new run"
+        return None
+
+    def accept(self, clients: Mapping[int, ClientReport]) -> None:
+        """Record clients' reports. Before the run begins, nothing is recorded, so that nodes may swap clients."""
+        if self._begun:
+            self.known |= clients
+
+    def begin(self) -> dict[int, ClientReport]:
+        """Record the connected clients' reports, hold nodes to them from now on, and return all that are known."""
+        self._begun = True
+        self.accept(self.present())
+        return dict(sorted(self.known.items()))
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "run_id": self.run_id,
+            "known": {str(client_id): asdict(report) for client_id, report in self.known.items()},
+        }
+
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore; raise `ConfigError` if a connected client is not the one that the checkpoint knows."""
+        self.run_id = str(state["run_id"])
+        self.known = {int(name): _known(**report) for name, report in state["known"].items()}
+        for client_id, report in sorted(self.present().items()):
+            if (why := self.check(client_id, report)) is not None:
+                raise ConfigError(why)
+        self.accept(self.present())
+
+
+def _known(samples: int, histogram: Sequence[int] | None, fingerprint: str, scale: Scale | None) -> ClientReport:
+    return ClientReport(int(samples), None if histogram is None else tuple(histogram), str(fingerprint), scale)
