@@ -63,8 +63,6 @@ class Summing:
     def __init__(self, roster: Roster, summed: SummedSecurely, seconds: float) -> None:
         self.roster, self.summed, self.seconds = roster, summed, seconds
         summed.settings.check_nodes(len(roster.homes), f", and {len(roster.homes)} nodes are connected")
-        self.late: Callable[[], set[str]] = set
-        """Processes of nodes that missed this round's deadline; they are asked nothing more in it."""
         summed.over = self
 
     def train(self, broadcast: Broadcast, clients: Sequence[int], sums: NodeSums) -> Summed:
@@ -145,7 +143,7 @@ class Summing:
 
         self.roster.refresh()
         wanted = set(clients)
-        homes = {node: home for node, home in self.roster.homes.items() if home.boot not in self.late()}
+        homes = {node: home for node, home in self.roster.homes.items() if home.boot not in self.roster.late}
         mine = {node: sorted(wanted & home.clients.keys()) for node, home in homes.items()}
         trained = asked["work"] == "train"
         smallest = 0 if trained and self.summed.noise else self._smallest()
@@ -239,7 +237,7 @@ class Summing:
         begun = time.monotonic()
         answers = self.roster.ask(messages, self.seconds, read, most)
         if time.monotonic() > begun + self.seconds:
-            self.late().update(self.roster.homes[node].boot for node in messages.keys() - answers.keys())
+            self.roster.late.update(self.roster.homes[node].boot for node in messages.keys() - answers.keys())
         return answers
 
 

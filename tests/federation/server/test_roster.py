@@ -151,11 +151,11 @@ def test_what_nobody_awaits_any_more_leaves_the_grid(gathering: Any) -> None:
     assert not grid._waiting
     roster.forget(2)
     roster.refresh()
-    assert len(grid._waiting) == len(roster._asked) == 1
+    assert len(grid._waiting) == len(list(roster._greetings.pending())) == 1
     del grid.handlers[2]
     roster.refresh()
     assert not grid._waiting
-    assert not roster._asked
+    assert not list(roster._greetings.pending())
 
 
 def test_a_client_over_its_keys_ceiling_of_samples_is_refused_by_name(gathering: Any) -> None:
