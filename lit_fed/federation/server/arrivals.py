@@ -93,7 +93,8 @@ class Arrivals(Asynchronous):
             simulated.concurrency, simulated.buffer, max_staleness=simulated.max_staleness,
             unseen_fraction=simulated.unseen_fraction, every=simulated.every,
         )  # fmt: skip
-        self.federation: Federation | None = None
+        self.federation: Federation
+        self.flights: FlightExecutor
         self.begun: list[Participant] = []  # at work when a checkpoint was written
         self.ended, self.version, self.offset = 0, 0, 0.0  # works and steps done, and seconds spent, by then
         self.order = Path(ORDER)
@@ -121,16 +122,10 @@ class Arrivals(Asynchronous):
             raise CheckpointError(f"{path} has clients at work that cannot be read: {error!r}") from error
         self.version = done
 
-    @property
-    def flights(self) -> FlightExecutor:
-        """The run's executor."""
-        assert self.federation is not None
-        assert isinstance(self.federation.executor, FlightExecutor)
-        return self.federation.executor
-
     def board(self, federation: Federation) -> None:
         """Begin, or go on: send the clients that were at work their work again."""
-        self.federation, self._since = federation, time.monotonic()
+        assert isinstance(federation.executor, FlightExecutor)
+        self.federation, self.flights, self._since = federation, federation.executor, time.monotonic()
         downlink = federation.channel.downlink
         for one in self.begun:
             if (version := one.version or 0) not in self._sent:
@@ -179,7 +174,6 @@ class Arrivals(Asynchronous):
 
     @override
     def _begin(self, client_id: int, version: int, now: float) -> Participant:
-        assert self.federation is not None
         if version not in self._sent:
             broadcast = self.federation.broadcast(version)
             wire = {

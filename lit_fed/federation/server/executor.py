@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import override
 
@@ -27,7 +27,9 @@ from lit_fed.federation.server.means import Clients, NodeTotals, PlausibleMeans
 from lit_fed.federation.server.node_files import NodeFiles
 from lit_fed.federation.server.requests import Envelope, Requests
 from lit_fed.federation.server.roster import KnownNode, Roster
-from lit_fed.federation.server.summing import Summing
+
+if TYPE_CHECKING:
+    from lit_fed.federation.server.summing import Summing
 
 _LOOK_S = 3.0  # interval of looking for connected nodes
 _RETURN_S = 0.25  # the same, while the round waits for a node to reconnect
@@ -91,21 +93,18 @@ class Asked:
     """A client that is asked.
 
     Args:
-        home: Its node when its message was sent; None before.
+        boot: The process of its node that its message was sent to; empty before.
+        withholds: Whether this node reports sums only.
         together: All clients of this node that get the same request.
         awaited: Until when its node may reconnect after a restart; 0 without one.
     """
 
     client_id: int
     work: CohortWork
-    home: KnownNode | None = None
+    boot: str = ""
+    withholds: bool = False
     together: Clients = ()
     awaited: float = 0.0
-
-    @property
-    def boot(self) -> str:
-        """The process that its message was sent to."""
-        return "" if self.home is None else self.home.boot
 
 
 class GridExecutor(Executor):
@@ -243,7 +242,7 @@ class GridExecutor(Executor):
                 if asked.client_id not in work.together.get(home.boot, ()):  # fixed with the first message to a node
                     there = {one.client_id for one in requests.queue if one.work is work}
                     work.together[home.boot] = tuple(sorted({asked.client_id, *(there & home.clients.keys())}))
-                asked.home, asked.together = home, work.together[home.boot]
+                asked.boot, asked.withholds, asked.together = home.boot, home.sums, work.together[home.boot]
                 blob = encode(self._message(asked, home))
                 if len(blob) > self.roster.limit:
                     raise WireError(
@@ -321,8 +320,8 @@ class GridExecutor(Executor):
         """Return the constraints on the answer to a message."""
         client_id, work, algorithm = asked.client_id, asked.work, self.session.algorithm
         trained, count = work.word == "train", self.session.data.census.num_samples
-        sums, withheld = None, asked.home is not None and asked.home.sums
-        if withheld and (asked.boot, asked.together) not in work.summed:
+        sums = None
+        if asked.withholds and (asked.boot, asked.together) not in work.summed:
             sums = sum(map(count, asked.together)) if trained else len(asked.together)
         return Due(
             client_id,
@@ -336,7 +335,7 @@ class GridExecutor(Executor):
             algorithm.nonnegative if trained else (),
             self._ranges,
             sums,
-            withheld,
+            asked.withholds,
         )
 
     def _read(self, asked: Asked, message: Message) -> Heard:

@@ -28,7 +28,6 @@ from lit_fed.federation.server.executor import GridExecutor, Patience, ServerEnd
 from lit_fed.federation.server.heard import expect_consent
 from lit_fed.federation.server.identity import Identity
 from lit_fed.federation.server.roster import Gathering, Roster
-from lit_fed.federation.server.summing import Summing
 from lit_fed.federation.transport.grid import Grid
 from lit_fed.trainer import FederatedTrainer, Tasks
 
@@ -117,7 +116,11 @@ def federate(
             arrivals.learn(callback_states(content, checkpoint), content["round_idx"], checkpoint)
     roster.gather(gathering or Gathering())
     patience = patience or Patience()
-    sums = None if summed is None else Summing(roster, summed, patience.round_s)
+    sums = None
+    if summed is not None:
+        from lit_fed.federation.server.summing import Summing  # with cryptography, which not every run needs
+
+        sums = Summing(roster, summed, patience.round_s)
     data.reserve(algorithm.public_size, algorithm.calibration_fraction)
     data.prepare_data()
     data.setup("fit", clients=())

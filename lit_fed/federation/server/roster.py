@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -117,9 +117,9 @@ class Roster:
         """Wait until every client is connected; print the missing clients every minute."""
         begun = said = time.monotonic()
         self.refresh()
-        while (missing := self._missing(range(self.num_clients))) and (
-            now := time.monotonic()
-        ) < begun + gathering.wait_s:
+        while missing := [client_id for client_id in range(self.num_clients) if client_id not in self._owner]:
+            if (now := time.monotonic()) >= begun + gathering.wait_s:
+                break
             if now > said + _SAY_S:
                 said = now
                 self.say(f"waiting for {named(missing)}: {now - begun:.0f} s of at most {gathering.wait_s:g} s")
@@ -158,9 +158,10 @@ class Roster:
         self._refused = {node: refusal for node, refusal in self._refused.items() if node in self._keys}
         self._greetings.drop(lambda node: node not in self._keys)
         known, now = {*self.homes, *self._greetings.pending()}, time.monotonic()
+        read = partial(greeting, num_clients=self.num_clients, num_classes=self.num_classes)
         for node in self._keys:
             if node not in known and (node not in self._refused or now > self._refused[node].again):
-                self._greetings.send(Envelope(node, node, encode(self._hello()), self._read_greeting))
+                self._greetings.send(Envelope(node, node, encode(self._hello()), read))
         for node, said in self._greetings.arrived():
             if (why := self._take_in(node, said)) is not None:
                 self._put_off(node, why, aloud=not isinstance(said, NoAnswer))
@@ -197,16 +198,10 @@ class Roster:
                 self.say(Alert(f"the answer of node {node} is dropped: {outcome}"))
         return answers
 
-    def _missing(self, clients: Iterable[int]) -> list[int]:
-        return [client_id for client_id in clients if client_id not in self._owner]
-
     def _hello(self) -> Message:
         from lit_fed import __version__
 
         return Message("hello", {"protocol": PROTOCOL, "version": __version__, "settings": dict(self.settings)})
-
-    def _read_greeting(self, message: Message) -> Greeting:
-        return greeting(message, self.num_clients, self.num_classes)
 
     def _take_in(self, node: int, said: Greeting | WireError) -> str | None:
         """Register a node; return why it is refused."""

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -20,6 +20,11 @@ from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import ConfigError, WireError
 from lit_fed.federation.ends import Alert
 from lit_fed.federation.messages.wire import MOST_METRICS, Message, Ranges, check_metrics, check_sums
+from lit_fed.federation.secure import messages as protocol
+from lit_fed.federation.secure.coordinator import Coordinator
+from lit_fed.federation.secure.messages import Invitation, Refusal, TooFew, TooSmall
+from lit_fed.federation.secure.packed import about, pack, unpack
+from lit_fed.federation.secure.signer import public_key
 from lit_fed.federation.secure.summed import NodeSums, Summed, SummedSecurely, length_of
 from lit_fed.federation.server.heard import LONGEST_GREETING, expect_consent
 from lit_fed.privacy.bounded_sum import grid_of
@@ -31,6 +36,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MOST_ATTEMPTS = 3
+_ANSWERS = {
+    "keys": protocol.SignedKeys,
+    "shares": protocol.Sealed,
+    "vectors": protocol.Masked,
+    "consents": protocol.Consent,
+    "total": protocol.Unmasking,
+}
 
 
 class _Offer(NamedTuple):
@@ -119,8 +131,6 @@ class Summing:
             grid: The grid of the sum.
             lacks: What a round without the sum lacks, for the line.
         """
-        from lit_fed.federation.secure.messages import TooFew, TooSmall
-
         (kind,) = broadcast.wire
         model = hash_of_groups({"payload": broadcast.wire[kind], "frozen": broadcast.frozen.get(kind, {})})
         asked = {**work, "run": self.roster.identity.run_id, "round": broadcast.round_idx}
@@ -137,9 +147,6 @@ class Summing:
         raise TooFew(f"round {broadcast.round_idx} has no secure sum after {_MOST_ATTEMPTS} attempts: {last}")
 
     def _attempt(self, asked: Mapping[str, Any], model: str, clients: Sequence[int], size: int, grid: float) -> _Found:
-        from lit_fed.federation.secure.coordinator import STAGES, Coordinator
-        from lit_fed.federation.secure.messages import Invitation, TooFew, TooSmall
-        from lit_fed.federation.secure.packed import about
 
         self.roster.refresh()
         wanted = set(clients)
@@ -165,12 +172,16 @@ class Summing:
         noise = self.summed.noise
         deviation = 0 if noise is None else noise.deviation
         common = {**asked, "names": list(names), "grid": grid, "deviation": deviation, "nodes": public}
-        first = {name: (call, {**common, "clients": mine[node]}) for name, node in at.items()}
-        answers = self._sent("keys", at, first, length)
-        for stage, following in pairwise(STAGES):
-            messages = getattr(server, stage)(answers)
-            answers = self._sent(following, at, {name: (message, {}) for name, message in messages.items()}, length)
-        total = torch.from_numpy(server.total(answers).view(np.int64))
+
+        def ask(stage: str, messages: Mapping[str, Any]) -> dict[str, Any]:
+            """Send a stage's messages by the nodes' names; return the answers."""
+            more = {name: {**common, "clients": mine[at[name]]} if stage == "keys" else {} for name in messages}
+            sent = {at[name]: _packed(stage, message, more[name]) for name, message in messages.items()}
+            most = LONGEST_GREETING + (8 * length if stage == "vectors" else 0)
+            answers = self._ask(sent, partial(_unpacked, stage), most)
+            return {name: answers[node] for name, node in at.items() if node in answers}
+
+        total = torch.from_numpy(server.run(ask).view(np.int64))
         summed = frozenset(client_id for name in server.survivors for client_id in mine[at[name]])
         return _Found(total, names, summed, len(server.survivors))
 
@@ -180,7 +191,6 @@ class Summing:
         known: dict[str, int] = {}
 
         def read(node: int, message: Message) -> _Offer:
-            from lit_fed.federation.secure.signer import public_key
 
             content, _ = _said(message)
             name, key = public_key(content["key"])
@@ -205,31 +215,6 @@ class Summing:
                 names |= offer.metrics
         return offers
 
-    def _sent(
-        self, stage: str, at: Mapping[str, int], messages: Mapping[str, tuple[Any, Mapping[str, Any]]], length: int
-    ) -> dict[str, Any]:
-        """Send a stage's messages by the nodes' names; return the answers."""
-        from lit_fed.federation.secure.messages import Consent, Masked, Refusal, Sealed, SignedKeys, Unmasking
-        from lit_fed.federation.secure.packed import pack, unpack
-
-        kinds = {"keys": SignedKeys, "shares": Sealed, "vectors": Masked, "consents": Consent, "total": Unmasking}
-        sent = {}
-        for name, (message, fields) in messages.items():
-            content, tensors = pack(message)
-            place = "call" if stage == "keys" else "message"
-            sent[at[name]] = Message("secure", {**fields, "stage": stage, place: content}, {"secure": tensors})
-
-        def read(_: int, message: Message) -> Any:
-            content, tensors = _said(message)
-            try:
-                return unpack(kinds[stage], content, tensors)
-            except Refusal as error:
-                raise WireError(str(error)) from None
-
-        most = LONGEST_GREETING + (8 * length if stage == "vectors" else 0)
-        answers = self._ask(sent, read, most)
-        return {name: answers[node] for name, node in at.items() if node in answers}
-
     def _ask(
         self, messages: Mapping[int, Message], read: Callable[[int, Message], T], most: int = LONGEST_GREETING
     ) -> dict[int, T]:
@@ -239,6 +224,22 @@ class Summing:
         if time.monotonic() > begun + self.seconds:
             self.roster.late.update(self.roster.homes[node].boot for node in messages.keys() - answers.keys())
         return answers
+
+
+def _packed(stage: str, message: Any, more: Mapping[str, Any]) -> Message:
+    """A message of a stage, with more fields."""
+    content, tensors = pack(message)
+    place = "call" if stage == "keys" else "message"
+    return Message("secure", {**more, "stage": stage, place: content}, {"secure": tensors})
+
+
+def _unpacked(stage: str, _: int, message: Message) -> Any:
+    """A node's answer to a stage."""
+    content, tensors = _said(message)
+    try:
+        return unpack(_ANSWERS[stage], content, tensors)
+    except Refusal as error:
+        raise WireError(str(error)) from None
 
 
 def _said(message: Message) -> tuple[dict[str, Any], Payload]:
