@@ -9,7 +9,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -34,8 +34,9 @@ from lit_fed.federation.node.kept import RUN_ID, Kept
 from lit_fed.federation.node.log import NodeLog
 from lit_fed.federation.node.run import StateFiles, for_nobody_else, settle
 from lit_fed.federation.node.summing import own_work
-from lit_fed.federation.node.withheld import Report, Withheld
+from lit_fed.federation.node.withheld import Report, Withheld, check_least
 from lit_fed.networks.base import Names
+from lit_fed.tensors import map_tensors
 from lit_fed.trainer import FederatedTrainer, Tasks
 
 if TYPE_CHECKING:
@@ -107,11 +108,7 @@ class Node:
         self.withheld = None
         if report == "aggregate":
             check_range("--report_least", report_least, least=1)
-            if report_least > len(samples):
-                raise ConfigError(
-                    f"--report aggregate sends sums of at least {report_least} clients, and this node has "
-                    f"{len(samples)}; lower --report_least, with 1 a sum may be a single client's metrics"
-                )
+            check_least(report_least, len(samples), "metrics")
             self.withheld = Withheld(samples, report_least, folder, self.say)
             self.say(f"metrics leave this node in sums over at least {report_least} clients; sums over fewer stay here")
         self.sums = own_work(trainer, signer, limit, report, self.say, folder, smallest_sum)
@@ -125,10 +122,8 @@ class Node:
     @contextmanager
     def at_work(self) -> Iterator[Node]:
         """Prepare to handle messages."""
-        with ExitStack() as stack:
-            stack.enter_context(for_nobody_else(self.folder))
-            stack.enter_context(self.trainer.local.guard.on_duty(False))
-            stack.enter_context(self.federation.session.at_work("fit"))
+        duty = self.trainer.local.guard.on_duty(False)
+        with for_nobody_else(self.folder), duty, self.federation.session.at_work("fit"):
             yield self
 
     def idle(self) -> None:
@@ -157,7 +152,10 @@ class Node:
                 cause = f"client {client_id} is not on this node, which restarted in the meantime"
                 return encode(self._failed(client_id, round_idx, cause, moved=True))
             broadcast = self._take_in(message, client_id, round_idx)
-            outcome = self._train(client_id, broadcast) if message.word == "train" else self._ask(message, broadcast)
+            if message.word == "train":
+                (outcome,) = self.federation.executor.run([client_id], broadcast)
+            else:
+                outcome = self._ask(message, broadcast)
             if isinstance(outcome, ClientFailure) and self.sums is not None and self.sums.summed.noise is not None:
                 self.say(Alert(f"{outcome}; the server gets an update by zeros"))
                 self.log.write(f"{outcome}\n{outcome.details}".rstrip())  # without a number, of which it could count
@@ -284,9 +282,7 @@ class Node:
         self._request = cache(lambda: Request.read(fields, groups))  # a hash of the model, which not every method needs
         if isinstance(store.files, StateFiles):
             store.files.number = lambda: self._request().digest(version)
-        received: dict[str, dict[str, Any]] = {
-            group: {name: tensor.to(device) for name, tensor in tensors.items()} for group, tensors in groups.items()
-        }
+        received = map_tensors(groups, lambda tensor: tensor.to(device))
         payload = federation.channel.downlink.arrive(received["payload"]).payload
         self._check(payload, round_idx, kind, "train" if message.word == "train" else "test")
         return Broadcast(round_idx, {kind: payload}, {kind: received["frozen"]})
@@ -317,10 +313,6 @@ class Node:
         if at != self._at:
             self._at = at
             self.say(at)
-
-    def _train(self, client_id: int, broadcast: Broadcast) -> ClientUpdate | ClientFailure:
-        (outcome,) = self.federation.executor.run([client_id], broadcast)
-        return outcome
 
     def _ask(self, message: Message, broadcast: Broadcast) -> ClientUpdate | None:
         if message.word != "ask":

@@ -39,8 +39,8 @@ ORDER = "order.csv"
 class FlightExecutor(GridExecutor):
     """Keeps clients at work across rounds: `start` sends their work, `land` waits for an outcome, `run` yields it."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._flights = self._requests()
         self._landing = self._outcomes(self._flights)
         self._landed: dict[int, ClientUpdate | ClientFailure] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,6 @@ from typing_extensions import override
 
 from lit_fed.callbacks import Callback
 from lit_fed.data.partitions.cut import named
-from lit_fed.engine.clients.session import Session
 from lit_fed.engine.loop.checkpoint import callback_states, read_checkpoint
 from lit_fed.engine.loop.run import Run
 from lit_fed.engine.loop.runs import checkpoint_to_continue
@@ -132,11 +132,8 @@ def federate(
         trainer.callbacks.insert(0, ArrivalOrder(arrivals))
     trainer.callbacks.append(Parting(roster))
     channel = trainer.channel = ServerEnd(trainer.channel.uplink.codec, trainer.channel.downlink.codec)
-
-    def executor(session: Session) -> GridExecutor:
-        kind = GridExecutor if arrivals is None else FlightExecutor
-        return kind(session, roster, channel, patience, tolerant, sums)
-
+    kind = GridExecutor if arrivals is None else FlightExecutor
+    executor = partial(kind, roster=roster, channel=channel, patience=patience, tolerant=tolerant, sums=sums)
     trainer.local = replace(trainer.local, executor=executor)
     trainer.fit(model, data, algorithm, None if checkpoint is None else str(checkpoint))
 

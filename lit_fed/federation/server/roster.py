@@ -178,6 +178,7 @@ class Roster:
         seconds: float,
         read: Callable[[int, Message], T],
         most: int = LONGEST_GREETING,
+        strict: bool = False,
     ) -> dict[int, T]:
         """Send messages to nodes, wait for the answers, and print which answers are invalid.
 
@@ -186,6 +187,7 @@ class Roster:
             seconds: Time-out.
             read: Converts a node and its answer; a `WireError` skips the node.
             most: Maximum size of an answer, bytes.
+            strict: Ask the nodes that missed the time-out nothing more in this round.
         """
         requests, end = Requests[int](self.grid, self.limit), time.monotonic() + seconds
         for node, message in messages.items():
@@ -196,6 +198,8 @@ class Roster:
                 answers[node] = outcome
             elif not isinstance(outcome, NoAnswer):
                 self.say(Alert(f"the answer of node {node} is dropped: {outcome}"))
+        if strict and time.monotonic() > end:
+            self.late |= {self.homes[node].boot for node in messages.keys() - answers.keys()}
         return answers
 
     def _hello(self) -> Message:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,8 +32,6 @@ from lit_fed.tensors import hash_of_groups
 
 if TYPE_CHECKING:
     from lit_fed.federation.server.roster import Roster
-
-T = TypeVar("T")
 
 _MOST_ATTEMPTS = 3
 _ANSWERS = {
@@ -178,7 +176,7 @@ class Summing:
             more = {name: {**common, "clients": mine[at[name]]} if stage == "keys" else {} for name in messages}
             sent = {at[name]: _packed(stage, message, more[name]) for name, message in messages.items()}
             most = LONGEST_GREETING + (8 * length if stage == "vectors" else 0)
-            answers = self._ask(sent, partial(_unpacked, stage), most)
+            answers = self.roster.ask(sent, self.seconds, partial(_unpacked, stage), most, strict=True)
             return {name: answers[node] for name, node in at.items() if node in answers}
 
         total = torch.from_numpy(server.run(ask).view(np.int64))
@@ -204,7 +202,7 @@ class Summing:
             check_metrics(dict.fromkeys(metrics, 0.0), "it", trained)
             return _Offer(name, key, content["key"], frozenset(metrics))
 
-        offers, names = self._ask(messages, read), set[str]()
+        offers, names = self.roster.ask(messages, self.seconds, read, strict=True), set[str]()
         for node, offer in sorted(offers.items(), key=lambda entry: len(entry[1].metrics)):
             if len(names | offer.metrics) > MOST_METRICS:
                 self.roster.say(
@@ -214,16 +212,6 @@ class Summing:
             else:
                 names |= offer.metrics
         return offers
-
-    def _ask(
-        self, messages: Mapping[int, Message], read: Callable[[int, Message], T], most: int = LONGEST_GREETING
-    ) -> dict[int, T]:
-        """Ask nodes, and note which missed the deadline."""
-        begun = time.monotonic()
-        answers = self.roster.ask(messages, self.seconds, read, most)
-        if time.monotonic() > begun + self.seconds:
-            self.roster.late.update(self.roster.homes[node].boot for node in messages.keys() - answers.keys())
-        return answers
 
 
 def _packed(stage: str, message: Any, more: Mapping[str, Any]) -> Message:

@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from datetime import datetime
 from itertools import chain, starmap
 from typing import Any
@@ -249,11 +249,10 @@ def serve(node: Handler, address: str, security: Security, proxy: str | None = N
     security.check(address)
     security.try_out()
     split_address(address)
-    with ExitStack() as stack:
-        stack.enter_context(ending_by_signal())
-        stack.enter_context(node.at_work())
+    with ending_by_signal(), node.at_work():
         security.greet(address, proxy)
-        attend(node, stack.enter_context(Line(address, security, node.say, node.limit, proxy)))
+        with Line(address, security, node.say, node.limit, proxy) as line:
+            attend(node, line)
 
 
 def attend(node: Handler, line: Line) -> None:

@@ -16,13 +16,13 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lit_fed.data.partitions.cut import named
 from lit_fed.errors import ConfigError, ProcessLost, WireError
-from lit_fed.federation.ends import Alert, check_public, ending_by_signal, listen
+from lit_fed.federation.ends import Alert, check_free, check_public, ending_by_signal
 from lit_fed.federation.keys.hashes import key_of
 from lit_fed.federation.keys.node_keys import NodeKeys
 from lit_fed.federation.transport import frames  # before grpc, which it sets up
@@ -344,11 +344,9 @@ def rpc_grid(
         raise ConfigError(f"{absent} is missing; give TLS and keys together, or neither on loopback")
     security.try_out(address)
     _raise_open_files()
-    listen(bind or address, "--server" if bind is None else "--bind").close()  # its errors are clearer than gRPC's
+    check_free(bind or address, "--server" if bind is None else "--bind")  # its errors are clearer than gRPC's
     grid = RpcGrid(limit, keys)
-    with ExitStack() as stack:
-        stack.enter_context(ending_by_signal())
-        stack.enter_context(_serving(grid, bind or address, security))
+    with ending_by_signal(), _serving(grid, bind or address, security):
         yield grid
 
 
