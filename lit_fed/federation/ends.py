@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
 from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock, Timeout
@@ -151,22 +150,20 @@ def keep_private() -> None:
 
 @contextmanager
 def ending_by_signal() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP act as Ctrl-C does, so that the process signs off."""
+    """Let SIGTERM and SIGHUP act as Ctrl-C does, so that the process signs off.
+
+    Raising SIGINT would not, because shells ignore it for background processes.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     wanted = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, _interrupt) for number in wanted]
+    before = [signal.signal(number, signal.default_int_handler) for number in wanted]
     try:
         yield
     finally:
         for signal_number, handler in zip(wanted, before, strict=True):
             signal.signal(signal_number, handler)
-
-
-def _interrupt(_signum: int, _frame: FrameType | None) -> None:
-    """Act as Ctrl-C; raising SIGINT would not, because shells ignore it for background processes."""
-    raise KeyboardInterrupt
 
 
 # ---------------------------------------------------------------------- log lines

@@ -41,7 +41,6 @@ from lit_fed.trainer import FederatedTrainer, Tasks
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
-    from lit_fed.engine.evaluation.federation import Federation
     from lit_fed.engine.method.algorithm import Algorithm
     from lit_fed.federation.secure.signer import Signer
 
@@ -101,7 +100,9 @@ class Node:
         if empty := [one for one in self.clients if not data.census.num_samples(one)]:
             say(Alert(f"client {called(data, empty[0])} has no training samples"))
         self.federation = self.run.federation
-        self.frozen = FrozenTensors(_frozen_of(self.federation), folder, self.say)
+        held = {kind: (loop, held_model(self.federation.server, kind)) for kind, loop in self.federation.loops.items()}
+        frozen = {kind: {n: own[n] for n in loop.model.split.frozen if n in own} for kind, (loop, own) in held.items()}
+        self.frozen = FrozenTensors(frozen, folder, self.say)
         wrappers = self.federation.wrappers
         self.reports = {one: wrappers.report(data.census.report(one, histogram), one) for one in self.clients}
         samples = {one: report.samples for one, report in self.reports.items()}
@@ -197,9 +198,9 @@ class Node:
         if (cause := mismatch(self.settings, message)) is None:
             clients = {str(client_id): asdict(report) for client_id, report in self.reports.items()}
             self._say_where("registered with the server")
+            smallest = 0 if self.sums is None else self.sums.smallest
             fields = {"boot": self.boot, "clients": clients, "sums": self.withheld is not None}
-            fields["smallest_sum"] = 0 if self.sums is None else self.sums.smallest
-            return Message("answer", fields | {"frozen": self.frozen.hashes})
+            return Message("answer", fields | {"smallest_sum": smallest, "frozen": self.frozen.hashes})
         self.say(Alert(f"refused the server: {cause}"))
         return self._failed(-1, -1, shown(cause))
 
@@ -346,15 +347,6 @@ class Node:
     ) -> Message:
         fields = {"client": client_id, "round": round_idx, "cause": cause, "moved": moved, "sums": dict(sums or {})}
         return Message("failure", fields)
-
-
-def _frozen_of(federation: Federation) -> dict[str, Payload]:
-    """The frozen tensors that a node's models begin with, by kind."""
-    found = dict[str, Payload]()
-    for kind, loop in federation.loops.items():
-        held = held_model(federation.server, kind)
-        found[kind] = {name: held[name] for name in loop.model.split.frozen if name in held}
-    return found
 
 
 def read_version(version: Any) -> Version | None:

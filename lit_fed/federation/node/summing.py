@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from lit_fed.federation.secure.signer import Signer
     from lit_fed.trainer import FederatedTrainer
 
-_NOBODY_KNOWN = (
-    "trainer.secure_sum: without --ca no node knows the others' keys, and whoever runs the server can pose as them"
-)
-
 
 def own_work(
     trainer: FederatedTrainer,
@@ -48,7 +44,8 @@ def own_work(
             write(file, pem_of(new_key()), 0o600)
         made = Signer(read_key(file))
     if made.peers is None:
-        say(Alert(_NOBODY_KNOWN))
+        alone = "without --ca no node knows the others' keys, and whoever runs the server can pose as them"
+        say(Alert(f"trainer.secure_sum: {alone}"))
     elif made.name not in made.peers:
         raise ConfigError(f"--peers lacks this node's own key, {made.name}; use the same list on all nodes")
     return OwnWork(summed, made, limit, smallest, folder)

@@ -144,10 +144,8 @@ class GridExecutor(Executor):
 
     @override
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
-        ids = list(client_ids)
-        arrived = 0
-        nothing: dict[str, Layout] = {self.session.kinds[client_id]: {} for client_id in ids}
-        layouts = layouts_of(self.session, ids, broadcast) if self.sums is None else nothing
+        ids, arrived = list(client_ids), 0
+        layouts = layouts_of(self.session, ids, broadcast) if self.sums is None else {}  # the sums have the tensors
         for outcome in self._work(ids, CohortWork("train", broadcast, layouts)):
             arrived += isinstance(outcome, ClientUpdate)
             yield outcome
@@ -327,7 +325,7 @@ class GridExecutor(Executor):
             client_id,
             work.broadcast.round_idx,
             trained,
-            work.layouts[self.session.kinds[client_id]],
+            work.layouts.get(self.session.kinds[client_id], {}),
             self.channel.uplink,
             {0} if self.sums is not None else {count(client_id)} if trained else {1, count(client_id)},
             algorithm.heaviest if trained and self.sums is None else None,

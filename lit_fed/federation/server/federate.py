@@ -124,7 +124,7 @@ def federate(
     data.reserve(algorithm.public_size, algorithm.calibration_fraction)
     data.prepare_data()
     data.setup("fit", clients=())
-    data.census.learn(identity.begin())
+    data.census.learn(identity.begin(roster.present()))
     tolerant = trainer.settings.on_client_failure == "skip"
     trainer.callbacks.insert(0, identity)
     if arrivals is not None:

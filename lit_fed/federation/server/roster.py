@@ -101,13 +101,16 @@ class Roster:
     _refused: dict[int, _Refusal] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.identity.present = self._present
         self._greetings = Requests(self.grid, self.limit)
 
     def home(self, client_id: int) -> KnownNode | None:
         """Return a client's node; None if it is not connected."""
         node = self._owner.get(client_id)
         return None if node is None else self.homes[node]
+
+    def present(self) -> dict[int, ClientReport]:
+        """Return the reports of the connected clients."""
+        return {client_id: report for home in self.homes.values() for client_id, report in home.clients.items()}
 
     def is_connected(self, node: int) -> bool:
         """Whether a node was connected at the last refresh, registered or not."""
@@ -138,7 +141,7 @@ class Roster:
             here = f"{len(self._owner)} of {self.num_clients} clients"
             self.say(Alert(f"the run goes on without client {who}, {here}{why}"))
             return
-        samples = {client_id: report.samples for client_id, report in self._present().items()}
+        samples = {client_id: report.samples for client_id, report in self.present().items()}
         most = max(samples, key=lambda client_id: (samples[client_id], -client_id))
         told = f", with {sum(samples.values()):,} training samples; client {most} has the most, {samples[most]:,}"
         here = f"all {self.num_clients} clients are connected, on {len(self.homes)} nodes"
@@ -262,6 +265,3 @@ class Roster:
             self.say(Alert(f"refused node {node}: {why}"))
             said += 1
         self._refused[node] = _Refusal(why, time.monotonic() + pause, pause, said)
-
-    def _present(self) -> dict[int, ClientReport]:
-        return {client_id: report for home in self.homes.values() for client_id, report in home.clients.items()}

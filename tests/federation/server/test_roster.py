@@ -109,7 +109,7 @@ def test_a_node_that_was_started_again_takes_the_place_of_what_it_was(gathering:
 def test_a_client_that_comes_back_with_other_samples_is_refused(gathering: Any) -> None:
     roster, said, grid = gathering([[0, 2], [1]])
     settle(roster)
-    roster.identity.begin()
+    roster.identity.begin(roster.present())
     honest = grid.handlers.pop(2)
     settle(roster)
 
