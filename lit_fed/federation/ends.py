@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
 from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock, Timeout
@@ -90,26 +89,14 @@ def proxy_of(proxy: str | None) -> str | None:
     return proxy
 
 
-def listen(address: str, option: str) -> socket.socket:
-    """Open a listening socket at an address that ``option`` gave."""
+def check_free(address: str, option: str) -> None:
+    """Refuse an address at which no server can listen, and which ``option`` gave."""
     host, port = split_address(address, option)
     try:
-        family, kind, proto, _, place = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
-        )[0]
-        door = socket.socket(family, kind, proto)  # asyncio sets TCP_NODELAY only on explicit TCP
-        try:
-            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if host == "::":
-                door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            door.bind(place)
-            door.listen(1024)
-        except OSError:
-            door.close()
-            raise
-        return door
+        family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        socket.create_server(place, family=family, dualstack_ipv6=host == "::").close()
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
+        why = (error.strerror or str(error)).partition(" (while attempting")[0].lower()
         advice = (
             "choose another port" if option != "--server" else "give an address of this machine with --bind, or free it"
         )
@@ -163,22 +150,20 @@ def keep_private() -> None:
 
 @contextmanager
 def ending_by_signal() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP act as Ctrl-C does, so that the process signs off."""
+    """Let SIGTERM and SIGHUP act as Ctrl-C does, so that the process signs off.
+
+    Raising SIGINT would not, because shells ignore it for background processes.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     wanted = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, _interrupt) for number in wanted]
+    before = [signal.signal(number, signal.default_int_handler) for number in wanted]
     try:
         yield
     finally:
         for signal_number, handler in zip(wanted, before, strict=True):
             signal.signal(signal_number, handler)
-
-
-def _interrupt(_signum: int, _frame: FrameType | None) -> None:
-    """Act as Ctrl-C; raising SIGINT would not, because shells ignore it for background processes."""
-    raise KeyboardInterrupt
 
 
 # ---------------------------------------------------------------------- log lines

@@ -13,7 +13,7 @@ import pytest
 from lit_fed.callbacks import Checkpoint, EarlyStopping
 from lit_fed.federation.messages.wire import Message, decode, encode
 from lit_fed.federation.node.node import Node
-from lit_fed.federation.server.executor import implausible
+from lit_fed.federation.server.means import implausible
 from lit_fed.participation import Asynchronous
 from lit_fed.protocols import ClientTest
 from tests.federation.support import Make, deploy, simulate, small

@@ -21,9 +21,8 @@ from lit_fed.federation.commands.federation_file import read_federation
 from lit_fed.federation.commands.provision import provision
 from lit_fed.federation.keys import authority
 from lit_fed.federation.keys.authority import read_certificate, read_key, read_request
-from lit_fed.federation.keys.certificate import key_of
+from lit_fed.federation.keys.hashes import key_of, read_hashes
 from lit_fed.federation.keys.node_keys import Grant, NodeKeys
-from lit_fed.federation.secure.signer import read_peers
 from lit_fed.federation.transport.security import Security
 from tests.support import ROOT
 
@@ -125,7 +124,7 @@ def test_with_a_secure_sum_every_site_gets_the_list_of_all_keys(tmp_path: Path) 
     provision(read_federation(file), tmp_path / "out", (), NOW)
     for name in SITES:
         site = tmp_path / "out" / "sites" / name
-        assert read_peers(str(site / "peers.txt")) == {key(tmp_path, other) for other in SITES}
+        assert read_hashes(str(site / "peers.txt"), "--peers") == {key(tmp_path, other) for other in SITES}
         assert "--state_dir state --peers peers.txt\n" in (site / "README.md").read_text()
 
 

@@ -16,11 +16,11 @@ import pytest
 from lit_fed.errors import ConfigError
 from lit_fed.federation.ends import (
     Alert,
+    check_free,
     check_public,
     connect,
     is_loopback,
     keep_private,
-    listen,
     log_line,
     proxy_of,
     sole_user,
@@ -56,10 +56,10 @@ def test_an_address_that_is_taken_is_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as one:
         address = f"127.0.0.1:{one.getsockname()[1]}"
         with pytest.raises(ConfigError, match=f"cannot listen at {address}: address already in use; choose another"):
-            listen(address, "--bind")
-    listen(address, "--server").close()
+            check_free(address, "--bind")
+    check_free(address, "--server")
     with pytest.raises(ConfigError, match=r"cannot listen at 192\.0\.2\.7:9092: .*; give an address of .* with --bind"):
-        listen("192.0.2.7:9092", "--server")
+        check_free("192.0.2.7:9092", "--server")
 
 
 def test_a_folder_has_one_user_who_is_named(tmp_path: Path) -> None:

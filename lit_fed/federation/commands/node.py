@@ -17,7 +17,7 @@ from lit_fed.federation.ends import check_public, keep_private, log_line, proxy_
 from lit_fed.federation.messages.wire import MOST_BYTES
 from lit_fed.federation.node.node import Node
 from lit_fed.federation.node.summing import signer_of
-from lit_fed.federation.node.withheld import Report
+from lit_fed.federation.node.withheld import Report, check_least
 from lit_fed.federation.statistics.over_nodes import StatisticsNode
 from lit_fed.federation.transport.calling import serve
 from lit_fed.federation.transport.security import Security
@@ -84,11 +84,8 @@ def make_statistics_node(call: Call) -> StatisticsNode:
     if (clients := chosen(made.data, settings)) is None:
         raise ConfigError("--client is missing; see lit-fed node --help")
     together = settings.report == "aggregate"
-    if together and len(clients) < settings.report_least:
-        raise ConfigError(
-            f"--report aggregate sends sums of at least {settings.report_least} clients, and this node has "
-            f"{len(clients)}; lower --report_least, with 1 a sum may be a single client's statistics"
-        )
+    if together:
+        check_least(settings.report_least, len(clients), "statistics")
     return StatisticsNode(
         made.data, clients, made.config, settings.statistics, made.noise, together, settings.most_bytes, log_line
     )

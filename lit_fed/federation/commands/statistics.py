@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,9 +101,8 @@ def _deployed(call: Call, made: MadeData, question: Inquiry) -> Statistics:
     settings, together = call.settings, call.settings.report == "aggregate"
     keep_private()
     security, node_keys = keys_of(settings)
-    with ExitStack() as stack:
-        stack.enter_context(ending_told())
-        grid = stack.enter_context(rpc_grid(settings.server, security, settings.most_bytes, settings.bind, node_keys))
+    served = rpc_grid(settings.server, security, settings.most_bytes, settings.bind, node_keys)
+    with ending_told(), served as grid:
         roster = new_roster(grid, made.data, made.config, log_line, settings.most_bytes, node_keys)
         roster.gather(Gathering(**settings.gathering))
 

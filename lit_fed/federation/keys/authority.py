@@ -26,7 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from lit_fed.engine.storage.files import in_place_of
 from lit_fed.errors import ConfigError
-from lit_fed.federation.keys.certificate import key_of
+from lit_fed.federation.keys.hashes import key_of
 
 AUTHORITY, SERVER, SITES, KEYS = "authority", "server", "sites", "keys"
 """Folders of the authority, the server and the sites, and the server's subfolder of the sites' certificates."""
@@ -230,8 +230,7 @@ def new_key() -> EllipticCurvePrivateKey:
 
 def pem_of(key: EllipticCurvePrivateKey) -> bytes:
     """Serialise a private key as PEM."""
-    content: bytes = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return content
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def read_key(path: Path) -> EllipticCurvePrivateKey:
@@ -351,8 +350,7 @@ def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
 
 def certificate_bytes(certificate: x509.Certificate) -> bytes:
     """Serialise a certificate as PEM."""
-    content: bytes = certificate.public_bytes(Encoding.PEM)
-    return content
+    return certificate.public_bytes(Encoding.PEM)
 
 
 def _named(name: str) -> x509.Name:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import UserDict
 from collections.abc import Callable
@@ -13,12 +12,11 @@ import yaml
 
 from lit_fed.errors import ConfigError
 from lit_fed.federation.ends import Alert
-from lit_fed.federation.keys.certificate import key_of
+from lit_fed.federation.keys.hashes import key_of, read_hashes
 
 _MOST_BYTES = 2**24
 _EXAMPLE = "write a line a node, such as  keys/north.crt: [0, 1, 2]"
 _WITH_CEILING = "{clients: [0, 1, 2], most_samples: 5000}"
-_HASH = re.compile(r"[0-9a-f]{64}")
 _LOOK_S = 1.0  # interval of looking for changes
 
 
@@ -76,7 +74,7 @@ class NodeKeys(UserDict[str, Grant]):
         clients, files = read_node_keys(self.path)
         self._files = [self.path, *([] if self.revoked is None else [self.revoked]), *files]
         self._seen = self._stamps()
-        barred = set() if self.revoked is None else _read_revoked(self.revoked)
+        barred = frozenset() if self.revoked is None else read_hashes(self.revoked, "--revoked")
         return {key: ids for key, ids in clients.items() if key not in barred}
 
 
@@ -120,16 +118,6 @@ def _key(path: Path, where: str) -> str:
         raise ConfigError(f"{where} {path} cannot be read: {(error.strerror or str(error)).lower()}") from error
     except ValueError as error:
         raise ConfigError(f"{where} {path} is not a certificate; make one with lit-fed provision") from error
-
-
-def _read_revoked(path: Path) -> set[str]:
-    try:
-        lines = [line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--revoked {path} cannot be read ({type(error).__name__}); correct the path") from error
-    if odd := next((line for line in lines if line and not _HASH.fullmatch(line)), None):
-        raise ConfigError(f"--revoked {path} has {odd[:40]!r}; write the SHA-256 of a public key, in 64 hex digits")
-    return {line for line in lines if line}
 
 
 def _read(path: Path, where: str) -> list[tuple[str, object, int]]:

@@ -14,6 +14,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.federation.node.kept import read
 from lit_fed.federation.node.run import settle
 from lit_fed.networks.base import given
+from lit_fed.tensors import map_tensors
 from lit_fed.trainer import FederatedTrainer, Tasks
 
 if TYPE_CHECKING:
@@ -63,11 +64,8 @@ class Home:
         own = {kind: self.federation.loops[kind].model.initial for kind in self.kept.payloads}
         bases = {kind: given(self.kept.base.get(kind, {}), own[kind], folder) for kind in own}
         frozen = {kind: {**entry, **bases.get(kind, {})} for kind, entry in self.kept.frozen.items()}
-        moved = [
-            {kind: {name: tensor.to(device) for name, tensor in entry.items()} for kind, entry in group.items()}
-            for group in (self.kept.payloads, frozen)
-        ]
-        self.broadcast = Broadcast(self.kept.round_idx, moved[0], moved[1])
+        moved = map_tensors((self.kept.payloads, frozen), lambda tensor: tensor.to(device))
+        self.broadcast = Broadcast(self.kept.round_idx, *moved)
 
     def predict(self, client_id: int, output: Path, inputs: Path | None = None) -> None:
         """Write predictions of a client's model.

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -34,13 +34,13 @@ from lit_fed.federation.node.kept import RUN_ID, Kept
 from lit_fed.federation.node.log import NodeLog
 from lit_fed.federation.node.run import StateFiles, for_nobody_else, settle
 from lit_fed.federation.node.summing import own_work
-from lit_fed.federation.node.withheld import Report, Withheld
+from lit_fed.federation.node.withheld import Report, Withheld, check_least
 from lit_fed.networks.base import Names
+from lit_fed.tensors import map_tensors
 from lit_fed.trainer import FederatedTrainer, Tasks
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
-    from lit_fed.engine.evaluation.federation import Federation
     from lit_fed.engine.method.algorithm import Algorithm
     from lit_fed.federation.secure.signer import Signer
 
@@ -100,18 +100,16 @@ class Node:
         if empty := [one for one in self.clients if not data.census.num_samples(one)]:
             say(Alert(f"client {called(data, empty[0])} has no training samples"))
         self.federation = self.run.federation
-        self.frozen = FrozenTensors(_frozen_of(self.federation), folder, self.say)
+        held = {kind: (loop, held_model(self.federation.server, kind)) for kind, loop in self.federation.loops.items()}
+        frozen = {kind: {n: own[n] for n in loop.model.split.frozen if n in own} for kind, (loop, own) in held.items()}
+        self.frozen = FrozenTensors(frozen, folder, self.say)
         wrappers = self.federation.wrappers
         self.reports = {one: wrappers.report(data.census.report(one, histogram), one) for one in self.clients}
         samples = {one: report.samples for one, report in self.reports.items()}
         self.withheld = None
         if report == "aggregate":
             check_range("--report_least", report_least, least=1)
-            if report_least > len(samples):
-                raise ConfigError(
-                    f"--report aggregate sends sums of at least {report_least} clients, and this node has "
-                    f"{len(samples)}; lower --report_least, with 1 a sum may be a single client's metrics"
-                )
+            check_least(report_least, len(samples), "metrics")
             self.withheld = Withheld(samples, report_least, folder, self.say)
             self.say(f"metrics leave this node in sums over at least {report_least} clients; sums over fewer stay here")
         self.sums = own_work(trainer, signer, limit, report, self.say, folder, smallest_sum)
@@ -125,10 +123,8 @@ class Node:
     @contextmanager
     def at_work(self) -> Iterator[Node]:
         """Prepare to handle messages."""
-        with ExitStack() as stack:
-            stack.enter_context(for_nobody_else(self.folder))
-            stack.enter_context(self.trainer.local.guard.on_duty(False))
-            stack.enter_context(self.federation.session.at_work("fit"))
+        duty = self.trainer.local.guard.on_duty(False)
+        with for_nobody_else(self.folder), duty, self.federation.session.at_work("fit"):
             yield self
 
     def idle(self) -> None:
@@ -157,7 +153,10 @@ class Node:
                 cause = f"client {client_id} is not on this node, which restarted in the meantime"
                 return encode(self._failed(client_id, round_idx, cause, moved=True))
             broadcast = self._take_in(message, client_id, round_idx)
-            outcome = self._train(client_id, broadcast) if message.word == "train" else self._ask(message, broadcast)
+            if message.word == "train":
+                (outcome,) = self.federation.executor.run([client_id], broadcast)
+            else:
+                outcome = self._ask(message, broadcast)
             if isinstance(outcome, ClientFailure) and self.sums is not None and self.sums.summed.noise is not None:
                 self.say(Alert(f"{outcome}; the server gets an update by zeros"))
                 self.log.write(f"{outcome}\n{outcome.details}".rstrip())  # without a number, of which it could count
@@ -199,9 +198,9 @@ class Node:
         if (cause := mismatch(self.settings, message)) is None:
             clients = {str(client_id): asdict(report) for client_id, report in self.reports.items()}
             self._say_where("registered with the server")
+            smallest = 0 if self.sums is None else self.sums.smallest
             fields = {"boot": self.boot, "clients": clients, "sums": self.withheld is not None}
-            fields["smallest_sum"] = 0 if self.sums is None else self.sums.smallest
-            return Message("answer", fields | {"frozen": self.frozen.hashes})
+            return Message("answer", fields | {"smallest_sum": smallest, "frozen": self.frozen.hashes})
         self.say(Alert(f"refused the server: {cause}"))
         return self._failed(-1, -1, shown(cause))
 
@@ -284,9 +283,7 @@ class Node:
         self._request = cache(lambda: Request.read(fields, groups))  # a hash of the model, which not every method needs
         if isinstance(store.files, StateFiles):
             store.files.number = lambda: self._request().digest(version)
-        received: dict[str, dict[str, Any]] = {
-            group: {name: tensor.to(device) for name, tensor in tensors.items()} for group, tensors in groups.items()
-        }
+        received = map_tensors(groups, lambda tensor: tensor.to(device))
         payload = federation.channel.downlink.arrive(received["payload"]).payload
         self._check(payload, round_idx, kind, "train" if message.word == "train" else "test")
         return Broadcast(round_idx, {kind: payload}, {kind: received["frozen"]})
@@ -317,10 +314,6 @@ class Node:
         if at != self._at:
             self._at = at
             self.say(at)
-
-    def _train(self, client_id: int, broadcast: Broadcast) -> ClientUpdate | ClientFailure:
-        (outcome,) = self.federation.executor.run([client_id], broadcast)
-        return outcome
 
     def _ask(self, message: Message, broadcast: Broadcast) -> ClientUpdate | None:
         if message.word != "ask":
@@ -354,15 +347,6 @@ class Node:
     ) -> Message:
         fields = {"client": client_id, "round": round_idx, "cause": cause, "moved": moved, "sums": dict(sums or {})}
         return Message("failure", fields)
-
-
-def _frozen_of(federation: Federation) -> dict[str, Payload]:
-    """The frozen tensors that a node's models begin with, by kind."""
-    found = dict[str, Payload]()
-    for kind, loop in federation.loops.items():
-        held = held_model(federation.server, kind)
-        found[kind] = {name: held[name] for name in loop.model.split.frozen if name in held}
-    return found
 
 
 def read_version(version: Any) -> Version | None:

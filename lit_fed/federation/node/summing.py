@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from lit_fed.federation.secure.signer import Signer
     from lit_fed.trainer import FederatedTrainer
 
-_NOBODY_KNOWN = (
-    "trainer.secure_sum: without --ca no node knows the others' keys, and whoever runs the server can pose as them"
-)
-
 
 def own_work(
     trainer: FederatedTrainer,
@@ -48,7 +44,8 @@ def own_work(
             write(file, pem_of(new_key()), 0o600)
         made = Signer(read_key(file))
     if made.peers is None:
-        say(Alert(_NOBODY_KNOWN))
+        alone = "without --ca no node knows the others' keys, and whoever runs the server can pose as them"
+        say(Alert(f"trainer.secure_sum: {alone}"))
     elif made.name not in made.peers:
         raise ConfigError(f"--peers lacks this node's own key, {made.name}; use the same list on all nodes")
     return OwnWork(summed, made, limit, smallest, folder)
@@ -70,6 +67,7 @@ def signer_of(trainer: FederatedTrainer, key: str | None, peers: str | None) -> 
             "docs/secure_sums.md"
         )
     from lit_fed.federation.keys.authority import read_key
-    from lit_fed.federation.secure.signer import Signer, read_peers
+    from lit_fed.federation.keys.hashes import read_hashes
+    from lit_fed.federation.secure.signer import Signer
 
-    return Signer(read_key(Path(key)), read_peers(peers))
+    return Signer(read_key(Path(key)), read_hashes(peers, "--peers"))

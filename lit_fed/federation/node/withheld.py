@@ -25,6 +25,15 @@ NAME = "sums.pt"
 """The file of a node's folder that lists reported sums: groups of clients, by what is summed."""
 
 
+def check_least(least: int, clients: int, what: str) -> None:
+    """Refuse sums over more clients than a node has."""
+    if least > clients:
+        raise ConfigError(
+            f"--report aggregate sends sums of at least {least} clients, and this node has {clients}; lower "
+            f"--report_least, with 1 a sum may be a single client's {what}"
+        )
+
+
 class Withheld:
     """Collects the metrics of all clients of one request, until all of them are done.
 

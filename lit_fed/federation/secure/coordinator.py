@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from itertools import combinations, islice, pairwise
+from itertools import combinations, islice
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,18 @@ class Coordinator:
         self._sealed: dict[str, Sealed] = {}
         self._masked: dict[str, Words] = {}
         self.survivors: frozenset[str] = frozenset()
+
+    def run(self, ask: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]) -> Words:
+        """Run the attempt, and return the survivors' sum.
+
+        Args:
+            ask: Sends a stage's messages by node, and returns the answers that arrived in time.
+        """
+        found: Any = dict.fromkeys(self.call.roster, self.call)
+        for stage in STAGES:  # a stage's answers are the argument of the method of its name
+            found = getattr(self, stage)(ask(stage, found))
+        total: Words = found
+        return total
 
     def keys(self, answers: Mapping[str, Any]) -> dict[str, AllKeys]:
         """Take `SignedKeys`, and return all of them for each node."""
@@ -212,15 +224,14 @@ def run_attempt(
     """Run one attempt over nodes in memory; returns the sum and the survivors."""
     server = Coordinator(call, identities)
 
-    def sent(stage: str, steps: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-        found = {name: deliver(call.attempt, stage, name, step) for name, step in steps.items()}
+    def step(name: str, message: Any) -> Any:
+        return parties[name].begin(call, vectors[name]) if message is call else parties[name].answer(message)
+
+    def ask(stage: str, messages: Mapping[str, Any]) -> dict[str, Any]:
+        found = {name: deliver(call.attempt, stage, name, partial(step, name, one)) for name, one in messages.items()}
         return {name: answer for name, answer in found.items() if answer is not None}
 
-    answers = sent("keys", {name: partial(parties[name].begin, call, vectors[name]) for name in call.roster})
-    for stage, following in pairwise(STAGES):
-        messages = getattr(server, stage)(answers)
-        answers = sent(following, {name: partial(parties[name].answer, one) for name, one in messages.items()})
-    return server.total(answers), server.survivors
+    return server.run(ask), server.survivors
 
 
 def secure_sum(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -18,11 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
 )
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
 
-from lit_fed.errors import ConfigError
 from lit_fed.federation.secure.messages import MOST_NODES, Refusal
-
-_HASH = re.compile("[0-9a-f]{64}")
-_MOST_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -44,7 +38,7 @@ class Signer:
 
     @property
     def name(self) -> str:
-        """SHA-256 of the public key, as of a certificate's in `lit_fed.federation.keys.certificate.key_of`."""
+        """SHA-256 of the public key, as of a certificate's in `lit_fed.federation.keys.hashes.key_of`."""
         return hashlib.sha256(self.public).hexdigest()
 
     def known(self, told: Any) -> dict[str, EllipticCurvePublicKey]:
@@ -80,15 +74,3 @@ def public_key(content: Any) -> tuple[str, EllipticCurvePublicKey]:
 def _der(key: EllipticCurvePublicKey) -> bytes:
     content: bytes = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return content
-
-
-def read_peers(path: str) -> frozenset[str]:
-    """Read the names of a node's peers, one a line, with comments after ``#``; raise `ConfigError`."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            lines = [line.partition("#")[0].strip() for line in file.read(_MOST_BYTES).splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--peers {Path(path)} cannot be read ({type(error).__name__}); correct the path") from error
-    if odd := next((line for line in lines if line and not _HASH.fullmatch(line)), None):
-        raise ConfigError(f"--peers {path} has {odd[:40]!r}; write the SHA-256 of a public key, in 64 hex digits")
-    return frozenset(line for line in lines if line)

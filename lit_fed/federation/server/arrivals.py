@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import math
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from heapq import heapify
@@ -29,7 +28,7 @@ from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import CheckpointError, ClientFailure, ConfigError, NobodyLeft
 from lit_fed.federation.ends import Alert
-from lit_fed.federation.server.executor import _LOOK_S, _PAUSE_S, _RETURN_S, GridExecutor, _Work
+from lit_fed.federation.server.executor import Asked, CohortWork, GridExecutor
 from lit_fed.participation import Asynchronous, Fate, Participant, Participation
 from lit_fed.participation.asynchronous import COLUMNS, Flight, Step, cells_of, read_order
 
@@ -40,67 +39,29 @@ ORDER = "order.csv"
 class FlightExecutor(GridExecutor):
     """Keeps clients at work across rounds: `start` sends their work, `land` waits for an outcome, `run` yields it."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._flights: dict[int, _Work] = {}
-        self._busy: dict[str, int] = {}  # of all flights: the number of pending messages by node's process
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._flights = self._requests()
+        self._landing = self._outcomes(self._flights)
         self._landed: dict[int, ClientUpdate | ClientFailure] = {}
-        self._replies: deque[Any] = deque()
-        self._looked = time.monotonic()
 
     def start(self, client_id: int, broadcast: Broadcast) -> None:
         """Send a client its work."""
         self.session.store.expect(client_id, broadcast.round_idx)
         self.session.divide(broadcast.round_idx)
         layouts = layouts_of(self.session, [client_id], broadcast)
-        end = time.monotonic() + self.patience.round_s
-        self._flights[client_id] = _Work("train", broadcast, {}, layouts, deque([client_id]), end, busy=self._busy)
+        self._flights.queue.append(Asked(client_id, CohortWork("train", broadcast, layouts)))
 
     def land(self) -> tuple[int, bool]:
         """Wait for the next client whose work ends; return it, and whether its update arrived."""
-        pause = _PAUSE_S[0]
-        while True:
-            for client_id, outcome in self._outcomes():
-                del self._flights[client_id]
-                if isinstance(outcome, ClientFailure):
-                    if not self.tolerant:
-                        raise outcome
-                    self.roster.say(Alert(f"{outcome}; its place is free"))
-                self._landed[client_id] = outcome
-                return client_id, isinstance(outcome, ClientUpdate)
-            if self._replies:
-                continue
-            sent = [message_id for work in self._flights.values() for message_id in work.sent]
-            self._replies.extend(self.roster.grid.pull([*sent, *self._unanswered]))
-            pause = _PAUSE_S[0] if self._replies else min(2 * pause, _PAUSE_S[1])
-            if not self._replies:
-                time.sleep(pause)
-
-    def _outcomes(self) -> Iterator[tuple[int, ClientUpdate | ClientFailure]]:
-        """Take in at most one reply, push, and look after deadlines and nodes; a caller may stop after any outcome."""
-        self._late.clear()  # there are no rounds to sit out
-        if self._replies:
-            reply = self._replies.popleft()
-            for client_id, work in list(self._flights.items()):
-                if reply.message_id in work.sent:
-                    for one in self._take_in(work, reply):
-                        yield client_id, one or self._failure(client_id, work, "its node sent no update")
-                    break
-            else:
-                self._unanswered.pop(reply.message_id, None)  # too late, but the node is responsive
-        now, absent = time.monotonic(), False
-        for client_id, work in list(self._flights.items()):
-            begun = work.end - self.patience.round_s
-            pushed = self._push(work, may_return=now < begun + self.patience.return_s)
-            yield from ((client_id, one) for one in pushed)
-            absent |= bool(work.queue)
-            if now > work.end:
-                yield from ((client_id, one) for one in self._give_up(work))
-        if now - self._looked > (_RETURN_S if absent else _LOOK_S):
-            self._looked = now
-            self.roster.refresh()
-            for client_id, work in list(self._flights.items()):
-                yield from ((client_id, one) for one in self._miss(work))
+        self.roster.late.clear()  # there are no rounds to sit out
+        outcome = next(self._landing)
+        if isinstance(outcome, ClientFailure):
+            if not self.tolerant:
+                raise outcome
+            self.roster.say(Alert(f"{outcome}; its place is free"))
+        self._landed[outcome.client_id] = outcome
+        return outcome.client_id, isinstance(outcome, ClientUpdate)
 
     @override
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
@@ -116,8 +77,8 @@ class FlightExecutor(GridExecutor):
 
     def leave(self) -> None:
         """Give up all work under way."""
-        self.roster.grid.drop([message_id for work in self._flights.values() for message_id in work.sent])
-        self._flights.clear()
+        self._flights.drop()
+        self._flights.queue.clear()
 
 
 class Arrivals(Asynchronous):
@@ -132,7 +93,8 @@ class Arrivals(Asynchronous):
             simulated.concurrency, simulated.buffer, max_staleness=simulated.max_staleness,
             unseen_fraction=simulated.unseen_fraction, every=simulated.every,
         )  # fmt: skip
-        self.federation: Federation | None = None
+        self.federation: Federation
+        self.flights: FlightExecutor
         self.begun: list[Participant] = []  # at work when a checkpoint was written
         self.ended, self.version, self.offset = 0, 0, 0.0  # works and steps done, and seconds spent, by then
         self.order = Path(ORDER)
@@ -160,16 +122,10 @@ class Arrivals(Asynchronous):
             raise CheckpointError(f"{path} has clients at work that cannot be read: {error!r}") from error
         self.version = done
 
-    @property
-    def flights(self) -> FlightExecutor:
-        """The run's executor."""
-        assert self.federation is not None
-        assert isinstance(self.federation.executor, FlightExecutor)
-        return self.federation.executor
-
     def board(self, federation: Federation) -> None:
         """Begin, or go on: send the clients that were at work their work again."""
-        self.federation, self._since = federation, time.monotonic()
+        assert isinstance(federation.executor, FlightExecutor)
+        self.federation, self.flights, self._since = federation, federation.executor, time.monotonic()
         downlink = federation.channel.downlink
         for one in self.begun:
             if (version := one.version or 0) not in self._sent:
@@ -218,7 +174,6 @@ class Arrivals(Asynchronous):
 
     @override
     def _begin(self, client_id: int, version: int, now: float) -> Participant:
-        assert self.federation is not None
         if version not in self._sent:
             broadcast = self.federation.broadcast(version)
             wire = {

@@ -4,40 +4,38 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, deque
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import median
-from typing import Any, NamedTuple, cast
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import override
 
 from lit_fed.checks import check_range
-from lit_fed.data.partitions.cut import named
 from lit_fed.engine.clients.executor import Executor, Question, layouts_of
 from lit_fed.engine.clients.session import Session
-from lit_fed.engine.wire.payload import Broadcast, Channel, ClientUpdate, Layout
-from lit_fed.engine.wire.totals import Total, Totals, exact_sum
+from lit_fed.engine.wire.payload import Broadcast, Channel, ClientUpdate, Layout, Payload
+from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import ClientFailure, NobodyLeft, WireError
 from lit_fed.federation.ends import Alert
 from lit_fed.federation.messages.frozen import KnownHashes
-from lit_fed.federation.messages.wire import LARGEST, MOST_METRICS, OF_WORK, Message, Ranges, encode, shown
-from lit_fed.federation.server.heard import Due, Heard, answer, hear, held
+from lit_fed.federation.messages.wire import MOST_METRICS, OF_WORK, Message, Ranges, encode
+from lit_fed.federation.server.heard import Due, Heard, answer, held
+from lit_fed.federation.server.means import Clients, NodeTotals, PlausibleMeans
 from lit_fed.federation.server.node_files import NodeFiles
+from lit_fed.federation.server.requests import Envelope, Requests
 from lit_fed.federation.server.roster import KnownNode, Roster
-from lit_fed.federation.server.summing import Summing
-from lit_fed.federation.transport.grid import Reply
 
-_PAUSE_S = (0.005, 0.25)  # shortest and longest interval of polls for answers
+if TYPE_CHECKING:
+    from lit_fed.federation.server.summing import Summing
+
 _LOOK_S = 3.0  # interval of looking for connected nodes
 _RETURN_S = 0.25  # the same, while the round waits for a node to reconnect
 _AT_ONCE = {"train": 4, "ask": 64}  # maximum number of pending messages per node, which bounds the memory of answers
 _MOST_DROPPED = 1000  # maximum number of versions to drop in one message
-_FAR = 100.0  # times the median magnitude of a metric
 _MOST_CAUSES = 20  # maximum number of distinct causes of failure per client
-
-Clients = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -60,17 +58,6 @@ class Patience:
         check_range("--patience.smallest_cohort", self.smallest_cohort, least=0)
 
 
-def implausible(values: Mapping[Clients, float]) -> list[Clients]:
-    """Find whose value of a metric would decide the mean alone.
-
-    A value must be finite, and its magnitude at most a hundred times the median magnitude of three values or more (and
-    of 1, so that metrics near 0 may vary). NaN stands for a metric that a client could not measure.
-    """
-    known = [abs(value) for value in values.values() if math.isfinite(value)]
-    most = min(_FAR * max(median(known), 1.0), LARGEST) if len(known) > 2 else LARGEST
-    return [who for who, value in values.items() if abs(value) > most]
-
-
 class ServerEnd(Channel):
     """The server's end of a wire whose other end is a node: an executor yields updates that have crossed it."""
 
@@ -79,41 +66,45 @@ class ServerEnd(Channel):
         return update
 
 
-class _Sent(NamedTuple):
-    client_id: int
-    node: int
-    boot: str
-    together: tuple[int, ...]
-
-
-@dataclass
-class _Work:
-    """The progress of a request to a cohort.
+@dataclass(eq=False)
+class CohortWork:
+    """What a cohort is asked.
 
     Args:
-        word: ``train`` or ``ask``.
-        fields: Further fields of the message.
+        word: The message's type.
         layouts: The expected layout of answers, by kind.
-        queue: Clients without a message so far.
-        end: The deadline.
-        sent: Pending messages by id.
-        busy: The number of pending messages by node's process.
-        awaited: Clients whose node restarted, with the deadline for its reconnection.
+        fields: Further fields of the message.
+        begun: When the cohort was lined up.
         together: By node's process, all clients that get the same request.
         summed: The processes that have sent sums, and the clients of these sums.
     """
 
-    word: str
+    word: Literal["train", "ask"]
     broadcast: Broadcast
-    fields: Mapping[str, Any]
     layouts: Mapping[str, Layout]
-    queue: deque[int]
-    end: float
-    sent: dict[str, _Sent] = field(default_factory=dict)
-    busy: dict[str, int] = field(default_factory=dict)
-    awaited: dict[int, float] = field(default_factory=dict)
-    together: dict[str, list[int]] = field(default_factory=dict)
-    summed: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    begun: float = field(default_factory=time.monotonic)
+    together: dict[str, Clients] = field(default_factory=dict)
+    summed: set[tuple[str, Clients]] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class Asked:
+    """A client that is asked.
+
+    Args:
+        boot: The process of its node that its message was sent to; empty before.
+        withholds: Whether this node reports sums only.
+        together: All clients of this node that get the same request.
+        awaited: Until when its node may reconnect after a restart; 0 without one.
+    """
+
+    client_id: int
+    work: CohortWork
+    boot: str = ""
+    withholds: bool = False
+    together: Clients = ()
+    awaited: float = 0.0
 
 
 class GridExecutor(Executor):
@@ -134,21 +125,13 @@ class GridExecutor(Executor):
         tolerant: bool = False,
         sums: Summing | None = None,
     ) -> None:
-        self.sums = sums
-        self.session = session
-        self.roster = roster
-        self.channel = channel
-        self.patience = patience
-        self.tolerant = tolerant
-        self.num_bytes = 0
+        self.session, self.roster, self.channel = session, roster, channel
+        self.patience, self.tolerant, self.sums = patience, tolerant, sums
         self._hashes = KnownHashes()
-        self._totals: list[tuple[Clients, dict[str, Total]]] = []  # of the last work, and of which clients
-        self._odd: set[Clients] = set()  # whose values a line has said that means leave out
+        self._totals: NodeTotals = []  # of the last work
+        self._means = PlausibleMeans(roster.say)
         self._round_idx = -1
-        self._late: set[str] = set()  # nodes' processes that missed this round's deadline
-        if sums is not None:
-            sums.late = lambda: self._late
-        self._unanswered: dict[str, _Sent] = {}  # their pending messages, also of earlier rounds
+        self._late: dict[str, Envelope[Asked]] = {}  # messages without an answer in time, also of earlier rounds
         self._names: dict[int, set[str]] = {}  # names of metrics by client
         self._causes: dict[int, set[str]] = {}  # causes of failure by client
         self._ranges: Ranges = {
@@ -161,14 +144,11 @@ class GridExecutor(Executor):
 
     @override
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
-        ids = list(client_ids)
-        arrived = 0
-        nothing: dict[str, Layout] = {self.session.kinds[client_id]: {} for client_id in ids}
-        layouts = layouts_of(self.session, ids, broadcast) if self.sums is None else nothing
-        for outcome in self._work("train", ids, broadcast, {}, layouts):
+        ids, arrived = list(client_ids), 0
+        layouts = layouts_of(self.session, ids, broadcast) if self.sums is None else {}  # the sums have the tensors
+        for outcome in self._work(ids, CohortWork("train", broadcast, layouts)):
             arrived += isinstance(outcome, ClientUpdate)
-            if outcome is not None:
-                yield outcome
+            yield outcome
         if arrived < min(self.patience.smallest_cohort, len(ids)):
             raise NobodyLeft(
                 f"round {broadcast.round_idx} has answers from {arrived} of {len(ids)} clients, and the smallest "
@@ -185,19 +165,18 @@ class GridExecutor(Executor):
         layouts = {self.session.kinds[client_id]: question.layout for client_id in ids}
         fields = {"protocol": question.protocol, "subset": question.subset}
         answers = list[ClientUpdate]()  # of metrics alone
-        for outcome in self._work("ask", ids, broadcast, fields, layouts):
-            if isinstance(outcome, ClientUpdate):
-                if question.layout:
-                    yield outcome
-                else:
-                    answers.append(outcome)
-            elif outcome is not None:
+        for outcome in self._work(ids, CohortWork("ask", broadcast, layouts, fields)):
+            if isinstance(outcome, ClientFailure):
                 if not self.tolerant:
                     yield outcome
                     return
                 self.roster.say(Alert(f"{outcome}; its {question.protocol} metrics are missing"))
+            elif question.layout:
+                yield outcome
+            else:
+                answers.append(outcome)
         told = {update.client_id: update.metrics for update in answers}
-        self._leave_out(told, f"round {broadcast.round_idx}: {question.protocol}/", self._bounded)
+        self._means.leave_out(told, self._totals, f"round {broadcast.round_idx}: {question.protocol}/", self._bounded)
         if self.sums is not None and answers:
             self._totals = [(tuple(told), dict(self.sums.ask(question, broadcast, list(told), self._ranges)))]
         yield from answers
@@ -205,101 +184,122 @@ class GridExecutor(Executor):
     @override
     def told_together(self, logged: Mapping[int, dict[str, float]] | None = None, round_idx: int = 0) -> list[Totals]:
         if logged is not None:
-            self._leave_out(logged, f"round {round_idx}: ", OF_WORK | {"staleness"})
+            self._means.leave_out(logged, self._totals, f"round {round_idx}: ", OF_WORK | {"staleness"})
         return [totals for _, totals in self._totals]
-
-    def _leave_out(self, told: Mapping[int, dict[str, float]], where: str, known: Collection[str]) -> None:
-        """Leave values that would decide a mean over clients, and over nodes' sums, out of it; say once of whom.
-
-        Args:
-            told: Metrics by client; NaN, as of a metric that could not be measured, replaces such values.
-            where: The round, and a prefix of metrics, for the line.
-            known: Names of metrics that are bounded, or not averaged.
-        """
-        columns: dict[str, dict[Clients, float]] = {}
-        for client_id, metrics in told.items():
-            for name, value in metrics.items():
-                columns.setdefault(name, {})[client_id,] = value
-        for clients, totals in self._totals:
-            for name, total in totals.items():
-                columns.setdefault(name, {})[clients] = exact_sum(total.parts) / max(total.weight, 1)
-        for name in [name for name in columns if name not in known]:
-            for who in implausible(columns[name]):
-                if who not in self._odd:
-                    self._odd.add(who)
-                    odd = f"{where}{name} of {named(who)} is {columns[name][who]:.3g}"
-                    self.roster.say(Alert(f"{odd}, {_FAR:g} times beyond the median; means leave out such values"))
-                for clients, totals in self._totals:
-                    if clients == who:
-                        totals.pop(name, None)
-                if len(who) == 1 and name in told.get(who[0], {}):
-                    told[who[0]][name] = math.nan
 
     @override
     def check_kept(self, session: Session, broadcast: Broadcast) -> None:
         """Do nothing: a node checks a client's state before the client uses it."""
 
-    # ------------------------------------------------------------------ messages
+    # ------------------------------------------------------------------ who is asked when
 
-    def _work(
-        self, word: str, ids: list[int], broadcast: Broadcast, fields: Mapping[str, Any], layouts: Mapping[str, Layout]
-    ) -> Iterator[ClientUpdate | ClientFailure | None]:
-        begun = time.monotonic()
-        self._totals = []
-        if word == "train" or broadcast.round_idx != self._round_idx:  # late nodes get another chance in each round
-            self._round_idx, self._late = broadcast.round_idx, set()
-        work = _Work(word, broadcast, fields, layouts, deque(ids), begun + self.patience.round_s)
+    def _work(self, ids: list[int], work: CohortWork) -> Iterator[ClientUpdate | ClientFailure]:
+        self._totals, round_idx = [], work.broadcast.round_idx
+        if work.word == "train" or round_idx != self._round_idx:  # late nodes get another chance in each round
+            self._round_idx, self.roster.late = round_idx, set()
+        requests = self._requests()
+        requests.queue.extend(Asked(client_id, work) for client_id in ids)
         self.roster.refresh()
-        pause, looked = _PAUSE_S[0], begun
-        while work.queue or work.sent:
-            absent = yield from self._push(work, may_return=time.monotonic() < begun + self.patience.return_s)
-            replies = list(self.roster.grid.pull([*work.sent, *self._unanswered]))
-            for reply in replies:
-                yield from self._take_in(work, reply)
-            now = time.monotonic()
-            if now > work.end:
-                yield from self._give_up(work)
-                return
-            if now - looked > (_RETURN_S if absent else _LOOK_S):
-                looked = now
-                self.roster.refresh()
-                yield from self._miss(work)
-            pause = _PAUSE_S[0] if replies else min(2 * pause, _PAUSE_S[1])
-            if not replies and (work.sent or work.queue):
-                time.sleep(pause)
+        yield from self._outcomes(requests)
 
-    def _push(self, work: _Work, may_return: bool) -> Generator[ClientFailure, None, bool]:
+    def _requests(self) -> Requests[Asked]:
+        return Requests(self.roster.grid, self.roster.limit, self._late)
+
+    def _outcomes(self, requests: Requests[Asked]) -> Iterator[ClientUpdate | ClientFailure]:
+        """Send the messages of clients in line as their nodes can take them, and yield outcomes as they arrive."""
+        looked = time.monotonic()
+        while requests:
+            absent = yield from self._push(requests)
+            requests.rest()
+            for asked, heard in requests.arrived():
+                yield from self._take_in(requests, asked, heard)
+            yield from self._give_up(requests)
+            if time.monotonic() - looked > (_RETURN_S if absent else _LOOK_S):
+                looked = time.monotonic()
+                self.roster.refresh()
+                for asked in requests.drop(lambda node: not self.roster.is_connected(node)):
+                    yield self._failure(asked, "its node disconnected while it worked")
+
+    def _push(self, requests: Requests[Asked]) -> Generator[ClientFailure, None, bool]:
         """Send messages to nodes with spare capacity; return whether a client's node is awaited."""
-        absent, unanswered = False, Counter(sent.boot for sent in self._unanswered.values())
-        for _ in range(len(work.queue)):
-            client_id = work.queue.popleft()
-            home = self.roster.home(client_id)
-            pending = 0 if home is None else work.busy.get(home.boot, 0) + unanswered[home.boot]
-            if home is None and (may_return or time.monotonic() < work.awaited.get(client_id, 0.0)):
-                work.queue.append(client_id)
+        absent, pending = False, Counter(asked.boot for asked in requests.pending())
+        for _ in range(len(requests.queue)):
+            asked = requests.queue.popleft()
+            work, home = asked.work, self.roster.home(asked.client_id)
+            if home is None and time.monotonic() < max(work.begun + self.patience.return_s, asked.awaited):
+                requests.queue.append(asked)
                 absent = True
             elif home is None:
-                yield self._failure(client_id, work, "its node is not connected; restart it")
-            elif home.boot in self._late:
-                yield self._failure(client_id, work, "its node already missed this round's deadline")
-            elif pending >= _AT_ONCE[work.word]:
-                work.queue.append(client_id)
+                yield self._failure(asked, "its node is not connected; restart it")
+            elif home.boot in self.roster.late:
+                yield self._failure(asked, "its node already missed this round's deadline")
+            elif pending[home.boot] >= _AT_ONCE[work.word]:
+                requests.queue.append(asked)
             else:
-                blob = encode(self._message(client_id, home, work))
+                pending[home.boot] += 1
+                if asked.client_id not in work.together.get(home.boot, ()):  # fixed with the first message to a node
+                    there = {one.client_id for one in requests.queue if one.work is work}
+                    work.together[home.boot] = tuple(sorted({asked.client_id, *(there & home.clients.keys())}))
+                asked.boot, asked.withholds, asked.together = home.boot, home.sums, work.together[home.boot]
+                blob = encode(self._message(asked, home))
                 if len(blob) > self.roster.limit:
                     raise WireError(
-                        f"the message to client {client_id} has {len(blob):,} bytes and exceeds the limit of "
+                        f"the message to client {asked.client_id} has {len(blob):,} bytes and exceeds the limit of "
                         f"{self.roster.limit:,}; raise --most_bytes here and on the nodes"
                     )
-                self.num_bytes += len(blob)
-                together = tuple(work.together[home.boot])
-                sent = _Sent(client_id, home.node, home.boot, together)
-                work.sent[self.roster.grid.push(home.node, blob, self._due(sent, work).most_bytes)] = sent
-                work.busy[home.boot] = work.busy.get(home.boot, 0) + 1
+                most = self._due(asked).most_bytes
+                requests.send(Envelope(asked, home.node, blob, partial(self._read, asked), self._end(asked), most))
         return absent
 
-    def _message(self, client_id: int, home: KnownNode, work: _Work) -> Message:
-        store, kind, broadcast = self.session.store, self.session.kinds[client_id], work.broadcast
+    def _take_in(
+        self, requests: Requests[Asked], asked: Asked, heard: Heard | WireError | None
+    ) -> Iterator[ClientUpdate | ClientFailure]:
+        if heard is None:  # too late, but the node is responsive
+            self.roster.late.discard(asked.boot)
+            return
+        if isinstance(heard, WireError):
+            yield self._failure(asked, str(heard))
+            return
+        if heard.sums:
+            asked.work.summed.add((asked.boot, asked.together))
+            self._totals.append((asked.together, dict(heard.sums)))
+        if heard.moved and not asked.awaited:
+            asked.awaited = min(time.monotonic() + _LOOK_S, self._end(asked))
+            requests.queue.append(asked)
+            if (home := self.roster.home(asked.client_id)) is not None and home.boot == asked.boot:
+                self.roster.forget(home.node)
+                self.roster.refresh()
+        elif heard.cause:
+            yield self._failure(asked, heard.cause)
+        elif heard.payload is not None:  # else the client does not take part in an evaluation
+            yield self._update(asked.client_id, heard, heard.payload)
+
+    def _give_up(self, requests: Requests[Asked]) -> Iterator[ClientFailure]:
+        """Fail the clients that missed the deadline, and ask their nodes nothing more in this round."""
+        late, now = requests.overdue(), time.monotonic()
+        self.roster.late |= {asked.boot for asked in late}
+        for asked in [asked for asked in requests.queue if now > self._end(asked)]:
+            requests.queue.remove(asked)
+            late.append(asked)
+        for asked in sorted(late, key=lambda asked: asked.client_id):
+            yield self._failure(asked, f"it did not answer within {self.patience.round_s:g} s")
+
+    def _end(self, asked: Asked) -> float:
+        return asked.work.begun + self.patience.round_s
+
+    def _failure(self, asked: Asked, cause: str) -> ClientFailure:
+        known = self._causes.setdefault(asked.client_id, set())
+        if cause not in known and len(known) >= _MOST_CAUSES:
+            cause = f"it keeps giving new causes, after {_MOST_CAUSES} others; check its node"
+        else:
+            known.add(cause)
+        return ClientFailure(asked.client_id, asked.work.broadcast.round_idx, cause)
+
+    # ------------------------------------------------------------------ messages, and states on nodes
+
+    def _message(self, asked: Asked, home: KnownNode) -> Message:
+        client_id, work, store = asked.client_id, asked.work, self.session.store
+        kind, broadcast = self.session.kinds[client_id], work.broadcast
         dropped: list[int] = []
         if isinstance(store.files, NodeFiles):
             every = store.files.dropped.pop(str(client_id), [])
@@ -308,65 +308,24 @@ class GridExecutor(Executor):
                 store.files.dropped[str(client_id)] = later
         fields = {
             "client": client_id, "round": broadcast.round_idx, "run": self.roster.identity.run_id, "boot": home.boot,
-            "version": store.version(client_id), "drop": dropped, "together": self._together(client_id, home, work),
-            **work.fields,
+            "version": store.version(client_id), "drop": dropped, "together": list(asked.together), **work.fields,
         }  # fmt: skip
         there = home.frozen.setdefault(kind, {})
         frozen, fields["frozen"] = self._hashes.divide(kind, broadcast.frozen.get(kind, {}), there)
-        return Message(cast("Any", work.word), fields, {"payload": broadcast.wire[kind], "frozen": frozen})
+        return Message(work.word, fields, {"payload": broadcast.wire[kind], "frozen": frozen})
 
-    def _together(self, client_id: int, home: KnownNode, work: _Work) -> list[int]:
-        """Return all clients of a client's node that get the same request; fixed with the first message to the node."""
-        if client_id not in work.together.get(home.boot, ()):
-            others = [client_id for client_id in work.queue if self.roster.home(client_id) is home]
-            work.together[home.boot] = sorted([client_id, *others])
-        return work.together[home.boot]
-
-    def _take_in(self, work: _Work, reply: Reply) -> Iterator[ClientUpdate | ClientFailure | None]:
-        if (late := self._unanswered.pop(reply.message_id, None)) is not None:  # too late, but the node is responsive
-            self._late.discard(late.boot)
-            return
-        if (sent := work.sent.pop(reply.message_id, None)) is None:
-            return
-        work.busy[sent.boot] -= 1
-        if reply.error:
-            yield self._failure(sent.client_id, work, f"its node did not answer: {shown(reply.error)}")
-            return
-        self.num_bytes += len(reply.blob)
-        due = self._due(sent, work)
-        try:
-            heard = hear(reply.blob, self.roster.limit, due.most_bytes, lambda message: answer(message, due))
-            self._know_names(sent.client_id, heard.metrics)
-        except WireError as error:
-            yield self._failure(sent.client_id, work, str(error))
-            return
-        if heard.sums:
-            work.summed.add((sent.boot, sent.together))
-            self._totals.append((sent.together, dict(heard.sums)))
-        if heard.moved and sent.client_id not in work.awaited:
-            work.awaited[sent.client_id] = min(time.monotonic() + _LOOK_S, work.end)
-            work.queue.append(sent.client_id)
-            if (home := self.roster.homes.get(sent.node)) is not None and home.boot == sent.boot:
-                self.roster.forget(sent.node)
-                self.roster.refresh()
-        elif heard.cause:
-            yield self._failure(sent.client_id, work, heard.cause)
-        else:
-            yield self._update(sent.client_id, heard, due)
-
-    def _due(self, sent: _Sent, work: _Work) -> Due:
+    def _due(self, asked: Asked) -> Due:
         """Return the constraints on the answer to a message."""
-        client_id, trained, algorithm = sent.client_id, work.word == "train", self.session.algorithm
-        count = self.session.data.census.num_samples
-        home = self.roster.homes.get(sent.node)
-        sums, withheld = None, home is not None and home.sums and home.boot == sent.boot
-        if withheld and sent[2:] not in work.summed:
-            sums = sum(map(count, sent.together)) if trained else len(sent.together)
+        client_id, work, algorithm = asked.client_id, asked.work, self.session.algorithm
+        trained, count = work.word == "train", self.session.data.census.num_samples
+        sums = None
+        if asked.withholds and (asked.boot, asked.together) not in work.summed:
+            sums = sum(map(count, asked.together)) if trained else len(asked.together)
         return Due(
             client_id,
             work.broadcast.round_idx,
             trained,
-            work.layouts[self.session.kinds[client_id]],
+            work.layouts.get(self.session.kinds[client_id], {}),
             self.channel.uplink,
             {0} if self.sums is not None else {count(client_id)} if trained else {1, count(client_id)},
             algorithm.heaviest if trained and self.sums is None else None,
@@ -374,64 +333,28 @@ class GridExecutor(Executor):
             algorithm.nonnegative if trained else (),
             self._ranges,
             sums,
-            withheld,
+            asked.withholds,
         )
 
-    def _know_names(self, client_id: int, metrics: Mapping[str, float]) -> None:
-        """Bound the number of a client's distinct metrics, because each is a column of a table."""
-        known = self._names.setdefault(client_id, set())
-        if len(known | metrics.keys()) > MOST_METRICS:
-            raise WireError(f"client {client_id} sent more than {MOST_METRICS:,} distinct metrics; it is dropped")
-        known.update(metrics)
+    def _read(self, asked: Asked, message: Message) -> Heard:
+        """Validate an answer; bound the number of a client's distinct metrics, because each is a table's column."""
+        heard, known = answer(message, self._due(asked)), self._names.setdefault(asked.client_id, set())
+        if len(known | heard.metrics.keys()) > MOST_METRICS:
+            raise WireError(f"client {asked.client_id} sent more than {MOST_METRICS:,} distinct metrics; it is dropped")
+        known.update(heard.metrics)
+        return heard
 
-    def _update(self, client_id: int, heard: Heard, due: Due) -> ClientUpdate | None:
-        """Convert an answer to an update; None if the client does not take part in an evaluation."""
-        if heard.payload is None:
-            return None
+    def _update(self, client_id: int, heard: Heard, payload: Payload) -> ClientUpdate:
         if heard.version is not None:
             self.session.store.note(client_id, heard.version)
         kind = self.session.kinds[client_id]
         device = self.session.loops[kind].fabric.device
-        payload = {name: tensor.to(device) for name, tensor in heard.payload.items()}
-        metrics = dict(heard.metrics)
-        return ClientUpdate(client_id, payload, heard.weight, metrics, kind, uplink_bytes=heard.wire_bytes)
-
-    def _miss(self, work: _Work) -> Iterator[ClientFailure]:
-        """Fail the clients whose node disconnected while they worked."""
-        for message_id, sent in list(work.sent.items()):
-            if not self.roster.is_connected(sent.node):
-                del work.sent[message_id]
-                self.roster.grid.drop([message_id])
-                work.busy[sent.boot] -= 1
-                yield self._failure(sent.client_id, work, "its node disconnected while it worked")
-        gone = [message_id for message_id, sent in self._unanswered.items() if not self.roster.is_connected(sent.node)]
-        self.roster.grid.drop(gone)
-        self._unanswered = {message_id: sent for message_id, sent in self._unanswered.items() if message_id not in gone}
-
-    def _give_up(self, work: _Work) -> Iterator[ClientFailure]:
-        """Fail the clients that missed the deadline, and ask their nodes nothing more in this round."""
-        self._unanswered |= work.sent
-        self._late |= {sent.boot for sent in work.sent.values()}
-        late = sorted([sent.client_id for sent in work.sent.values()] + list(work.queue))
-        for client_id in late:
-            yield self._failure(client_id, work, f"it did not answer within {self.patience.round_s:g} s")
-
-    def _failure(self, client_id: int, work: _Work, cause: str) -> ClientFailure:
-        known = self._causes.setdefault(client_id, set())
-        if cause not in known and len(known) >= _MOST_CAUSES:
-            cause = f"it keeps giving new causes, after {_MOST_CAUSES} others; check its node"
-        else:
-            known.add(cause)
-        return ClientFailure(client_id, work.broadcast.round_idx, cause)
-
-    # ------------------------------------------------------------------ layouts of answers, and states on nodes
+        moved = {name: tensor.to(device) for name, tensor in payload.items()}
+        return ClientUpdate(client_id, moved, heard.weight, dict(heard.metrics), kind, uplink_bytes=heard.wire_bytes)
 
     def _held(self) -> Iterator[tuple[str, int]]:
         """Ask all nodes for the versions of this run's states that they hold."""
-        message = Message("held", {"run": self.roster.identity.run_id})
         homes = dict(self.roster.homes)
-        asked = dict.fromkeys(homes, message)
-        for entries in self.roster.ask(
-            asked, _LOOK_S * 10, lambda node, said: held(said, homes[node].clients)
-        ).values():
-            yield from entries
+        asked = dict.fromkeys(homes, Message("held", {"run": self.roster.identity.run_id}))
+        answers = self.roster.ask(asked, _LOOK_S * 10, lambda node, said: held(said, homes[node].clients))
+        return chain.from_iterable(answers.values())

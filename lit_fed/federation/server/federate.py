@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,6 @@ from typing_extensions import override
 
 from lit_fed.callbacks import Callback
 from lit_fed.data.partitions.cut import named
-from lit_fed.engine.clients.session import Session
 from lit_fed.engine.loop.checkpoint import callback_states, read_checkpoint
 from lit_fed.engine.loop.run import Run
 from lit_fed.engine.loop.runs import checkpoint_to_continue
@@ -28,7 +28,6 @@ from lit_fed.federation.server.executor import GridExecutor, Patience, ServerEnd
 from lit_fed.federation.server.heard import expect_consent
 from lit_fed.federation.server.identity import Identity
 from lit_fed.federation.server.roster import Gathering, Roster
-from lit_fed.federation.server.summing import Summing
 from lit_fed.federation.transport.grid import Grid
 from lit_fed.trainer import FederatedTrainer, Tasks
 
@@ -117,11 +116,15 @@ def federate(
             arrivals.learn(callback_states(content, checkpoint), content["round_idx"], checkpoint)
     roster.gather(gathering or Gathering())
     patience = patience or Patience()
-    sums = None if summed is None else Summing(roster, summed, patience.round_s)
+    sums = None
+    if summed is not None:
+        from lit_fed.federation.server.summing import Summing  # with cryptography, which not every run needs
+
+        sums = Summing(roster, summed, patience.round_s)
     data.reserve(algorithm.public_size, algorithm.calibration_fraction)
     data.prepare_data()
     data.setup("fit", clients=())
-    data.census.learn(identity.begin())
+    data.census.learn(identity.begin(roster.present()))
     tolerant = trainer.settings.on_client_failure == "skip"
     trainer.callbacks.insert(0, identity)
     if arrivals is not None:
@@ -129,11 +132,8 @@ def federate(
         trainer.callbacks.insert(0, ArrivalOrder(arrivals))
     trainer.callbacks.append(Parting(roster))
     channel = trainer.channel = ServerEnd(trainer.channel.uplink.codec, trainer.channel.downlink.codec)
-
-    def executor(session: Session) -> GridExecutor:
-        kind = GridExecutor if arrivals is None else FlightExecutor
-        return kind(session, roster, channel, patience, tolerant, sums)
-
+    kind = GridExecutor if arrivals is None else FlightExecutor
+    executor = partial(kind, roster=roster, channel=channel, patience=patience, tolerant=tolerant, sums=sums)
     trainer.local = replace(trainer.local, executor=executor)
     trainer.fit(model, data, algorithm, None if checkpoint is None else str(checkpoint))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,7 +10,6 @@ from typing_extensions import override
 
 from lit_fed.callbacks import Callback
 from lit_fed.data.population.census import ClientReport, Scale
-from lit_fed.errors import ConfigError
 
 
 class Identity(Callback):
@@ -24,7 +23,6 @@ class Identity(Callback):
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.known: dict[int, ClientReport] = {}
-        self.present: Callable[[], Mapping[int, ClientReport]] = dict
         self._begun = False
 
     def check(self, client_id: int, report: ClientReport) -> str | None:
@@ -41,10 +39,10 @@ class Identity(Callback):
         if self._begun:
             self.known |= clients
 
-    def begin(self) -> dict[int, ClientReport]:
+    def begin(self, clients: Mapping[int, ClientReport]) -> dict[int, ClientReport]:
         """Record the connected clients' reports, hold nodes to them from now on, and return all that are known."""
         self._begun = True
-        self.accept(self.present())
+        self.accept(clients)
         return dict(sorted(self.known.items()))
 
     @override
@@ -56,13 +54,9 @@ class Identity(Callback):
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore; raise `ConfigError` if a connected client is not the one that the checkpoint knows."""
+        """Restore what was known before; nodes that connect from now on are held to it."""
         self.run_id = str(state["run_id"])
-        self.known = {int(name): _known(**report) for name, report in state["known"].items()}
-        for client_id, report in sorted(self.present().items()):
-            if (why := self.check(client_id, report)) is not None:
-                raise ConfigError(why)
-        self.accept(self.present())
+        self.known = {int(name): _known(**report) for name, report in state["known"].items()} | self.known
 
 
 def _known(samples: int, histogram: Sequence[int] | None, fingerprint: str, scale: Scale | None) -> ClientReport:

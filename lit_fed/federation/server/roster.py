@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -15,9 +15,10 @@ from lit_fed.errors import ConfigError, WireError
 from lit_fed.federation.ends import Alert
 from lit_fed.federation.messages.frozen import Hashes
 from lit_fed.federation.messages.wire import MOST_BYTES, PROTOCOL, Message, encode
-from lit_fed.federation.server.heard import LONGEST_GREETING, greeting, hear
+from lit_fed.federation.server.heard import LONGEST_GREETING, Greeting, greeting
 from lit_fed.federation.server.identity import Identity
-from lit_fed.federation.transport.grid import Grid, Reply
+from lit_fed.federation.server.requests import Envelope, NoAnswer, Requests
+from lit_fed.federation.transport.grid import Grid
 
 if TYPE_CHECKING:
     from lit_fed.federation.keys.node_keys import Grant
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_PAUSE_S = 0.05  # interval of polls for answers
 _SAY_S = 60.0  # interval of messages about missing clients
 _AGAIN_S = (5.0, 300.0)  # first and longest pause before a refused node is asked again
 _MOST_SAID = 5  # maximum number of printed refusals per node
@@ -93,18 +93,24 @@ class Roster:
     num_classes: int | None = None
     node_clients: Mapping[str, Grant] | None = None
     homes: dict[int, KnownNode] = field(default_factory=dict)
+    late: set[str] = field(default_factory=set)
+    """Processes of nodes that missed this round's deadline; they are asked nothing more in it."""
     _owner: dict[int, int] = field(default_factory=dict)
-    _asked: dict[str, int] = field(default_factory=dict)
+    _greetings: Requests[int] = field(init=False)  # about nodes
     _keys: dict[int, str] = field(default_factory=dict)
     _refused: dict[int, _Refusal] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.identity.present = self._present
+        self._greetings = Requests(self.grid, self.limit)
 
     def home(self, client_id: int) -> KnownNode | None:
         """Return a client's node; None if it is not connected."""
         node = self._owner.get(client_id)
         return None if node is None else self.homes[node]
+
+    def present(self) -> dict[int, ClientReport]:
+        """Return the reports of the connected clients."""
+        return {client_id: report for home in self.homes.values() for client_id, report in home.clients.items()}
 
     def is_connected(self, node: int) -> bool:
         """Whether a node was connected at the last refresh, registered or not."""
@@ -114,13 +120,13 @@ class Roster:
         """Wait until every client is connected; print the missing clients every minute."""
         begun = said = time.monotonic()
         self.refresh()
-        while (missing := self._missing(range(self.num_clients))) and (
-            now := time.monotonic()
-        ) < begun + gathering.wait_s:
+        while missing := [client_id for client_id in range(self.num_clients) if client_id not in self._owner]:
+            if (now := time.monotonic()) >= begun + gathering.wait_s:
+                break
             if now > said + _SAY_S:
                 said = now
                 self.say(f"waiting for {named(missing)}: {now - begun:.0f} s of at most {gathering.wait_s:g} s")
-            time.sleep(_PAUSE_S)
+            self._greetings.rest()
             self.refresh()
         if missing:
             why = "".join(
@@ -135,7 +141,7 @@ class Roster:
             here = f"{len(self._owner)} of {self.num_clients} clients"
             self.say(Alert(f"the run goes on without client {who}, {here}{why}"))
             return
-        samples = {client_id: report.samples for client_id, report in self._present().items()}
+        samples = {client_id: report.samples for client_id, report in self.present().items()}
         most = max(samples, key=lambda client_id: (samples[client_id], -client_id))
         told = f", with {sum(samples.values()):,} training samples; client {most} has the most, {samples[most]:,}"
         here = f"all {self.num_clients} clients are connected, on {len(self.homes)} nodes"
@@ -153,15 +159,15 @@ class Roster:
             self.say(Alert(f"node {node} left with {named(self.homes[node].clients)}"))
             self.forget(node)
         self._refused = {node: refusal for node, refusal in self._refused.items() if node in self._keys}
-        self.grid.drop(gone := [message for message, node in self._asked.items() if node not in self._keys])
-        self._asked = {message: node for message, node in self._asked.items() if message not in gone}
-        known, now = {*self.homes, *self._asked.values()}, time.monotonic()
+        self._greetings.drop(lambda node: node not in self._keys)
+        known, now = {*self.homes, *self._greetings.pending()}, time.monotonic()
+        read = partial(greeting, num_clients=self.num_clients, num_classes=self.num_classes)
         for node in self._keys:
             if node not in known and (node not in self._refused or now > self._refused[node].again):
-                self._asked[self.grid.push(node, encode(self._hello()), LONGEST_GREETING)] = node
-        for reply in self.grid.pull(list(self._asked)) if self._asked else ():
-            if (asked := self._asked.pop(reply.message_id, None)) is not None:
-                self._take_in(asked, reply)
+                self._greetings.send(Envelope(node, node, encode(self._hello()), read))
+        for node, said in self._greetings.arrived():
+            if (why := self._take_in(node, said)) is not None:
+                self._put_off(node, why, aloud=not isinstance(said, NoAnswer))
 
     def forget(self, node: int) -> None:
         """Unregister a node."""
@@ -175,6 +181,7 @@ class Roster:
         seconds: float,
         read: Callable[[int, Message], T],
         most: int = LONGEST_GREETING,
+        strict: bool = False,
     ) -> dict[int, T]:
         """Send messages to nodes, wait for the answers, and print which answers are invalid.
 
@@ -183,50 +190,33 @@ class Roster:
             seconds: Time-out.
             read: Converts a node and its answer; a `WireError` skips the node.
             most: Maximum size of an answer, bytes.
+            strict: Ask the nodes that missed the time-out nothing more in this round.
         """
-        waiting = {self.grid.push(node, encode(message), most): node for node, message in messages.items()}
-        answers, end = dict[int, T](), time.monotonic() + seconds
-        while waiting and time.monotonic() < end:
-            replies = list(self.grid.pull(list(waiting)))
-            for reply in replies:
-                if (node := waiting.pop(reply.message_id, None)) is None or reply.error:
-                    continue
-                try:
-                    answers[node] = hear(reply.blob, self.limit, most, partial(read, node))
-                except WireError as error:
-                    self.say(Alert(f"the answer of node {node} is dropped: {error}"))
-            if not replies:
-                time.sleep(_PAUSE_S)
-        self.grid.drop(waiting)
+        requests, end = Requests[int](self.grid, self.limit), time.monotonic() + seconds
+        for node, message in messages.items():
+            requests.send(Envelope(node, node, encode(message), partial(read, node), end, most))
+        answers = dict[int, T]()
+        for node, outcome in requests.outcomes():
+            if not isinstance(outcome, WireError):
+                answers[node] = outcome
+            elif not isinstance(outcome, NoAnswer):
+                self.say(Alert(f"the answer of node {node} is dropped: {outcome}"))
+        if strict and time.monotonic() > end:
+            self.late |= {self.homes[node].boot for node in messages.keys() - answers.keys()}
         return answers
-
-    def _missing(self, clients: Iterable[int]) -> list[int]:
-        return [client_id for client_id in clients if client_id not in self._owner]
 
     def _hello(self) -> Message:
         from lit_fed import __version__
 
         return Message("hello", {"protocol": PROTOCOL, "version": __version__, "settings": dict(self.settings)})
 
-    def _take_in(self, node: int, reply: Reply) -> None:
-        """Register a node, or refuse it and print why."""
-        if reply.error:
-            self._put_off(node, "it did not answer the greeting", aloud=False)
-            return
-        try:
-            said = hear(
-                reply.blob,
-                self.limit,
-                LONGEST_GREETING,
-                lambda message: greeting(message, self.num_clients, self.num_classes),
-            )
-        except WireError as error:
-            self._put_off(node, str(error))
-            return
+    def _take_in(self, node: int, said: Greeting | WireError) -> str | None:
+        """Register a node; return why it is refused."""
+        if isinstance(said, WireError):
+            return "it did not answer the greeting" if isinstance(said, NoAnswer) else str(said)
         key = self._keys[node]
         if (why := self._objection(node, key, said.clients)) is not None:
-            self._put_off(node, why)
-            return
+            return why
         for other in {self._owner[client_id] for client_id in said.clients if client_id in self._owner}:  # the same key
             self.forget(other)
             if other != node:  # the node restarted before its old session timed out
@@ -239,6 +229,7 @@ class Roster:
             f"node {node} connected with {named(said.clients)}: {len(self._owner)} of {self.num_clients} clients are "
             "connected"
         )
+        return None
 
     def _objection(self, node: int, key: str, clients: Mapping[int, ClientReport]) -> str | None:
         """Return why a node cannot have some clients; None if there is no objection."""
@@ -274,6 +265,3 @@ class Roster:
             self.say(Alert(f"refused node {node}: {why}"))
             said += 1
         self._refused[node] = _Refusal(why, time.monotonic() + pause, pause, said)
-
-    def _present(self) -> dict[int, ClientReport]:
-        return {client_id: report for home in self.homes.values() for client_id, report in home.clients.items()}

@@ -16,7 +16,7 @@ from lit_fed.callbacks import Callback
 from lit_fed.checks import check_range
 from lit_fed.data.partitions.cut import named
 from lit_fed.engine.loop.run import Run
-from lit_fed.federation.ends import listen
+from lit_fed.federation.ends import check_free
 from lit_fed.federation.transport.serving import RpcGrid
 
 _HOST = "127.0.0.1"
@@ -79,7 +79,7 @@ def prometheus(facts: dict[str, Any]) -> str:
 def status_page(port: int, grid: RpcGrid) -> Iterator[Status]:
     """Serve the state of a federation: ``/`` as JSON, ``/metrics`` as Prometheus text."""
     check_range("--status_port", port, least=1, most=2**16 - 1)
-    listen(f"{_HOST}:{port}", "--status_port").close()
+    check_free(f"{_HOST}:{port}", "--status_port")
     status = Status(grid)
 
     class Page(BaseHTTPRequestHandler):

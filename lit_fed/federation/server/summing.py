@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,11 @@ from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import ConfigError, WireError
 from lit_fed.federation.ends import Alert
 from lit_fed.federation.messages.wire import MOST_METRICS, Message, Ranges, check_metrics, check_sums
+from lit_fed.federation.secure import messages as protocol
+from lit_fed.federation.secure.coordinator import Coordinator
+from lit_fed.federation.secure.messages import Invitation, Refusal, TooFew, TooSmall
+from lit_fed.federation.secure.packed import about, pack, unpack
+from lit_fed.federation.secure.signer import public_key
 from lit_fed.federation.secure.summed import NodeSums, Summed, SummedSecurely, length_of
 from lit_fed.federation.server.heard import LONGEST_GREETING, expect_consent
 from lit_fed.privacy.bounded_sum import grid_of
@@ -28,9 +33,14 @@ from lit_fed.tensors import hash_of_groups
 if TYPE_CHECKING:
     from lit_fed.federation.server.roster import Roster
 
-T = TypeVar("T")
-
 _MOST_ATTEMPTS = 3
+_ANSWERS = {
+    "keys": protocol.SignedKeys,
+    "shares": protocol.Sealed,
+    "vectors": protocol.Masked,
+    "consents": protocol.Consent,
+    "total": protocol.Unmasking,
+}
 
 
 class _Offer(NamedTuple):
@@ -63,8 +73,6 @@ class Summing:
     def __init__(self, roster: Roster, summed: SummedSecurely, seconds: float) -> None:
         self.roster, self.summed, self.seconds = roster, summed, seconds
         summed.settings.check_nodes(len(roster.homes), f", and {len(roster.homes)} nodes are connected")
-        self.late: Callable[[], set[str]] = set
-        """Processes of nodes that missed this round's deadline; they are asked nothing more in it."""
         summed.over = self
 
     def train(self, broadcast: Broadcast, clients: Sequence[int], sums: NodeSums) -> Summed:
@@ -121,8 +129,6 @@ class Summing:
             grid: The grid of the sum.
             lacks: What a round without the sum lacks, for the line.
         """
-        from lit_fed.federation.secure.messages import TooFew, TooSmall
-
         (kind,) = broadcast.wire
         model = hash_of_groups({"payload": broadcast.wire[kind], "frozen": broadcast.frozen.get(kind, {})})
         asked = {**work, "run": self.roster.identity.run_id, "round": broadcast.round_idx}
@@ -139,13 +145,10 @@ class Summing:
         raise TooFew(f"round {broadcast.round_idx} has no secure sum after {_MOST_ATTEMPTS} attempts: {last}")
 
     def _attempt(self, asked: Mapping[str, Any], model: str, clients: Sequence[int], size: int, grid: float) -> _Found:
-        from lit_fed.federation.secure.coordinator import STAGES, Coordinator
-        from lit_fed.federation.secure.messages import Invitation, TooFew, TooSmall
-        from lit_fed.federation.secure.packed import about
 
         self.roster.refresh()
         wanted = set(clients)
-        homes = {node: home for node, home in self.roster.homes.items() if home.boot not in self.late()}
+        homes = {node: home for node, home in self.roster.homes.items() if home.boot not in self.roster.late}
         mine = {node: sorted(wanted & home.clients.keys()) for node, home in homes.items()}
         trained = asked["work"] == "train"
         smallest = 0 if trained and self.summed.noise else self._smallest()
@@ -167,12 +170,16 @@ class Summing:
         noise = self.summed.noise
         deviation = 0 if noise is None else noise.deviation
         common = {**asked, "names": list(names), "grid": grid, "deviation": deviation, "nodes": public}
-        first = {name: (call, {**common, "clients": mine[node]}) for name, node in at.items()}
-        answers = self._sent("keys", at, first, length)
-        for stage, following in pairwise(STAGES):
-            messages = getattr(server, stage)(answers)
-            answers = self._sent(following, at, {name: (message, {}) for name, message in messages.items()}, length)
-        total = torch.from_numpy(server.total(answers).view(np.int64))
+
+        def ask(stage: str, messages: Mapping[str, Any]) -> dict[str, Any]:
+            """Send a stage's messages by the nodes' names; return the answers."""
+            more = {name: {**common, "clients": mine[at[name]]} if stage == "keys" else {} for name in messages}
+            sent = {at[name]: _packed(stage, message, more[name]) for name, message in messages.items()}
+            most = LONGEST_GREETING + (8 * length if stage == "vectors" else 0)
+            answers = self.roster.ask(sent, self.seconds, partial(_unpacked, stage), most, strict=True)
+            return {name: answers[node] for name, node in at.items() if node in answers}
+
+        total = torch.from_numpy(server.run(ask).view(np.int64))
         summed = frozenset(client_id for name in server.survivors for client_id in mine[at[name]])
         return _Found(total, names, summed, len(server.survivors))
 
@@ -182,7 +189,6 @@ class Summing:
         known: dict[str, int] = {}
 
         def read(node: int, message: Message) -> _Offer:
-            from lit_fed.federation.secure.signer import public_key
 
             content, _ = _said(message)
             name, key = public_key(content["key"])
@@ -196,7 +202,7 @@ class Summing:
             check_metrics(dict.fromkeys(metrics, 0.0), "it", trained)
             return _Offer(name, key, content["key"], frozenset(metrics))
 
-        offers, names = self._ask(messages, read), set[str]()
+        offers, names = self.roster.ask(messages, self.seconds, read, strict=True), set[str]()
         for node, offer in sorted(offers.items(), key=lambda entry: len(entry[1].metrics)):
             if len(names | offer.metrics) > MOST_METRICS:
                 self.roster.say(
@@ -207,40 +213,21 @@ class Summing:
                 names |= offer.metrics
         return offers
 
-    def _sent(
-        self, stage: str, at: Mapping[str, int], messages: Mapping[str, tuple[Any, Mapping[str, Any]]], length: int
-    ) -> dict[str, Any]:
-        """Send a stage's messages by the nodes' names; return the answers."""
-        from lit_fed.federation.secure.messages import Consent, Masked, Refusal, Sealed, SignedKeys, Unmasking
-        from lit_fed.federation.secure.packed import pack, unpack
 
-        kinds = {"keys": SignedKeys, "shares": Sealed, "vectors": Masked, "consents": Consent, "total": Unmasking}
-        sent = {}
-        for name, (message, fields) in messages.items():
-            content, tensors = pack(message)
-            place = "call" if stage == "keys" else "message"
-            sent[at[name]] = Message("secure", {**fields, "stage": stage, place: content}, {"secure": tensors})
+def _packed(stage: str, message: Any, more: Mapping[str, Any]) -> Message:
+    """A message of a stage, with more fields."""
+    content, tensors = pack(message)
+    place = "call" if stage == "keys" else "message"
+    return Message("secure", {**more, "stage": stage, place: content}, {"secure": tensors})
 
-        def read(_: int, message: Message) -> Any:
-            content, tensors = _said(message)
-            try:
-                return unpack(kinds[stage], content, tensors)
-            except Refusal as error:
-                raise WireError(str(error)) from None
 
-        most = LONGEST_GREETING + (8 * length if stage == "vectors" else 0)
-        answers = self._ask(sent, read, most)
-        return {name: answers[node] for name, node in at.items() if node in answers}
-
-    def _ask(
-        self, messages: Mapping[int, Message], read: Callable[[int, Message], T], most: int = LONGEST_GREETING
-    ) -> dict[int, T]:
-        """Ask nodes, and note which missed the deadline."""
-        begun = time.monotonic()
-        answers = self.roster.ask(messages, self.seconds, read, most)
-        if time.monotonic() > begun + self.seconds:
-            self.late().update(self.roster.homes[node].boot for node in messages.keys() - answers.keys())
-        return answers
+def _unpacked(stage: str, _: int, message: Message) -> Any:
+    """A node's answer to a stage."""
+    content, tensors = _said(message)
+    try:
+        return unpack(_ANSWERS[stage], content, tensors)
+    except Refusal as error:
+        raise WireError(str(error)) from None
 
 
 def _said(message: Message) -> tuple[dict[str, Any], Payload]:

@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from datetime import datetime
 from itertools import chain, starmap
 from typing import Any
@@ -21,14 +21,7 @@ from typing import Protocol as Interface
 from lit_fed.errors import ConfigError, WireError
 from lit_fed.federation.ends import Alert, ending_by_signal, split_address
 from lit_fed.federation.messages.wire import shown
-from lit_fed.federation.transport.frames import (  # before grpc, which it sets up
-    GOODBYE,
-    METHOD,
-    SERVICE,
-    Joiner,
-    frames,
-    options,
-)
+from lit_fed.federation.transport import frames  # before grpc, which it sets up
 from lit_fed.federation.transport.security import Security
 
 import grpc  # isort: skip
@@ -90,9 +83,9 @@ class Line:
         through: tuple[str, Any] = ("grpc.enable_http_proxy", 0) if proxy is None else ("grpc.http_proxy", proxy)
         own_options = [through, ("grpc.use_local_subchannel_pool", 1)]
         if security.is_on:
-            self._channel = grpc.secure_channel(address, security.of_node(), [*options(), *own_options])
+            self._channel = grpc.secure_channel(address, security.of_node(), [*frames.options(), *own_options])
         else:
-            self._channel = grpc.insecure_channel(address, [*options(), *own_options])
+            self._channel = grpc.insecure_channel(address, [*frames.options(), *own_options])
         self._thread = threading.Thread(target=self._stay, daemon=True, name="grpc")
 
     def __enter__(self) -> Line:
@@ -104,7 +97,7 @@ class Line:
         with self._room:
             self._closed.set()
             self._room.notify_all()
-            self._out.put((GOODBYE, b""))
+            self._out.put((frames.GOODBYE, b""))
             self._out.put(None)
         self._thread.join(2.0)
         self._channel.close()
@@ -135,7 +128,7 @@ class Line:
 
     def _stay(self) -> None:
         """Keep a stream open, until the line is closed or an error ends it."""
-        attend = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        attend = self._channel.stream_stream(f"/{frames.SERVICE}/{frames.METHOD}")
         pause = _AGAIN_S[0]
         while not self._closed.is_set():
             with self._room:
@@ -143,7 +136,7 @@ class Line:
                     return
                 out = self._out = queue.SimpleQueue()
             try:
-                outgoing = chain.from_iterable(starmap(frames, iter(out.get, None)))
+                outgoing = chain.from_iterable(starmap(frames.divide, iter(out.get, None)))
                 call = attend(outgoing, metadata=(("boot", self.boot),))
                 if self._listen(call):
                     pause = _AGAIN_S[0]
@@ -158,7 +151,7 @@ class Line:
     def _listen(self, call: Any) -> bool:
         """Take in messages until the stream ends; return whether the server had accepted it."""
         session = ""
-        joiner = Joiner(lambda _: self.limit)
+        joiner = frames.Joiner(lambda _: self.limit)
         try:
             session = dict(call.initial_metadata() or ()).get("session", "")
             if session:
@@ -256,11 +249,10 @@ def serve(node: Handler, address: str, security: Security, proxy: str | None = N
     security.check(address)
     security.try_out()
     split_address(address)
-    with ExitStack() as stack:
-        stack.enter_context(ending_by_signal())
-        stack.enter_context(node.at_work())
+    with ending_by_signal(), node.at_work():
         security.greet(address, proxy)
-        attend(node, stack.enter_context(Line(address, security, node.say, node.limit, proxy)))
+        with Line(address, security, node.say, node.limit, proxy) as line:
+            attend(node, line)
 
 
 def attend(node: Handler, line: Line) -> None:

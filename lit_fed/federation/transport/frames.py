@@ -57,7 +57,7 @@ def options() -> list[tuple[str, int]]:
     ]
 
 
-def frames(message_id: int, blob: bytes) -> Iterator[bytes]:
+def divide(message_id: int, blob: bytes) -> Iterator[bytes]:
     """Divide a message into frames."""
     head, view = HEAD.pack(message_id, len(blob)), memoryview(blob)
     for at in range(0, max(len(blob), 1), CHUNK):

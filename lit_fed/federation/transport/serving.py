@@ -16,23 +16,16 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lit_fed.data.partitions.cut import named
 from lit_fed.errors import ConfigError, ProcessLost, WireError
-from lit_fed.federation.ends import Alert, check_public, ending_by_signal, listen
-from lit_fed.federation.keys.certificate import key_of
+from lit_fed.federation.ends import Alert, check_free, check_public, ending_by_signal
+from lit_fed.federation.keys.hashes import key_of
 from lit_fed.federation.keys.node_keys import NodeKeys
-from lit_fed.federation.transport.frames import (  # before grpc, which it sets up
-    GOODBYE,
-    METHOD,
-    SERVICE,
-    Joiner,
-    frames,
-    options,
-)
+from lit_fed.federation.transport import frames  # before grpc, which it sets up
 from lit_fed.federation.transport.grid import Reply
 from lit_fed.federation.transport.security import Security
 
@@ -118,7 +111,7 @@ class RpcGrid:
         self._peers: dict[str, Peer] = {}  # by key, or by process without keys
         self._replies: dict[str, Reply] = {}
         self._allowances: dict[str, Allowance] = {}  # by accepted key
-        self._count = GOODBYE
+        self._count = frames.GOODBYE
 
     # ------------------------------------------------------------------ the run's side, in the main thread
 
@@ -283,7 +276,7 @@ class RpcGrid:
             while outbox:
                 message_id, blob = outbox.popleft()
                 if not blob or message_id in peer.pending:
-                    for frame in frames(message_id, blob):
+                    for frame in frames.divide(message_id, blob):
                         await context.write(frame)
             peer.wake.clear()
             if not outbox:
@@ -300,7 +293,7 @@ class RpcGrid:
             pending = peer.pending.get(message_id)
             return None if pending is None else pending.most
 
-        joiner, discarded = Joiner(most), 0
+        joiner, discarded = frames.Joiner(most), 0
         while (frame := await context.read()) is not grpc.aio.EOF:
             try:
                 message = joiner.take(frame)
@@ -322,7 +315,7 @@ class RpcGrid:
             discarded = joiner.discarded
 
 
-_GOODBYE = next(frames(GOODBYE, b""))
+_GOODBYE = next(frames.divide(frames.GOODBYE, b""))
 
 
 def _resolve(end: asyncio.Future[str], why: str) -> None:
@@ -351,11 +344,9 @@ def rpc_grid(
         raise ConfigError(f"{absent} is missing; give TLS and keys together, or neither on loopback")
     security.try_out(address)
     _raise_open_files()
-    listen(bind or address, "--server" if bind is None else "--bind").close()  # its errors are clearer than gRPC's
+    check_free(bind or address, "--server" if bind is None else "--bind")  # its errors are clearer than gRPC's
     grid = RpcGrid(limit, keys)
-    with ExitStack() as stack:
-        stack.enter_context(ending_by_signal())
-        stack.enter_context(_serving(grid, bind or address, security))
+    with ending_by_signal(), _serving(grid, bind or address, security):
         yield grid
 
 
@@ -365,9 +356,11 @@ def _serving(grid: RpcGrid, address: str, security: Security) -> Iterator[None]:
     begun, end = Future[None](), asyncio.Event()
 
     async def serve() -> None:
-        server = grpc.aio.server(options=options(), maximum_concurrent_rpcs=2 * MOST_NODES)
+        server = grpc.aio.server(options=frames.options(), maximum_concurrent_rpcs=2 * MOST_NODES)
         handler = grpc.stream_stream_rpc_method_handler(grid.attend)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(frames.SERVICE, {frames.METHOD: handler}),)
+        )
         if security.is_on:
             server.add_secure_port(address, security.of_server())
         else:

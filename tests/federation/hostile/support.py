@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lit_fed.federation.transport.frames import METHOD, SERVICE, frames, options
+from lit_fed.federation.transport.frames import METHOD, SERVICE, divide, options
 from lit_fed.federation.transport.security import Security
 from tests.federation.serving_support import files
 
@@ -117,7 +117,7 @@ class Stream:
         self.call = channel.stream_stream(method)(iter(self.out.get, None), metadata=said, timeout=30)
 
     def send(self, message_id: int, blob: bytes) -> None:
-        for frame in frames(message_id, blob):
+        for frame in divide(message_id, blob):
             self.out.put(frame)
 
     def is_open(self) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lit_fed.federation.keys import node_keys
-from lit_fed.federation.keys.certificate import key_of
+from lit_fed.federation.keys.hashes import key_of
 from lit_fed.federation.keys.node_keys import NodeKeys
 from lit_fed.federation.transport import calling, frames
 from tests.federation.hostile.support import PREFACE, SETTINGS, Keyed, connected, http2, listening, many, resident

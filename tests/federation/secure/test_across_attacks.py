@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from lit_fed.errors import ConfigError, LitFedError
+from lit_fed.federation.keys.hashes import read_hashes
 from lit_fed.federation.keys.node_keys import Grant
 from lit_fed.federation.messages.wire import Message, decode, encode
 from lit_fed.federation.node.node import Node
 from lit_fed.federation.secure.given import Given
 from lit_fed.federation.secure.messages import TooFew
 from lit_fed.federation.secure.party import Party
-from lit_fed.federation.secure.signer import Signer, read_peers
+from lit_fed.federation.secure.signer import Signer
 from lit_fed.federation.server.federate import federate
 from tests.federation.fuzz import MOST_S, Fuzzer
 from tests.federation.secure.nodes import Watched, is_at, keyed, make, run
@@ -209,12 +210,12 @@ def test_a_node_whose_key_is_not_its_certificates_is_left_out(tmp_path: Path, ca
 def test_lists_of_peers(tmp_path: Path) -> None:
     one, path = Signer().name, tmp_path / "peers.txt"
     path.write_text(f"# all of them\n{one}  # north\n\n")
-    assert read_peers(str(path)) == {one}
+    assert read_hashes(str(path), "--peers") == {one}
     path.write_text("north\n")
     with pytest.raises(ConfigError, match=r"--peers .* has 'north'; write the SHA-256 of a public key"):
-        read_peers(str(path))
+        read_hashes(str(path), "--peers")
     with pytest.raises(ConfigError, match=r"--peers .* cannot be read \(FileNotFoundError\)"):
-        read_peers(str(tmp_path / "none"))
+        read_hashes(str(tmp_path / "none"), "--peers")
 
 
 # ---------------------------------------------------------------------- mutated messages

@@ -109,7 +109,7 @@ def test_a_node_that_was_started_again_takes_the_place_of_what_it_was(gathering:
 def test_a_client_that_comes_back_with_other_samples_is_refused(gathering: Any) -> None:
     roster, said, grid = gathering([[0, 2], [1]])
     settle(roster)
-    roster.identity.begin()
+    roster.identity.begin(roster.present())
     honest = grid.handlers.pop(2)
     settle(roster)
 
@@ -151,11 +151,11 @@ def test_what_nobody_awaits_any_more_leaves_the_grid(gathering: Any) -> None:
     assert not grid._waiting
     roster.forget(2)
     roster.refresh()
-    assert len(grid._waiting) == len(roster._asked) == 1
+    assert len(grid._waiting) == len(list(roster._greetings.pending())) == 1
     del grid.handlers[2]
     roster.refresh()
     assert not grid._waiting
-    assert not roster._asked
+    assert not list(roster._greetings.pending())
 
 
 def test_a_client_over_its_keys_ceiling_of_samples_is_refused_by_name(gathering: Any) -> None:

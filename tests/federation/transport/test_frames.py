@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lit_fed.errors import WireError
-from lit_fed.federation.transport.frames import CHUNK, HEAD, Joiner, frames
+from lit_fed.federation.transport.frames import CHUNK, HEAD, Joiner, divide
 from tests.support import ROOT
 
 
@@ -21,10 +21,10 @@ def joined(parts: list[bytes], most: int | None = 2**30) -> list[tuple[int, byte
 @pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])
 def test_a_message_is_what_it_was(size: int) -> None:
     blob = random.Random(size).randbytes(size)
-    parts = list(frames(7, blob))
+    parts = list(divide(7, blob))
     assert len(parts) == max(-(-size // CHUNK), 1)
     assert all(len(part) <= CHUNK + HEAD.size for part in parts)
-    assert joined([*parts, *frames(8, b"next")]) == [(7, blob), (8, b"next")]
+    assert joined([*parts, *divide(8, b"next")]) == [(7, blob), (8, b"next")]
 
 
 @pytest.mark.parametrize(
@@ -53,16 +53,16 @@ def test_a_length_is_looked_at_before_the_content() -> None:
 
 def test_a_message_that_nobody_asked_for_takes_no_memory() -> None:
     joiner = Joiner(lambda message_id: 2**40 if message_id == 2 else None)
-    for part in frames(1, bytes(3 * CHUNK)):
+    for part in divide(1, bytes(3 * CHUNK)):
         assert joiner.take(part) is None
         assert joiner._parts == []
-    assert joiner.take(next(frames(2, b"x"))) == (2, b"x")
+    assert joiner.take(next(divide(2, b"x"))) == (2, b"x")
 
 
 def test_ten_thousand_mutated_frames_are_a_message_or_one_error() -> None:
     """Of messages of one and of two frames: bytes are changed, cut off, repeated or added, frames left out or mixed."""
     draw = random.Random(1)
-    whole = [list(frames(1, b"hello")), list(frames(2, bytes(CHUNK + 9)))]
+    whole = [list(divide(1, b"hello")), list(divide(2, bytes(CHUNK + 9)))]
     refused = 0
     for _ in range(10_000):
         parts = list(draw.choice(whole)) + (list(whole[0]) if draw.random() < 0.3 else [])
