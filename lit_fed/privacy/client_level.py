@@ -20,7 +20,7 @@ from lit_fed.checks import check_range
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.reducers import Reducer
-from lit_fed.engine.method.wrapper import Surroundings
+from lit_fed.engine.method.wrapper import WrappedRun
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout, Payload, layout_of
 from lit_fed.errors import BudgetSpent, ConfigError
 from lit_fed.participation import FullParticipation, Participation, PoissonParticipation, UniformParticipation
@@ -101,11 +101,11 @@ class ClientLevel(Keyed):
 
     # ------------------------------------------------------------------ before the first round
 
-    def setup(self, around: Surroundings) -> dict[str, Any]:
+    def setup(self, run: WrappedRun) -> dict[str, Any]:
         """Refuse a method without a bounded sum; returns the budget before the first round."""
-        self._check(around)
-        self._layout, self._frame = around.layout, None
-        participation = around.participation
+        self._check(run)
+        self._layout, self._frame = run.layout, None
+        participation = run.participation
         return {
             "mechanism": "ClientLevel", "unit": "one client with all its data", "relation": "", "accountant": "",
             "participation": type(participation).__name__, "clients": participation.num_seen,
@@ -116,16 +116,16 @@ class ClientLevel(Keyed):
             "_key": "", "_budget": self.epsilon or 0.0, "_allowed": 0,
         }  # fmt: skip
 
-    def _check(self, around: Surroundings) -> None:
-        self._check_parts(around)
-        method = type(around.algorithm).__name__
-        parts = around.algorithm.reducer(around.server).parts()
+    def _check(self, run: WrappedRun) -> None:
+        self._check_parts(run)
+        method = type(run.algorithm).__name__
+        parts = run.algorithm.reducer(run.server).parts()
         if parts is None:
             raise ConfigError(
                 f"trainer.privacy cannot go around {method}: what its server makes of updates is not a mean of what "
                 "clients send, so no bound on one client's part is known"
             )
-        if not (layout := around.layout(around.broadcast)):
+        if not (layout := run.layout(run.broadcast)):
             raise ConfigError(f"trainer.privacy has nothing to protect: clients of {method} send nothing; leave it out")
         if not all(part.uniform for part in parts):
             raise ConfigError(
@@ -134,14 +134,14 @@ class ClientLevel(Keyed):
             )
         if odd := sorted(name for name, (dtype, _) in layout.items() if not dtype.is_floating_point):
             raise ConfigError(f"trainer.privacy cannot add noise to {odd[0]!r}, which holds whole numbers")
-        if (mixed := around.data.mixed_by) is not None:
+        if (mixed := run.data.mixed_by) is not None:
             raise ConfigError(
                 f"trainer.privacy bounds a client's own update, and {mixed} draws from all clients' samples at once, "
                 "so that one client changes which samples the others train on; leave it out"
             )
-        self._check_rounds(around)
+        self._check_rounds(run)
 
-    def prepare(self, around: Surroundings, resumed: bool) -> None:
+    def prepare(self, run: WrappedRun, resumed: bool) -> None:
         """Open the key; the first process alone reads its file.
 
         Raises:
@@ -149,33 +149,33 @@ class ClientLevel(Keyed):
                 ends the run, or the accountant is not installed.
         """
         check_installed()
-        self._first, self._device = around.first, around.device
+        self._first, self._device = run.first, run.device
         if self.epsilon is not None and not resumed:  # a run that goes on has its noise
-            population = (self._sampling(around.participation), around.participation.num_seen)
-            cohort = expected_cohort(around.participation)
-            check_budget(*population, cohort, around.max_rounds, self.epsilon, self.delta)
-        if self.key_file is not None and around.on_client_failure == "raise":
+            population = (self._sampling(run.participation), run.participation.num_seen)
+            cohort = expected_cohort(run.participation)
+            check_budget(*population, cohort, run.max_rounds, self.epsilon, self.delta)
+        if self.key_file is not None and run.on_client_failure == "raise":
             raise ConfigError(
                 "trainer.on_client_failure is raise, so that a client which fails tells by the run's end that it took "
                 "part, which trainer.privacy hides; set it to skip"
             )
-        self._open(around, resumed)
+        self._open(run, resumed)
 
-    def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
+    def begin(self, run: WrappedRun, kept: dict[str, Any]) -> None:
         """Find the noise, and go on with the budget that is left."""
-        self._check_kept(around, kept)
-        self._take_key(around, kept)
-        participation, sampling = around.participation, self._sampling(around.participation)
+        self._check_kept(run, kept)
+        self._take_key(run, kept)
+        participation, sampling = run.participation, self._sampling(run.participation)
         num_clients, self._cohort = participation.num_seen, expected_cohort(participation)
         if self.epsilon is not None and not kept["_allowed"]:
-            kept["_allowed"] = around.max_rounds
+            kept["_allowed"] = run.max_rounds
             kept["noise_multiplier"] = calibrate(
-                sampling, num_clients, self._cohort, around.max_rounds, self.epsilon, self.delta
+                sampling, num_clients, self._cohort, run.max_rounds, self.epsilon, self.delta
             )
         self._mechanism = Mechanism(sampling, num_clients, self._cohort, kept["noise_multiplier"])
         self._share(kept["noise_multiplier"])
-        kept["relation"], kept["on_client_failure"] = self._mechanism.relation, around.on_client_failure
-        self._warn(num_clients, sampling, type(participation).__name__, around.say)
+        kept["relation"], kept["on_client_failure"] = self._mechanism.relation, run.on_client_failure
+        self._warn(num_clients, sampling, type(participation).__name__, run.say)
 
     def _sampling(self, participation: Participation) -> Sampling:
         """How cohorts are accounted: a server that adds no noise is among those against whom the promise is made."""
@@ -195,22 +195,22 @@ class ClientLevel(Keyed):
         self.deviation = math.ceil(std / self.grid) + 1
 
     @override
-    def settle(self, around: Surroundings) -> None:
+    def settle(self, run: WrappedRun) -> None:
         if self.honest_nodes is None:
             return
-        self._check_node(around)
+        self._check_node(run)
         assert self.key_file is not None
         file, noise = Path(self.key_file), self.noise_multiplier
         if noise is None and file.exists():  # the noise that this node began with, whatever trainer.max_rounds is now
             noise = RunKey.of_file(file).promise.get("noise_multiplier")
         if noise is None:
-            noise = calibrate("known", 1, 1, around.max_rounds, float(self.epsilon or 0.0), self.delta)
+            noise = calibrate("known", 1, 1, run.max_rounds, float(self.epsilon or 0.0), self.delta)
         promise = {
             "clip_norm": self.clip_norm, "noise_multiplier": noise, "epsilon": self.epsilon, "delta": self.delta,
             "honest_nodes": self.honest_nodes,
         }  # fmt: skip
         self._key, self._on_node = self._promised(file, promise), True
-        self.node, self._mechanism = min(around.data.census.clients), Mechanism("known", 1, 1, noise)
+        self.node, self._mechanism = min(run.data.census.clients), Mechanism("known", 1, 1, noise)
         self._share(noise)
 
     @override
@@ -246,7 +246,7 @@ class ClientLevel(Keyed):
         if name not in self._opened.releases:
             self._opened.record(name, round_idx)
 
-    def _check_kept(self, around: Surroundings, kept: Mapping[str, Any]) -> None:
+    def _check_kept(self, run: WrappedRun, kept: Mapping[str, Any]) -> None:
         """Refuse to go on with other settings: the accountant takes all rounds for alike."""
         self._check_settings(kept)
         if kept["honest_nodes"] != (self.honest_nodes or 0):
@@ -254,7 +254,7 @@ class ClientLevel(Keyed):
                 f"trainer.privacy.honest_nodes is {self.honest_nodes}, and the run began with "
                 f"{kept['honest_nodes'] or None}; keep it"
             )
-        participation = around.participation
+        participation = run.participation
         cohort = (type(participation).__name__, expected_cohort(participation), participation.num_seen)
         if cohort != (begun := (kept["participation"], kept["expected_cohort"], kept["clients"])):
             raise ConfigError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_fed.checks import check_range
 from lit_fed.engine.evaluation.protocols import Protocol
-from lit_fed.engine.method.wrapper import Privacy, Surroundings
+from lit_fed.engine.method.wrapper import Privacy, WrappedRun
 from lit_fed.errors import ConfigError
 from lit_fed.privacy.accounting import check_installed
 from lit_fed.privacy.keys import RunKey
@@ -65,20 +65,20 @@ class Keyed(Privacy):
         assert self._key is not None, "`prepare` opens it"
         return self._key
 
-    def _check_parts(self, around: Surroundings) -> None:
+    def _check_parts(self, run: WrappedRun) -> None:
         """Refuse pooled data, several kinds of network, and buffers that are averaged."""
-        if (why := around.data.pooled()) is not None:
+        if (why := run.data.pooled()) is not None:
             raise ConfigError(f"trainer.privacy: {why}")
-        around.check_kinds("trainer.privacy")
-        if around.averaged:
+        run.check_kinds("trainer.privacy")
+        if run.averaged:
             raise ConfigError(
-                f"trainer.privacy: the model has buffers that are averaged, such as {min(around.averaged)!r}; set "
+                f"trainer.privacy: the model has buffers that are averaged, such as {min(run.averaged)!r}; set "
                 "trainer.buffers to local or server"
             )
 
-    def _check_rounds(self, around: Surroundings) -> None:
+    def _check_rounds(self, run: WrappedRun) -> None:
         """Refuse cohorts that no account covers, and protocols that send tensors beside the updates."""
-        participation = around.participation
+        participation = run.participation
         if not participation.one_model or participation.by_data:
             why = "draws clients by their data" if participation.by_data else "lets each client work in its own time"
             raise ConfigError(
@@ -89,24 +89,24 @@ class Keyed(Privacy):
                 "trainer.privacy accounts for a round's own cohort, and participation.stragglers.late is next_round; "
                 "set it to lost"
             )
-        if odd := [type(one).__name__ for one in around.protocols if type(one).layout is not Protocol.layout]:
+        if odd := [type(one).__name__ for one in run.protocols if type(one).layout is not Protocol.layout]:
             raise ConfigError(
                 f"trainer.protocols has {odd[0]}, for which clients send tensors past trainer.privacy; leave it out"
             )
 
-    def _open(self, around: Surroundings, resumed: bool) -> None:
+    def _open(self, run: WrappedRun, resumed: bool) -> None:
         """Open the key; the first process alone reads its file."""
         if (file := self.key_file) is None:
-            self._key = RunKey.of_seed(around.seed)
+            self._key = RunKey.of_seed(run.seed)
             return
-        self._key = key = around.first(lambda: RunKey.of_file(Path(file)))
+        self._key = key = run.first(lambda: RunKey.of_file(Path(file)))
         if key.releases and not resumed:
             raise ConfigError(
                 f"trainer.privacy.key_file {file} was used by a run before; name another, or go on with that run by "
                 "--ckpt_path"
             )
 
-    def _check_node(self, around: Surroundings) -> None:
+    def _check_node(self, run: WrappedRun) -> None:
         """Refuse a node without a key, and protocols by which it tells of its clients' data."""
         if self.key_file is None:
             raise ConfigError(
@@ -114,7 +114,7 @@ class Keyed(Privacy):
                 "file of this node"
             )
         check_installed()
-        asking = [type(one).__name__ for one in around.protocols if type(one).answer is not Protocol.answer]
+        asking = [type(one).__name__ for one in run.protocols if type(one).answer is not Protocol.answer]
         if self.withhold and asking:
             raise ConfigError(
                 f"trainer.protocols has {asking[0]}, by which this node tells of its clients' data past "
@@ -160,7 +160,7 @@ class Keyed(Privacy):
                     f"trainer.privacy.{name} is {value or None}, and the run began with {begun or None}; keep it"
                 )
 
-    def _take_key(self, around: Surroundings, kept: dict[str, Any]) -> None:
+    def _take_key(self, run: WrappedRun, kept: dict[str, Any]) -> None:
         """Draw cohorts by the key, if it has a file; refuse a key other than the run's first."""
         key = self._opened
         if (kept["noise_from"] == _KEY) != (key.path is not None):
@@ -175,7 +175,7 @@ class Keyed(Privacy):
                 f"trainer.privacy.key_file {key.path} holds another key than the run began with; name that one"
             )
         kept["_key"] = key.name
-        around.participation.reseed(key.seed("cohort"))
+        run.participation.reseed(key.seed("cohort"))
 
     def seal(self, content: Iterable[bytes]) -> str:
         """See `Wrapper.seal`: by the run's key; a `ConfigError` before `prepare`."""
@@ -185,7 +185,7 @@ class Keyed(Privacy):
             )
         return self._key.seal(content)
 
-    def said(self, kept: Mapping[str, Any]) -> str:
+    def closing_line(self, kept: Mapping[str, Any]) -> str:
         """The budget spent, and whom it protects."""
         line = f"privacy     epsilon {kept['epsilon']} at delta {kept['delta']:g} for {kept['unit']}"
         if self.key_file is not None:

@@ -27,7 +27,7 @@ from lit_fed.engine.clients.local import num_batches
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client, Pass, Phase
 from lit_fed.engine.method.reducers import Reducer, WeightedMean
-from lit_fed.engine.method.wrapper import Surroundings
+from lit_fed.engine.method.wrapper import WrappedRun
 from lit_fed.engine.vectorized.alone import aside
 from lit_fed.engine.wire.batches import batch_size_of, first_samples
 from lit_fed.engine.wire.payload import CLAIMS, Broadcast, ClientUpdate
@@ -102,23 +102,23 @@ class SampleLevel(Keyed):
 
     # ------------------------------------------------------------------ before the first round
 
-    def setup(self, around: Surroundings) -> dict[str, Any]:
+    def setup(self, run: WrappedRun) -> dict[str, Any]:
         """Refuse what reads samples beside their gradients; returns the account before the first round."""
-        self._check(around)
-        (loop,) = around.loops.values()
+        self._check(run)
+        (loop,) = run.loops.values()
         refuse(loop)
         self._gradients = SampleGradients(loop, self.clip_norm, self.physical_batch, self._enter, self._noise_of)
-        data, asked = around.data, [self._asked(around, loop, is_new) for is_new in (True, False)]
+        data, asked = run.data, [self._asked(run, loop, is_new) for is_new in (True, False)]
         census = data.census
         here = range(data.num_clients) if census.is_complete else census.clients
         self._elsewhere = not len(census.clients)  # at a federation's server
         with aside(loop):
-            phases = [_phases(around, client) for client in asked]
-            self._try(around, asked[0], list({phase.name: phase for part in phases for phase in part}.values()))
+            phases = [_phases(run, client) for client in asked]
+            self._try(run, asked[0], list({phase.name: phase for part in phases for phase in part}.values()))
         loop.replays = self._gradients
         self._sizes = np.zeros(data.num_clients, np.int64)
         self._sizes[list(here)] = [census.num_samples(one) for one in here]
-        made = [[_steps(phase, self._sizes, around) for phase in part] for part in phases]
+        made = [[_steps(phase, self._sizes, run) for phase in part] for part in phases]
         self._steps = np.maximum(*(sum(part, np.zeros_like(self._sizes)) for part in made))
         return {
             "mechanism": "SampleLevel", "unit": "one sample of a client", "accountant": "",
@@ -131,40 +131,40 @@ class SampleLevel(Keyed):
             "_claims": torch.full((data.num_clients, 3), -1.0, dtype=torch.float64),
         }  # fmt: skip
 
-    def _check(self, around: Surroundings) -> None:
-        data, method = around.data, type(around.algorithm).__name__
-        self._check_parts(around)
+    def _check(self, run: WrappedRun) -> None:
+        data, method = run.data, type(run.algorithm).__name__
+        self._check_parts(run)
         if (mixed := data.mixed_by) is not None:
             raise ConfigError(
                 f"trainer.privacy bounds what a sample does, and {mixed} draws from all samples at once; leave it out"
             )
         if data.batch_size > _MOST:
             raise ConfigError(f"data.batch_size is {data.batch_size}; SampleLevel sums up to {_MOST} samples exactly")
-        if not around.layout(around.broadcast):
+        if not run.layout(run.broadcast):
             raise ConfigError(f"trainer.privacy has nothing to protect: clients of {method} send nothing; leave it out")
-        parts = around.algorithm.reducer(around.server).parts()
+        parts = run.algorithm.reducer(run.server).parts()
         if parts is not None and not all(part.uniform for part in parts):
             raise ConfigError(
                 f"trainer.privacy: {method} weighs clients by their samples, which tells of each; set "
                 "algorithm.weighting to uniform"
             )
-        self._check_rounds(around)
+        self._check_rounds(run)
 
-    def _asked(self, around: Surroundings, loop: Any, is_new: bool) -> Client:
+    def _asked(self, run: WrappedRun, loop: Any, is_new: bool) -> Client:
         """A client whose data beside the gradient are refused by name; one that is known finds another model."""
-        data: Any = _Guarded(around.data, partial(_beside, type(around.algorithm).__name__))
-        received = around.broadcast.payloads[around.kinds[0]]
+        data: Any = _Guarded(run.data, partial(_beside, type(run.algorithm).__name__))
+        received = run.broadcast.payloads[run.kinds[0]]
         if not is_new:
             received = {name: tensor + 1 if tensor.is_floating_point() else tensor for name, tensor in received.items()}
-        client_id = next(iter(around.data.census.clients), 0)
+        client_id = next(iter(run.data.census.clients), 0)
         return Client(
-            client_id, 0, "train", around.seed, loop.model, data, around.work, is_new=is_new, received=received,
+            client_id, 0, "train", run.seed, loop.model, data, run.work, is_new=is_new, received=received,
             task_run=loop.state.task_run,
         )  # fmt: skip
 
-    def _try(self, around: Surroundings, client: Client, phases: list[Phase]) -> None:
+    def _try(self, run: WrappedRun, client: Client, phases: list[Phase]) -> None:
         """Compare samples of the first client that has two, alone and in a batch."""
-        (loop,), data = around.loops.values(), around.data
+        (loop,), data = run.loops.values(), run.data
         for client_id in data.census.clients:
             if data.census.num_samples(client_id) > 1:
                 loader = _drawing(data.train_loader(client_id, torch.Generator().manual_seed(0)))
@@ -179,20 +179,20 @@ class SampleLevel(Keyed):
                         loop.trainer.optimizers, loop.trainer.schedulers = made, [one.scheduler for one in schedules]
                         self._gradients.settle(client, batch)
                     if self._gradients.one_by_one is not None:
-                        around.say(
+                        run.say(
                             "trainer.privacy takes the samples of a batch in turn, which is slow: "
                             + self._gradients.one_by_one
                         )
                 return
 
-    def prepare(self, around: Surroundings, resumed: bool) -> None:
+    def prepare(self, run: WrappedRun, resumed: bool) -> None:
         """Open the key; a `ConfigError` if it cannot be read, or the accountant is not installed."""
         check_installed()
-        self._around = around
-        self._open(around, resumed)
+        self._run = run
+        self._open(run, resumed)
 
     @override
-    def shown(self, data: Any) -> Any:
+    def visible_data(self, data: Any) -> Any:
         def refusal(name: str) -> ConfigError:
             return ConfigError(
                 f"trainer.privacy: the model or a callback reads {name} of self.trainer.datamodule, by which a sample "
@@ -201,10 +201,10 @@ class SampleLevel(Keyed):
 
         return _Guarded(data, refusal)
 
-    def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
+    def begin(self, run: WrappedRun, kept: dict[str, Any]) -> None:
         """Find the noise, and go on with what is left of each client's budget."""
         self._check_settings(kept)
-        self._take_key(around, kept)
+        self._take_key(run, kept)
         if kept["_elsewhere"] != self._elsewhere:
             raise ConfigError(
                 "trainer.privacy is SampleLevel, and the run began "
@@ -216,45 +216,45 @@ class SampleLevel(Keyed):
                 "trainer.privacy: clients have other samples, batches or steps a round than the run began with; keep "
                 "data.batch_size and trainer.local_epochs, local_steps and limit_train_batches"
             )
-        self._participation = around.participation
+        self._participation = run.participation
         self._participation.leave_out((), 0)
-        kept["on_client_failure"] = around.on_client_failure
+        kept["on_client_failure"] = run.on_client_failure
         self._note(kept)
         if self._elsewhere:  # each node has its own account
             return
         if self.epsilon is not None and not kept["_allowed"]:
-            kept["_allowed"] = around.max_rounds
-            planned = self._worked(range(around.max_rounds))
+            kept["_allowed"] = run.max_rounds
+            planned = self._worked(range(run.max_rounds))
             kept["noise_multiplier"] = self._account_of(1.0).calibrated(planned, self.epsilon)
         self._account, self._noise = self._account_of(kept["noise_multiplier"]), kept["noise_multiplier"]
         self._rest(kept)
         for round_idx in sorted(set(self._opened.releases.values())):  # a checkpoint may be older than the last one
             self._count(round_idx, kept)
-        self._warn(around)
+        self._warn(run)
 
-    def _warn(self, around: Surroundings) -> None:
+    def _warn(self, run: WrappedRun) -> None:
         if self.delta > 1 / max(1, int(self._sizes.max())):
-            around.say(
+            run.say(
                 f"warning: trainer.privacy.delta is {self.delta}, above 1/{self._sizes.max()}: that allows a sample of "
                 "the largest client to be published outright; give less"
             )
 
-    def settle(self, around: Surroundings) -> None:
+    def settle(self, run: WrappedRun) -> None:
         """Open a key for each client of this node, whose file also holds the client's account.
 
         Raises:
             ConfigError: Without a key file, as the server knows the seed; for a file of other settings; for protocols
                 that tell of clients' data.
         """
-        self._check_node(around)
-        self._around = around
-        clients, batch_size = list(around.data.census.clients), around.data.batch_size
+        self._check_node(run)
+        self._run = run
+        clients, batch_size = list(run.data.census.clients), run.data.batch_size
         files = {one: Path(f"{self.key_file}.{one}") for one in clients}
         noise, known = self.noise_multiplier, [RunKey.of_file(file) for file in files.values() if file.exists()]
         if noise is None and known:  # the noise that this node began with, whatever trainer.max_rounds is now
             noise = known[0].promise.get("noise_multiplier")
         if noise is None:
-            planned = np.where(self._sizes > 0, around.max_rounds, 0)
+            planned = np.where(self._sizes > 0, run.max_rounds, 0)
             noise = self._account_of(1.0).calibrated(planned, float(self.epsilon or 0.0))
         for one, file in files.items():
             promise = {
@@ -263,10 +263,10 @@ class SampleLevel(Keyed):
             }  # fmt: skip
             self._keys[one] = self._promised(file, promise)
         self._account, self._noise = self._account_of(noise), noise
-        self._warn(around)
+        self._warn(run)
 
     def _account_of(self, noise_multiplier: float) -> SampleAccount:
-        batch_size = self._around.data.batch_size
+        batch_size = self._run.data.batch_size
         return SampleAccount(self._sizes, self._steps, batch_size, noise_multiplier, self.delta)
 
     # ------------------------------------------------------------------ a client's work
@@ -305,7 +305,7 @@ class SampleLevel(Keyed):
             raise ConfigError("trainer.privacy: no noise is known before the run begins")
         key, seed = self._key_of(client), None
         if key.path is not None:
-            self._gradients.say = self._around.say
+            self._gradients.say = self._run.say
             seed = key.seed("training", client.round_idx, client.id, self._stepped) % SECRET
         expected = float(min(client.population.batch_size, client.num_samples))
         return self._noise * self.clip_norm * ROUNDED, expected, seed
@@ -407,7 +407,7 @@ class SampleLevel(Keyed):
         if self.epsilon is not None and round_idx in releases.values():
             again = _repeats(releases | {name: round_idx})
             exceeds = bool(self._account.exceeds(self._rounds, again, self.epsilon).any())
-        self._write_down(self._around.first, name, round_idx, exceeds)
+        self._write_down(self._run.first, name, round_idx, exceeds)
         self._rest(kept)
 
     def _rest(self, kept: dict[str, Any]) -> None:
@@ -420,7 +420,7 @@ class SampleLevel(Keyed):
         before, kept["left_out"] = kept["left_out"], int(over.sum())
         self._participation.leave_out(np.flatnonzero(over).tolist(), kept["_counted"])
         if (more := kept["left_out"] - before) > 0:
-            self._around.say(
+            self._run.say(
                 f"trainer.privacy: {more} clients have spent epsilon {self.epsilon}, and are left out from now on"
             )
 
@@ -438,10 +438,10 @@ class SampleLevel(Keyed):
         """The privacy card; a server's lists what each node claims."""
         return claims_card(kept, self.withhold) if self._elsewhere else card(kept, self.withhold)
 
-    def said(self, kept: Mapping[str, Any]) -> str:
+    def closing_line(self, kept: Mapping[str, Any]) -> str:
         """The budget spent, and whom it protects."""
         if not self._elsewhere:
-            return super().said(kept)
+            return super().closing_line(kept)
         claims = kept["_claims"][:, 0]
         return (
             f"privacy     nodes claim epsilon up to {float(claims.max()):.6g} for {int((claims >= 0).sum())} of "
@@ -529,12 +529,12 @@ def _drawing(loader: Any) -> Any:
     return loader
 
 
-def _phases(around: Surroundings, client: Client) -> list[Phase]:
+def _phases(run: WrappedRun, client: Client) -> list[Phase]:
     """The phases of a client's work on its own data, of a method that reads them nowhere else."""
-    method, data = type(around.algorithm).__name__, cast("_Guarded", client.data)
-    untrained_answer(client, around.algorithm)
+    method, data = type(run.algorithm).__name__, cast("_Guarded", client.data)
+    untrained_answer(client, run.algorithm)
     found: list[Phase] = []
-    for one in around.algorithm.phases(client):
+    for one in run.algorithm.phases(client):
         if any(one.loader is loader for loader in data.public):
             continue
         if isinstance(one, Pass) or not one.moves or not isinstance(one.loader, _Own):
@@ -546,11 +546,11 @@ def _phases(around: Surroundings, client: Client) -> list[Phase]:
     return found
 
 
-def _steps(phase: Phase, sizes: IntArray, around: Surroundings) -> IntArray:
+def _steps(phase: Phase, sizes: IntArray, run: WrappedRun) -> IntArray:
     """Steps of a phase for clients of some sizes; a client without samples makes none."""
     made = dict.fromkeys(set(sizes.tolist()), 0)
     for size in made.keys() - {0}:
-        batches = around.work.batches_of(-(-size // around.data.batch_size))
+        batches = run.work.batches_of(-(-size // run.data.batch_size))
         steps = num_batches(Phase(phase.name, range(batches), phase.epochs, phase.steps))
         made[size] = int(phase.epochs or 0) * batches if steps is None else steps
     return np.array([made[size] for size in sizes.tolist()], np.int64)

@@ -15,7 +15,7 @@ from lit_fed.arguments import Checked
 from lit_fed.checks import check_range
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.reducers import Reducer
-from lit_fed.engine.method.wrapper import Aggregation, Surroundings
+from lit_fed.engine.method.wrapper import Aggregation, WrappedRun
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Flat, Payload
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
@@ -126,7 +126,7 @@ class RobustRule(Aggregation, ABC):
 
     @property
     @override
-    def bears(self) -> int | None:
+    def tolerated_attackers(self) -> int | None:
         numbers = (getattr(part, "attackers", None) for part in (self, self.before))  # a rule's own number comes first
         return next((number for number in numbers if number is not None), None)
 
@@ -141,25 +141,25 @@ class RobustRule(Aggregation, ABC):
     # ------------------------------------------------------------------ before the first round
 
     @override
-    def setup(self, around: Surroundings) -> dict[str, Any]:
-        self._check(around)
-        self._seed, self._buffers = around.seed, around.averaged
+    def setup(self, run: WrappedRun) -> dict[str, Any]:
+        self._check(run)
+        self._seed, self._buffers = run.seed, run.averaged
         self._kept: dict[str, Any] = {"rule": type(self).__name__, "centre": {}}
         return self._kept
 
-    def _check(self, around: Surroundings) -> None:
-        method = type(around.algorithm).__name__
-        around.check_kinds(_KEY)
-        if around.algorithm.reducer(around.server).parts() is None:
+    def _check(self, run: WrappedRun) -> None:
+        method = type(run.algorithm).__name__
+        run.check_kinds(_KEY)
+        if run.algorithm.reducer(run.server).parts() is None:
             raise ConfigError(
                 f"{_KEY} cannot replace the mean of {method}: its server does not average what clients send; choose "
                 "another method"
             )
-        if not around.layout(around.broadcast):
+        if not run.layout(run.broadcast):
             raise ConfigError(f"{_KEY} has nothing to combine: clients of {method} send nothing; leave it out")
-        if odd := sorted(name for name, (dtype, _) in around.layout(around.broadcast).items() if dtype.is_complex):
+        if odd := sorted(name for name, (dtype, _) in run.layout(run.broadcast).items() if dtype.is_complex):
             raise ConfigError(f"{_KEY} cannot order the complex numbers of {odd[0]!r}; choose another method")
-        count = around.participation.nominal_cohort_size
+        count = run.participation.nominal_cohort_size
         if self.lacks(count):
             least = next(size for size in range(count + 1, 10**9) if not self.lacks(size))
             named = type(self).__name__ + ("" if self.before is None else f" after {type(self.before).__name__}")
@@ -175,12 +175,12 @@ class RobustRule(Aggregation, ABC):
         return count < self.before.least or self.before.outputs(count) < self.least
 
     @override
-    def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
+    def begin(self, run: WrappedRun, kept: dict[str, Any]) -> None:
         self._kept = kept
-        warn_of_memory(_KEY, around)
-        parts = around.algorithm.reducer(around.server).parts() or []
+        warn_of_memory(_KEY, run)
+        parts = run.algorithm.reducer(run.server).parts() or []
         if not all(part.uniform for part in parts):
-            around.say(f"{_KEY}: {type(self).__name__} ignores the clients' numbers of samples; all weigh the same")
+            run.say(f"{_KEY}: {type(self).__name__} ignores the clients' numbers of samples; all weigh the same")
 
     # ------------------------------------------------------------------ a round
 
@@ -203,10 +203,12 @@ class RobustRule(Aggregation, ABC):
         return payload, cohort, metrics
 
     @override
-    def told(self) -> list[tuple[int, str, float]]:
+    def client_rows(self) -> list[tuple[int, str, float]]:
         return [(client_id, "aggregation/weight", weight) for client_id, weight in self._weights]
 
-    def of(self, vectors: Tensor, centre: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
+    def aggregate(
+        self, vectors: Tensor, centre: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
         """The aggregate of a stack of vectors, (n, d) in float64, as (d,)."""
         rows = vectors if centre is None else torch.cat([vectors, centre[None]])
         return self.combined(lambda: [rows], generator or torch.Generator())[0]

@@ -17,7 +17,7 @@ from lit_fed.engine.evaluation.protocols import ClientRow, spread
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.reducers import Reducer, WeightedMean
-from lit_fed.engine.method.wrapper import Attack, Surroundings, Tested
+from lit_fed.engine.method.wrapper import Attack, Tested, WrappedRun
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
@@ -58,16 +58,16 @@ class Attacker(Attack):
         self._delivered: list[int] = []
 
     @override
-    def setup(self, around: Surroundings) -> dict[str, Any]:
-        data = around.data
+    def setup(self, run: WrappedRun) -> dict[str, Any]:
+        data = run.data
         chosen = clients_of(data, _KEYS, self.clients, self.positions)
         if chosen is None:
             count = round((self.fraction or 0) * data.num_clients)
-            chosen = numpy_generator(around.seed, "attackers").permutation(data.num_clients)[:count].tolist()
+            chosen = numpy_generator(run.seed, "attackers").permutation(data.num_clients)[:count].tolist()
         if not chosen:
             raise ConfigError(f"trainer.attack chooses none of {data.num_clients} clients; give {_CHOICES}")
         self.attackers = frozenset(chosen)
-        self._bears, self._say, self._told_beyond = around.bears, around.say, False
+        self._tolerated, self._say, self._warned_beyond = run.tolerated_attackers, run.say, False
         names = [called(data, client_id) for client_id in sorted(self.attackers)]
         more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
         return {"attack": type(self).__name__, "attackers": ", ".join(names[:_LISTED]) + more}
@@ -76,24 +76,24 @@ class Attacker(Attack):
     def release(self, aggregate: Any, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
         self._delivered = [client_id for client_id in cohort.delivered if client_id in self.attackers]
         metrics = {"attack/attackers": float(count := len(self._delivered))}
-        if self._bears is not None:
-            metrics["attack/beyond"] = float(max(0, count - self._bears))
-            if count > self._bears and not self._told_beyond:
-                self._told_beyond = True
+        if self._tolerated is not None:
+            metrics["attack/beyond"] = float(max(0, count - self._tolerated))
+            if count > self._tolerated and not self._warned_beyond:
+                self._warned_beyond = True
                 self._say(
                     f"round {cohort.round_idx}: {count} of {len(cohort.delivered)} updates are attackers', and the "
-                    f"rule bears {self._bears}; attack/beyond counts such rounds; select more clients, or raise its "
-                    "attackers"
+                    f"rule bears {self._tolerated}; attack/beyond counts such rounds; select more clients, or raise "
+                    "its attackers"
                 )
         return aggregate, cohort, metrics
 
     @override
-    def measured(self, tests: Sequence[Tested]) -> dict[str, float]:
+    def evaluation_metrics(self, tests: Sequence[Tested]) -> dict[str, float]:
         honest = [ClientRow(*test) for test in tests if test[0] not in self.attackers and test[1] == "test"]
         return spread("honest", honest)
 
     @override
-    def told(self) -> list[tuple[int, str, float]]:
+    def client_rows(self) -> list[tuple[int, str, float]]:
         return [(client_id, "attack/attacker", 1.0) for client_id in self._delivered]
 
 
@@ -122,13 +122,13 @@ class _OnLabels(Attacker):
     """Attackers that change the labels of a classification."""
 
     @override
-    def setup(self, around: Surroundings) -> dict[str, Any]:
-        if around.data.num_classes is None:
+    def setup(self, run: WrappedRun) -> dict[str, Any]:
+        if run.data.num_classes is None:
             raise ConfigError(
                 f"trainer.attack {type(self).__name__} changes classes, and the data have none; choose another attack"
             )
-        self.num_classes = around.data.num_classes
-        return super().setup(around)
+        self.num_classes = run.data.num_classes
+        return super().setup(run)
 
 
 class LabelFlip(_OnLabels):
@@ -179,8 +179,8 @@ class Backdoor(_OnLabels):
         self.poisoned = check_range("trainer.attack.poisoned", poisoned, above=0, most=1)
 
     @override
-    def setup(self, around: Surroundings) -> dict[str, Any]:
-        kept = super().setup(around)
+    def setup(self, run: WrappedRun) -> dict[str, Any]:
+        kept = super().setup(run)
         check_range("trainer.attack.target", self.target, least=0, below=self.num_classes)
         return kept
 
@@ -226,10 +226,10 @@ class _OnUpdate(Attacker):
     """
 
     @override
-    def setup(self, around: Surroundings) -> dict[str, Any]:
-        check_sends(self, around)
-        self._buffers = around.averaged
-        return super().setup(around)
+    def setup(self, run: WrappedRun) -> dict[str, Any]:
+        check_sends(self, run)
+        self._buffers = run.averaged
+        return super().setup(run)
 
     @override
     def on_client(self, update: ClientUpdate, client: Client) -> ClientUpdate:
@@ -305,12 +305,12 @@ class GaussianNoise(_OnUpdate):
         return noise.to(moved.device) * self.std
 
 
-def check_sends(attack: Attacker, around: Surroundings) -> None:
+def check_sends(attack: Attacker, run: WrappedRun) -> None:
     """Refuse an attack on updates where clients send nothing."""
-    if not around.layout(around.broadcast):
+    if not run.layout(run.broadcast):
         raise ConfigError(
             f"trainer.attack {type(attack).__name__} changes updates, and clients of "
-            f"{type(around.algorithm).__name__} send nothing; choose another attack"
+            f"{type(run.algorithm).__name__} send nothing; choose another attack"
         )
 
 
@@ -324,15 +324,15 @@ class Informed(Attacker):
     knows_others = True
 
     @override
-    def setup(self, around: Surroundings) -> dict[str, Any]:
-        check_sends(self, around)
-        around.check_kinds(f"trainer.attack {type(self).__name__}")
-        self._buffers = around.averaged
-        return super().setup(around)
+    def setup(self, run: WrappedRun) -> dict[str, Any]:
+        check_sends(self, run)
+        run.check_kinds(f"trainer.attack {type(self).__name__}")
+        self._buffers = run.averaged
+        return super().setup(run)
 
     @override
-    def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
-        warn_of_memory(f"trainer.attack {type(self).__name__}", around)
+    def begin(self, run: WrappedRun, kept: dict[str, Any]) -> None:
+        warn_of_memory(f"trainer.attack {type(self).__name__}", run)
 
     @override
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:

@@ -126,7 +126,7 @@ def _begin(run: Run, round_idx: int) -> Round:
     started = time.perf_counter()
     run.call("on_round_start", round_idx, plan)
     broadcast = federation.broadcast(round_idx)
-    measured = len(federation.kinds.names) == 1 and not federation.wrappers.blind
+    measured = len(federation.kinds.names) == 1 and not federation.wrappers.sees_sums_only
     buffers = next(iter(federation.loops.values())).model.buffers
     ledger = RoundLedger(DriftMeter(buffers) if measured else None)
     algorithm = federation.algorithm
@@ -220,8 +220,9 @@ def _end(run: Run, current: Round, metrics: dict[str, float]) -> None:
     metrics["time/round_s"] = time.perf_counter() - current.started
     metrics = evaluation.metrics | run.workers.gather(metrics)[0]  # the first process's clock
     run.next_round = done
-    told = [ClientRow(client_id, "train", metric, value) for client_id, metric, value in federation.wrappers.told()]
-    rows = [] if federation.wrappers.blind else current.ledger.rows + told + evaluation.rows
+    reported = federation.wrappers.client_rows()
+    reported_rows = [ClientRow(client_id, "train", metric, value) for client_id, metric, value in reported]
+    rows = [] if federation.wrappers.sees_sums_only else current.ledger.rows + reported_rows + evaluation.rows
     record = RoundRecord(current.round_idx, metrics, rows, current.plan)
     record = record.withheld(settings.evaluate_on) if run.withholds else record
     run.metrics = record.metrics

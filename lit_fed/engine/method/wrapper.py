@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
     from lit_fed.data.population.census import ClientReport
 
-AROUND = "around."
+STATE_PREFIX = "around."
 """Prefix of the wrappers' entries in the server's state."""
 
 Tested = tuple[int, str, str, float]
@@ -32,7 +32,7 @@ Tested = tuple[int, str, str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class WrappedRun:
     """The run that a wrapper is set up for.
 
     Args:
@@ -47,7 +47,7 @@ class Surroundings:
         work: Length of a client's training in a round.
         protocols: What is measured.
         averaged: Names of the buffers that are averaged.
-        bears: The number of attackers in a cohort that the run's rule bears; None where it states none.
+        tolerated_attackers: The number of attackers in a cohort that the run's rule bears; None where it states none.
         max_rounds: Rounds of the run.
         on_client_failure: The setting ``trainer.on_client_failure``.
         seed: The run's seed.
@@ -69,7 +69,7 @@ class Surroundings:
     averaged: frozenset[str]
     max_rounds: int
     on_client_failure: str
-    bears: int | None
+    tolerated_attackers: int | None
     seed: int
     device: torch.device
     first: Callable[[Callable[[], Any]], Any]
@@ -87,7 +87,7 @@ class Wrapper(Checked):
     name = "wrapper"
     """Name of its entry in the server's state, and of its card."""
 
-    def setup(self, around: Surroundings) -> dict[str, Any]:
+    def setup(self, run: WrappedRun) -> dict[str, Any]:
         """Check that the method can be wrapped, before any training.
 
         Returns:
@@ -95,23 +95,23 @@ class Wrapper(Checked):
         """
         return {}
 
-    def prepare(self, around: Surroundings, resumed: bool) -> None:
+    def prepare(self, run: WrappedRun, resumed: bool) -> None:
         """Open files that a run needs, before its folder is made, on every process; not called on nodes.
 
         Args:
-            around: As in `setup`.
+            run: As in `setup`.
             resumed: Whether the run goes on with what another call of ``fit`` began.
         """
 
-    def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
+    def begin(self, run: WrappedRun, kept: dict[str, Any]) -> None:
         """Called before the first round of a call of ``fit``, on every process; not called on nodes.
 
         Args:
-            around: As in `setup`, with the state of a checkpoint.
+            run: As in `setup`, with the state of a checkpoint.
             kept: The wrapper's state, to be changed in place.
         """
 
-    def settle(self, around: Surroundings) -> None:
+    def settle(self, run: WrappedRun) -> None:
         """Called on a node in place of `prepare` and `begin`, before its clients train."""
 
     def report(self, report: ClientReport, client_id: int) -> ClientReport:
@@ -122,7 +122,7 @@ class Wrapper(Checked):
         """The loader that a client trains on."""
         return loader
 
-    def shown(self, data: FederatedDataModule) -> Any:
+    def visible_data(self, data: FederatedDataModule) -> Any:
         """What a task sees as ``self.trainer.datamodule`` in training."""
         return data
 
@@ -159,11 +159,11 @@ class Wrapper(Checked):
         """
         return aggregate, cohort, {}
 
-    def told(self) -> list[tuple[int, str, float]]:
+    def client_rows(self) -> list[tuple[int, str, float]]:
         """Client, metric and value for ``clients.csv``, of the round that was released last."""
         return []
 
-    def measured(self, tests: Sequence[Tested]) -> dict[str, float]:
+    def evaluation_metrics(self, tests: Sequence[Tested]) -> dict[str, float]:
         """Metrics from the results of an evaluation's clients."""
         return {}
 
@@ -171,7 +171,7 @@ class Wrapper(Checked):
         """A text in Markdown for readers of the run's folder, written as ``<name>.md`` after every round."""
         return None
 
-    def said(self, kept: Mapping[str, Any]) -> str | None:
+    def closing_line(self, kept: Mapping[str, Any]) -> str | None:
         """A line for the terminal at the end of a run; None for none."""
         return None
 
@@ -179,7 +179,7 @@ class Wrapper(Checked):
         """Why a round may not be run; None where it may."""
         return None
 
-    blind: bool = False
+    sees_sums_only: bool = False
     """Whether the server sees sums only: the loop then keeps no value of a single client."""
 
     withhold: bool = False
@@ -205,7 +205,7 @@ class Aggregation(Wrapper):
     name = "aggregation"
 
     @property
-    def bears(self) -> int | None:
+    def tolerated_attackers(self) -> int | None:
         """The number of attackers in a cohort that it bears; None where it states none."""
         return None
 
@@ -229,28 +229,28 @@ class Wrappers:
 
     def __init__(self, stack: Sequence[Wrapper] = ()) -> None:
         self.stack = tuple(stack)
-        self.around: Surroundings | None = None
+        self.run: WrappedRun | None = None
 
     def setup(self) -> None:
         """See `Wrapper.setup`."""
         for wrapper in self.stack:
-            self._known.server[_key(wrapper)] = wrapper.setup(self._known)
+            self._set_up_for.server[_key(wrapper)] = wrapper.setup(self._set_up_for)
 
     def prepare(self, resumed: bool) -> None:
         """See `Wrapper.prepare`."""
         for wrapper in self.stack:
-            wrapper.prepare(self._known, resumed)
+            wrapper.prepare(self._set_up_for, resumed)
 
     def begin(self, max_rounds: int) -> None:
         """See `Wrapper.begin`."""
         for wrapper in self.stack:
-            around = replace(self._known, max_rounds=max_rounds)
-            wrapper.begin(around, around.server[_key(wrapper)])
+            run = replace(self._set_up_for, max_rounds=max_rounds)
+            wrapper.begin(run, run.server[_key(wrapper)])
 
     def settle(self) -> None:
         """See `Wrapper.settle`."""
         for wrapper in self.stack:
-            wrapper.settle(self._known)
+            wrapper.settle(self._set_up_for)
 
     def report(self, report: ClientReport, client_id: int) -> ClientReport:
         """See `Wrapper.report`."""
@@ -267,10 +267,10 @@ class Wrappers:
             loader = wrapper.loader(loader, client)
         return loader
 
-    def shown(self, data: Any) -> Any:
-        """See `Wrapper.shown`."""
+    def visible_data(self, data: Any) -> Any:
+        """See `Wrapper.visible_data`."""
         for wrapper in self.stack:
-            data = wrapper.shown(data)
+            data = wrapper.visible_data(data)
         return data
 
     def on_clients(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> Sequence[ClientUpdate]:
@@ -298,13 +298,13 @@ class Wrappers:
             metrics |= released
         return aggregate, cohort, metrics
 
-    def told(self) -> list[tuple[int, str, float]]:
-        """See `Wrapper.told`."""
-        return [row for wrapper in self.stack for row in wrapper.told()]
+    def client_rows(self) -> list[tuple[int, str, float]]:
+        """See `Wrapper.client_rows`."""
+        return [row for wrapper in self.stack for row in wrapper.client_rows()]
 
-    def measured(self, tests: Sequence[Tested]) -> dict[str, float]:
-        """See `Wrapper.measured`."""
-        return {name: value for wrapper in self.stack for name, value in wrapper.measured(tests).items()}
+    def evaluation_metrics(self, tests: Sequence[Tested]) -> dict[str, float]:
+        """See `Wrapper.evaluation_metrics`."""
+        return {name: value for wrapper in self.stack for name, value in wrapper.evaluation_metrics(tests).items()}
 
     def exhausted(self, server: Server, round_idx: int) -> str | None:
         """See `Wrapper.exhausted`."""
@@ -316,9 +316,9 @@ class Wrappers:
         cards = {wrapper.name: wrapper.card(server[_key(wrapper)]) for wrapper in self.stack}
         return {name: card for name, card in cards.items() if card is not None}
 
-    def said(self, server: Server) -> list[str]:
-        """The lines of `Wrapper.said`."""
-        lines = (wrapper.said(server[_key(wrapper)]) for wrapper in self.stack)
+    def closing_lines(self, server: Server) -> list[str]:
+        """The lines of `Wrapper.closing_line`."""
+        lines = (wrapper.closing_line(server[_key(wrapper)]) for wrapper in self.stack)
         return [line for line in lines if line is not None]
 
     @property
@@ -327,9 +327,9 @@ class Wrappers:
         return any(wrapper.withhold for wrapper in self.stack)
 
     @property
-    def blind(self) -> bool:
-        """See `Wrapper.blind`."""
-        return any(wrapper.blind for wrapper in self.stack)
+    def sees_sums_only(self) -> bool:
+        """See `Wrapper.sees_sums_only`."""
+        return any(wrapper.sees_sums_only for wrapper in self.stack)
 
     @property
     def private(self) -> bool:
@@ -341,11 +341,11 @@ class Wrappers:
         return next((seal for wrapper in self.stack if (seal := wrapper.seal(content)) is not None), None)
 
     @property
-    def _known(self) -> Surroundings:
-        assert self.around is not None, "wrappers are set up once the federation is assembled"
-        return self.around
+    def _set_up_for(self) -> WrappedRun:
+        assert self.run is not None, "wrappers are set up once the federation is assembled"
+        return self.run
 
 
 def _key(wrapper: Wrapper) -> str:
     """The entry of a wrapper in the server's state."""
-    return f"{AROUND}{wrapper.name}"
+    return f"{STATE_PREFIX}{wrapper.name}"

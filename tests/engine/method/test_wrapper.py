@@ -38,7 +38,7 @@ class Everywhere(Privacy):
     def __init__(self) -> None:
         self.reduced: list[float] = []
 
-    def setup(self, around: Any) -> dict[str, Any]:
+    def setup(self, run: Any) -> dict[str, Any]:
         return {"rounds": 0}
 
     def loader(self, loader: Iterable[Any], client: Client) -> Iterable[Any]:
@@ -67,13 +67,13 @@ class Everywhere(Privacy):
 
 @pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_each_place_is_called_where_it_should_be(executor: str, tmp_path: Path) -> None:
-    around = Everywhere()
+    wrapper = Everywhere()
     made = fit(
-        tmp_path, algorithm=uniform(), max_rounds=1, executor=executor, privacy=around,
+        tmp_path, algorithm=uniform(), max_rounds=1, executor=executor, privacy=wrapper,
         participation=FullParticipation(),
     )  # fmt: skip
     # Negated targets: client 0 moves by (-1, 0), client 1 by (0, -2), doubled; their mean is (-½, -2), and 1 more.
-    assert sorted(around.reduced) == [-4.0, -1.0]
+    assert sorted(wrapper.reduced) == [-4.0, -1.0]
     assert weights(made)[W].tolist() == [[0.5, -1.0]]
     assert made.metrics["wrapper/rounds"] == 1
     assert made.run.federation.server["around.privacy"] == {"rounds": 1}
