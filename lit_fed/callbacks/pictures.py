@@ -405,11 +405,11 @@ class Cards(Callback):
             CheckpointError: If they cannot be written.
         """
         if run.fabric.is_global_zero:
-            for name, card in run.federation.wrappers.cards(run.federation.server).items():
+            for name, card in run.federation.wrappers.cards().items():
                 write_text([card], run.log_dir / f"{name}.md")
 
     def on_fit_end(self, run: Run) -> None:
         """Show the cards, before `Dashboard` closes the loggers."""
-        for name, card in run.federation.wrappers.cards(run.federation.server).items() if run.next_round else ():
+        for name, card in run.federation.wrappers.cards().items() if run.next_round else ():
             for board in boards(run):
                 board.text(name, card, run.next_round - 1)

@@ -6,9 +6,8 @@ McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Langu
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,14 +26,25 @@ from lit_fed.participation import FullParticipation, Participation, PoissonParti
 from lit_fed.privacy.accounting import Mechanism, Releases, Sampling, calibrate, check_budget, check_installed
 from lit_fed.privacy.bounded_sum import GRID_BITS, BoundedSum, Frame, Released, clip, grid_of
 from lit_fed.privacy.card import card
-from lit_fed.privacy.keyed import Keyed
-from lit_fed.privacy.keys import RunKey
+from lit_fed.privacy.keyed import Keyed, PrivacyState
 
 if TYPE_CHECKING:
     from lit_fed.data.population.census import ClientReport
 
 _DEVIATION_BITS = 20
 """Bits of a node's deviation on the grid of its noise."""
+
+
+@dataclass(kw_only=True)
+class ClientState(PrivacyState):
+    """The promise to clients."""
+
+    mechanism: str = "ClientLevel"
+    unit: str = "one client with all its data"
+    participation: str
+    clients: int
+    expected_cohort: float
+    honest_nodes: int
 
 
 class ClientLevel(Keyed):
@@ -78,6 +88,7 @@ class ClientLevel(Keyed):
     """s: a node's noise in multiples of the grid; 0 where the server adds the noise."""
     node: int = 0
     """The first client of this node; 0 in a simulation."""
+    state: ClientState
 
     keeps_finite = True
     _on_node = False
@@ -101,23 +112,16 @@ class ClientLevel(Keyed):
 
     # ------------------------------------------------------------------ before the first round
 
-    def setup(self, run: WrappedRun) -> dict[str, Any]:
-        """Refuse a method without a bounded sum; returns the budget before the first round."""
-        self._check(run)
+    @override
+    def setup(self, run: WrappedRun) -> None:
+        """Refuse a method without a bounded sum."""
+        super().setup(run)
         self._layout, self._frame = run.layout, None
         participation = run.participation
-        return {
-            "mechanism": "ClientLevel", "unit": "one client with all its data", "relation": "", "accountant": "",
-            "participation": type(participation).__name__, "clients": participation.num_seen,
-            "expected_cohort": expected_cohort(participation), "clip_norm": self.clip_norm,
-            "noise_multiplier": float(self.noise_multiplier or 0.0), "releases": 0, "epsilon": "0",
-            "delta": self.delta, "on_client_failure": "", "noise_from": self._noise_from,
-            "honest_nodes": self.honest_nodes or 0,
-            "_key": "", "_budget": self.epsilon or 0.0, "_allowed": 0,
-        }  # fmt: skip
-
-    def _check(self, run: WrappedRun) -> None:
-        self._check_parts(run)
+        self.state = ClientState(
+            **self._settings(), honest_nodes=self.honest_nodes or 0, participation=type(participation).__name__,
+            clients=participation.num_seen, expected_cohort=expected_cohort(participation),
+        )  # fmt: skip
         method = type(run.algorithm).__name__
         parts = run.algorithm.reducer(run.server).parts()
         if parts is None:
@@ -125,31 +129,23 @@ class ClientLevel(Keyed):
                 f"trainer.privacy cannot go around {method}: what its server makes of updates is not a mean of what "
                 "clients send, so no bound on one client's part is known"
             )
-        if not (layout := run.layout(run.broadcast)):
-            raise ConfigError(f"trainer.privacy has nothing to protect: clients of {method} send nothing; leave it out")
         if not all(part.uniform for part in parts):
             raise ConfigError(
                 f"trainer.privacy weighs clients alike, and {method} weighs them by their samples; set "
                 "algorithm.weighting to uniform"
             )
-        if odd := sorted(name for name, (dtype, _) in layout.items() if not dtype.is_floating_point):
+        if odd := sorted(name for name, (dtype, _) in run.layout(run.broadcast).items() if not dtype.is_floating_point):
             raise ConfigError(f"trainer.privacy cannot add noise to {odd[0]!r}, which holds whole numbers")
         if (mixed := run.data.mixed_by) is not None:
             raise ConfigError(
                 f"trainer.privacy bounds a client's own update, and {mixed} draws from all clients' samples at once, "
                 "so that one client changes which samples the others train on; leave it out"
             )
-        self._check_rounds(run)
 
+    @override
     def prepare(self, run: WrappedRun, resumed: bool) -> None:
-        """Open the key; the first process alone reads its file.
-
-        Raises:
-            ConfigError: If it cannot be read, another run has used it, no noise keeps the budget, a client's failure
-                ends the run, or the accountant is not installed.
-        """
+        """Open the key; a `ConfigError` also if no noise keeps the budget, or a client's failure ends the run."""
         check_installed()
-        self._first, self._device = run.first, run.device
         if self.epsilon is not None and not resumed:  # a run that goes on has its noise
             population = (self._sampling(run.participation), run.participation.num_seen)
             cohort = expected_cohort(run.participation)
@@ -159,22 +155,33 @@ class ClientLevel(Keyed):
                 "trainer.on_client_failure is raise, so that a client which fails tells by the run's end that it took "
                 "part, which trainer.privacy hides; set it to skip"
             )
-        self._open(run, resumed)
+        super().prepare(run, resumed)
 
-    def begin(self, run: WrappedRun, kept: dict[str, Any]) -> None:
-        """Find the noise, and go on with the budget that is left."""
-        self._check_kept(run, kept)
-        self._take_key(run, kept)
-        participation, sampling = run.participation, self._sampling(run.participation)
+    @override
+    def begin(self, run: WrappedRun) -> None:
+        """Find the noise, and go on with the budget that is left, and with all settings: rounds are accounted alike."""
+        super().begin(run)
+        state, participation, sampling = self.state, run.participation, self._sampling(run.participation)
+        if state.honest_nodes != (self.honest_nodes or 0):
+            raise ConfigError(
+                f"trainer.privacy.honest_nodes is {self.honest_nodes}, and the run began with "
+                f"{state.honest_nodes or None}; keep it"
+            )
         num_clients, self._cohort = participation.num_seen, expected_cohort(participation)
-        if self.epsilon is not None and not kept["_allowed"]:
-            kept["_allowed"] = run.max_rounds
-            kept["noise_multiplier"] = calibrate(
+        cohort = (type(participation).__name__, self._cohort, num_clients)
+        if cohort != (begun := (state.participation, state.expected_cohort, state.clients)):
+            raise ConfigError(
+                "trainer.participation is {} with {:g} of {} clients a round, and the private run began with {} and "
+                "{:g} of {}; keep it".format(*cohort, *begun)
+            )
+        if self.epsilon is not None and not state.allowed:
+            state.allowed = run.max_rounds
+            state.noise_multiplier = calibrate(
                 sampling, num_clients, self._cohort, run.max_rounds, self.epsilon, self.delta
             )
-        self._mechanism = Mechanism(sampling, num_clients, self._cohort, kept["noise_multiplier"])
-        self._share(kept["noise_multiplier"])
-        kept["relation"], kept["on_client_failure"] = self._mechanism.relation, run.on_client_failure
+        self._mechanism = Mechanism(sampling, num_clients, self._cohort, state.noise_multiplier)
+        self._share(state.noise_multiplier)
+        state.relation = self._mechanism.relation
         self._warn(num_clients, sampling, type(participation).__name__, run.say)
 
     def _sampling(self, participation: Participation) -> Sampling:
@@ -200,16 +207,9 @@ class ClientLevel(Keyed):
             return
         self._check_node(run)
         assert self.key_file is not None
-        file, noise = Path(self.key_file), self.noise_multiplier
-        if noise is None and file.exists():  # the noise that this node began with, whatever trainer.max_rounds is now
-            noise = RunKey.of_file(file).promise.get("noise_multiplier")
-        if noise is None:
-            noise = calibrate("known", 1, 1, run.max_rounds, float(self.epsilon or 0.0), self.delta)
-        promise = {
-            "clip_norm": self.clip_norm, "noise_multiplier": noise, "epsilon": self.epsilon, "delta": self.delta,
-            "honest_nodes": self.honest_nodes,
-        }  # fmt: skip
-        self._key, self._on_node = self._promised(file, promise), True
+        file, budget = Path(self.key_file), float(self.epsilon or 0.0)
+        noise = self._node_noise([file], lambda: calibrate("known", 1, 1, run.max_rounds, budget, self.delta))
+        self._key, self._on_node = self._node_key(file, noise, honest_nodes=self.honest_nodes), True
         self.node, self._mechanism = min(run.data.census.clients), Mechanism("known", 1, 1, noise)
         self._share(noise)
 
@@ -246,22 +246,6 @@ class ClientLevel(Keyed):
         if name not in self._opened.releases:
             self._opened.record(name, round_idx)
 
-    def _check_kept(self, run: WrappedRun, kept: Mapping[str, Any]) -> None:
-        """Refuse to go on with other settings: the accountant takes all rounds for alike."""
-        self._check_settings(kept)
-        if kept["honest_nodes"] != (self.honest_nodes or 0):
-            raise ConfigError(
-                f"trainer.privacy.honest_nodes is {self.honest_nodes}, and the run began with "
-                f"{kept['honest_nodes'] or None}; keep it"
-            )
-        participation = run.participation
-        cohort = (type(participation).__name__, expected_cohort(participation), participation.num_seen)
-        if cohort != (begun := (kept["participation"], kept["expected_cohort"], kept["clients"])):
-            raise ConfigError(
-                "trainer.participation is {} with {:g} of {} clients a round, and the private run began with {} and "
-                "{:g} of {}; keep it".format(*cohort, *begun)
-            )
-
     def _warn(self, num_clients: int, sampling: Sampling, participation: str, say: Callable[[str], None]) -> None:
         if self.delta > 1 / num_clients:
             say(
@@ -292,65 +276,54 @@ class ClientLevel(Keyed):
         self._frame = Frame(self._layout(broadcast), next(iter(broadcast.payloads.values())))
         std = self._mechanism.noise_multiplier * self.clip_norm
         coarse = self.grid * 2.0**GRID_BITS if self.deviation else std
-        return BoundedSum(self._frame, self.clip_norm, self._device, coarse)
+        return BoundedSum(self._frame, self.clip_norm, self._run.device, coarse)
 
-    def release(
-        self, aggregate: Released, cohort: Cohort, kept: dict[str, Any]
-    ) -> tuple[Payload, Cohort, dict[str, float]]:
+    def release(self, aggregate: Released, cohort: Cohort) -> tuple[Payload, Cohort, dict[str, float]]:
         """Noise on the sum, over the expected cohort; written down before anybody sees it."""
         assert self._frame is not None
         key, total, round_idx = self._opened, aggregate.total, cohort.round_idx
         name = key.release(round_idx, cohort.delivered, total.cpu().numpy())
-        if key.path is None:
-            kept["releases"] += 1
-        else:
-            if name not in key.releases:
-                self._write_down(self._first, name, round_idx, self._exceeds(round_idx, kept))
-            kept["releases"] = len(key.releases)  # a run that resumes an older checkpoint has made more
-        std = kept["noise_multiplier"] * self.clip_norm
+        self._record(name, round_idx)
+        std = self.state.noise_multiplier * self.clip_norm
         if std and not self.deviation:
             total = aggregate.noised(torch.from_numpy(key.noise(name, len(total))).to(total.device) * std)
-        metrics = self._spent(kept)
-        metrics |= {"privacy/clip_norm": self.clip_norm, "privacy/noise_std": std / self._cohort}
+        metrics = {"privacy/epsilon": self._spent(), "privacy/clip_norm": self.clip_norm}
+        metrics["privacy/noise_std"] = std / self._cohort
         if not self.withhold and not self.deviation and aggregate.count:
             metrics["privacy/clipped"] = aggregate.clipped / aggregate.count
         mean, _ = self._frame.payload(aggregate.origin + total / self._cohort)
         return dict(mean), replace(cohort, expected=self._cohort), metrics
 
-    def _spent(self, kept: dict[str, Any]) -> dict[str, float]:
-        """Note the ε spent, by the accountant that the budget was checked with."""
-        spent, kept["accountant"] = self._mechanism.epsilon(self._releases(kept), self.delta)
-        kept["epsilon"] = f"{spent:.6g}"
-        return {"privacy/epsilon": spent}
+    def _spent(self) -> float:
+        """Note and return the ε spent, by the accountant that the budget was checked with."""
+        spent, self.state.accountant = self._mechanism.epsilon(self._repeats(), self.delta)
+        self.state.epsilon = f"{spent:.6g}"
+        return spent
 
-    def _releases(self, kept: Mapping[str, Any], more: int | None = None) -> Releases:
-        """How many rounds were released how often; with one more release of a round, where one is given."""
-        if self._opened.path is None:
-            return {1: kept["releases"] + (more is not None)}
-        rounds = Counter(self._opened.releases.values())
-        if more is not None:
-            rounds[more] += 1
-        return Counter(rounds.values())
+    @override
+    def _repeats(self, more: int | None = None) -> Releases:
+        return super()._repeats(more) if self._opened.path else {1: self.state.releases + (more is not None)}
 
-    def _exceeds(self, round_idx: int, kept: Mapping[str, Any]) -> bool:
-        """Whether a release of a round would exceed the budget."""
+    @override
+    def _exceeds(self, round_idx: int) -> bool:
         if self.epsilon is None:
             return False
-        releases = self._releases(kept, round_idx)
+        releases = self._repeats(round_idx)
         if releases.keys() == {1}:
-            return bool(releases[1] > kept["_allowed"])
+            return bool(releases[1] > self.state.allowed)
         return bool(self._mechanism.epsilon(releases, self.delta)[0] > self.epsilon)
 
-    def card(self, kept: Mapping[str, Any]) -> str:
-        """The privacy card."""
-        return card(kept, self.withhold)
+    @override
+    def card(self) -> str:
+        return card(self.state, self.withhold, self.state.honest_nodes)
 
-    def exhausted(self, kept: Mapping[str, Any], round_idx: int) -> str | None:
+    @override
+    def exhausted(self, round_idx: int) -> str | None:
         """The budget, where a new release of the round would exceed it; one that was made before costs nothing."""
-        if round_idx in self._opened.releases.values() or not self._exceeds(round_idx, kept):
+        if round_idx in self._opened.releases.values() or not self._exceeds(round_idx):
             return None
         return (
-            f"trainer.privacy: {kept['releases']} releases have spent epsilon {self.epsilon} at delta {self.delta}; "
+            f"trainer.privacy: {self.state.releases} releases have spent epsilon {self.epsilon} at delta {self.delta}; "
             "the run ends here"
         )
 

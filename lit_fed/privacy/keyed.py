@@ -3,22 +3,52 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from lit_fed.checks import check_range
 from lit_fed.engine.evaluation.protocols import Protocol
-from lit_fed.engine.method.wrapper import Privacy, WrappedRun
+from lit_fed.engine.method.wrapper import Privacy, WrappedRun, WrapperState
 from lit_fed.errors import ConfigError
-from lit_fed.privacy.accounting import check_installed
+from lit_fed.privacy.accounting import Releases, check_installed
 from lit_fed.privacy.keys import RunKey
 
 if TYPE_CHECKING:
     from lit_fed.data.population.census import ClientReport
 
 _KEY, _SEED = "a key file", "the seed: a simulation"
+
+
+@dataclass(kw_only=True)
+class PrivacyState(WrapperState):
+    """The promise of a run, as its card has it, and what it needs to go on.
+
+    Args:
+        key: Name of the run's key; empty for a simulation.
+        budget: ε that the noise was worked out for; 0 without.
+        allowed: Number of rounds that it was worked out for; 0 before.
+    """
+
+    unlisted = frozenset({"key", "budget", "allowed"})
+    mechanism: str
+    unit: str
+    relation: str = ""
+    accountant: str = ""
+    clip_norm: float
+    noise_multiplier: float
+    releases: int = 0
+    epsilon: str = "0"
+    delta: float
+    on_client_failure: str = ""
+    noise_from: str
+    key: str = ""
+    budget: float
+    allowed: int = 0
 
 
 class Keyed(Privacy):
@@ -56,17 +86,25 @@ class Keyed(Privacy):
         self.withhold = key_file is not None if withhold is None else withhold
         self._key: RunKey | None = None
 
-    @property
-    def _noise_from(self) -> str:
-        return _SEED if self.key_file is None else _KEY
+    state: PrivacyState
+    _run: WrappedRun
+
+    def _settings(self) -> dict[str, Any]:
+        """The settings that the state holds from the start."""
+        return {
+            "clip_norm": self.clip_norm, "delta": self.delta, "budget": self.epsilon or 0.0,
+            "noise_multiplier": float(self.noise_multiplier or 0.0),
+            "noise_from": _SEED if self.key_file is None else _KEY,
+        }  # fmt: skip
 
     @property
     def _opened(self) -> RunKey:
         assert self._key is not None, "`prepare` opens it"
         return self._key
 
-    def _check_parts(self, run: WrappedRun) -> None:
-        """Refuse pooled data, several kinds of network, and buffers that are averaged."""
+    @override
+    def setup(self, run: WrappedRun) -> None:
+        self._run = run
         if (why := run.data.pooled()) is not None:
             raise ConfigError(f"trainer.privacy: {why}")
         run.check_kinds("trainer.privacy")
@@ -75,9 +113,7 @@ class Keyed(Privacy):
                 f"trainer.privacy: the model has buffers that are averaged, such as {min(run.averaged)!r}; set "
                 "trainer.buffers to local or server"
             )
-
-    def _check_rounds(self, run: WrappedRun) -> None:
-        """Refuse cohorts that no account covers, and protocols that send tensors beside the updates."""
+        run.check_sends("trainer.privacy", "protect")
         participation = run.participation
         if not participation.one_model or participation.by_data:
             why = "draws clients by their data" if participation.by_data else "lets each client work in its own time"
@@ -94,8 +130,14 @@ class Keyed(Privacy):
                 f"trainer.protocols has {odd[0]}, for which clients send tensors past trainer.privacy; leave it out"
             )
 
-    def _open(self, run: WrappedRun, resumed: bool) -> None:
-        """Open the key; the first process alone reads its file."""
+    @override
+    def prepare(self, run: WrappedRun, resumed: bool) -> None:
+        """Open the key; the first process alone reads its file.
+
+        Raises:
+            ConfigError: If it cannot be read, another run has used it, or the accountant is not installed.
+        """
+        check_installed()
         if (file := self.key_file) is None:
             self._key = RunKey.of_seed(run.seed)
             return
@@ -121,8 +163,19 @@ class Keyed(Privacy):
                 "trainer.privacy; leave it out on both ends, or set trainer.privacy.withhold to false"
             )
 
-    def _promised(self, file: Path, promise: Mapping[str, Any]) -> RunKey:
+    def _node_noise(self, files: Iterable[Path], calibrated: Callable[[], float]) -> float:
+        """A node's z: as set, as its account began with, whatever trainer.max_rounds is now, or worked out."""
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        begun = [RunKey.of_file(file).promise.get("noise_multiplier") for file in files if file.exists()]
+        return calibrated() if not begun or begun[0] is None else float(begun[0])
+
+    def _node_key(self, file: Path, noise_multiplier: float, **promise: Any) -> RunKey:
         """The key of a node's file, which also holds an account; refuse a file of other settings."""
+        promise = {
+            "clip_norm": self.clip_norm, "noise_multiplier": noise_multiplier, "epsilon": self.epsilon,
+            "delta": self.delta, **promise,
+        }  # fmt: skip
         key = RunKey.of_file(file, promise)
         if odd := [name for name, value in promise.items() if key.promise.get(name) != value]:
             raise ConfigError(
@@ -137,44 +190,58 @@ class Keyed(Privacy):
         histogram = None if self.withhold else report.histogram
         return replace(report, histogram=histogram, fingerprint=hashlib.sha256(sealed.encode()).hexdigest())
 
-    def _write_down(self, first: Callable[[Callable[[], Any]], Any], name: str, round_idx: int, exceeds: bool) -> None:
-        """Write a new release into the key's file, on the first process, unless it exceeds the budget."""
-        key = self._opened
-        if exceeds:
-            raise ConfigError(
-                f"round {round_idx} was released before and comes out differently now; releasing it again would exceed "
-                f"trainer.privacy.epsilon {self.epsilon}, so that the run ends here"
-            )
-        first(lambda: key.record(name, round_idx))
-        key.releases[name] = round_idx
+    def _exceeds(self, round_idx: int) -> bool:
+        """Whether another release of a round would exceed the budget."""
+        raise NotImplementedError
 
-    def _check_settings(self, kept: Mapping[str, Any]) -> None:
-        """Refuse to go on with other settings."""
-        now = {
-            "clip_norm": self.clip_norm, "delta": self.delta, "epsilon": self.epsilon or 0.0,
-            **({"noise_multiplier": self.noise_multiplier} if self.epsilon is None else {}),
-        }  # fmt: skip
-        for name, value in now.items():
-            if (begun := kept["_budget" if name == "epsilon" else name]) != value:
+    def _repeats(self, more: int | None = None) -> Releases:
+        """Number of rounds by number of releases in the key's file; with one more of a round, where one is given."""
+        rounds = Counter([*self._opened.releases.values(), *([] if more is None else [more])])
+        return Counter(rounds.values())
+
+    def _record(self, name: str, round_idx: int) -> bool:
+        """Count a release, written into the key's file before anybody sees it; whether the file has a new one."""
+        key = self._opened
+        if key.path is None:
+            self.state.releases += 1
+            return False
+        if is_new := name not in key.releases:
+            if self._exceeds(round_idx):
+                raise ConfigError(
+                    f"round {round_idx} was released before and comes out differently now; releasing it again would "
+                    f"exceed trainer.privacy.epsilon {self.epsilon}, so that the run ends here"
+                )
+            self._run.first(lambda: key.record(name, round_idx))
+            key.releases[name] = round_idx
+        self.state.releases = len(key.releases)  # a run that resumes an older checkpoint has made more
+        return is_new
+
+    @override
+    def begin(self, run: WrappedRun) -> None:
+        """Refuse other settings and another key than the run began with; draw cohorts by the key of a file."""
+        state, key = self.state, self._opened
+        state.on_client_failure = run.on_client_failure
+        settings = [("clip_norm", self.clip_norm, state.clip_norm), ("delta", self.delta, state.delta)]
+        settings += [("epsilon", self.epsilon or 0.0, state.budget)]
+        if self.noise_multiplier is not None:
+            settings += [("noise_multiplier", self.noise_multiplier, state.noise_multiplier)]
+        for name, value, begun in settings:
+            if value != begun:
                 raise ConfigError(
                     f"trainer.privacy.{name} is {value or None}, and the run began with {begun or None}; keep it"
                 )
-
-    def _take_key(self, run: WrappedRun, kept: dict[str, Any]) -> None:
-        """Draw cohorts by the key, if it has a file; refuse a key other than the run's first."""
-        key = self._opened
-        if (kept["noise_from"] == _KEY) != (key.path is not None):
+        if (state.noise_from == _KEY) != (key.path is not None):
             raise ConfigError(
                 f"trainer.privacy.key_file is {self.key_file}, and the noise of the run so far came from "
-                f"{kept['noise_from']}; keep it"
+                f"{state.noise_from}; keep it"
             )
         if key.path is None:
             return
-        if kept["_key"] and kept["_key"] != key.name:
+        if state.key and state.key != key.name:
             raise ConfigError(
                 f"trainer.privacy.key_file {key.path} holds another key than the run began with; name that one"
             )
-        kept["_key"] = key.name
+        state.key = key.name
         run.participation.reseed(key.seed("cohort"))
 
     def seal(self, content: Iterable[bytes]) -> str:
@@ -185,9 +252,9 @@ class Keyed(Privacy):
             )
         return self._key.seal(content)
 
-    def closing_line(self, kept: Mapping[str, Any]) -> str:
+    def closing_line(self) -> str:
         """The budget spent, and whom it protects."""
-        line = f"privacy     epsilon {kept['epsilon']} at delta {kept['delta']:g} for {kept['unit']}"
+        line = f"privacy     epsilon {self.state.epsilon} at delta {self.state.delta:g} for {self.state.unit}"
         if self.key_file is not None:
             return line
         return f"{line}; a simulation that protects nobody, as noise and cohorts follow from trainer.seed"

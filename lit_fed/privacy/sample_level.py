@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -34,9 +35,9 @@ from lit_fed.engine.wire.payload import CLAIMS, Broadcast, ClientUpdate
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import BudgetSpent, ConfigError
 from lit_fed.participation import Fate
-from lit_fed.privacy.accounting import IntArray, Releases, SampleAccount, check_installed
+from lit_fed.privacy.accounting import IntArray, SampleAccount
 from lit_fed.privacy.card import card, claims_card
-from lit_fed.privacy.keyed import Keyed
+from lit_fed.privacy.keyed import Keyed, PrivacyState
 from lit_fed.privacy.keys import RunKey, conceal, reveal
 from lit_fed.privacy.sample_gradients import ROUNDED, PoissonLoader, SampleGradients, refuse
 from lit_fed.seeding import SECRET
@@ -47,6 +48,30 @@ _COMPARED = 16
 _PUBLIC = (
     "batch_size", "census", "client_names", "has_val", "input_shape", "num_clients", "num_classes", "num_samples",
 )  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class SampleState(PrivacyState):
+    """The promise to samples.
+
+    Args:
+        account: Rounds, samples and steps of each client, which the key alone reads.
+        counted: Number of rounds in the account.
+        elsewhere: Whether the clients are on nodes, which have accounts of their own.
+        claims: ε, δ and z that the nodes claim, (N, 3); -1 for none.
+    """
+
+    unlisted = PrivacyState.unlisted | {"account", "counted", "elsewhere", "claims"}
+    mechanism: str = "SampleLevel"
+    unit: str = "one sample of a client"
+    relation: str = "the data of one sample replaced by none"
+    batch_size: int
+    steps: str
+    left_out: int = 0
+    account: Tensor
+    counted: int = 0
+    elsewhere: bool
+    claims: Tensor
 
 
 class SampleLevel(Keyed):
@@ -79,6 +104,7 @@ class SampleLevel(Keyed):
     """
 
     keeps_finite = True
+    state: SampleState
 
     def __init__(
         self,
@@ -102,8 +128,10 @@ class SampleLevel(Keyed):
 
     # ------------------------------------------------------------------ before the first round
 
-    def setup(self, run: WrappedRun) -> dict[str, Any]:
-        """Refuse what reads samples beside their gradients; returns the account before the first round."""
+    @override
+    def setup(self, run: WrappedRun) -> None:
+        """Refuse what reads samples beside their gradients."""
+        super().setup(run)
         self._check(run)
         (loop,) = run.loops.values()
         refuse(loop)
@@ -111,7 +139,7 @@ class SampleLevel(Keyed):
         data, asked = run.data, [self._asked(run, loop, is_new) for is_new in (True, False)]
         census = data.census
         here = range(data.num_clients) if census.is_complete else census.clients
-        self._elsewhere = not len(census.clients)  # at a federation's server
+        self._on_nodes = not len(census.clients)  # at a federation's server
         with aside(loop):
             phases = [_phases(run, client) for client in asked]
             self._try(run, asked[0], list({phase.name: phase for part in phases for phase in part}.values()))
@@ -120,35 +148,26 @@ class SampleLevel(Keyed):
         self._sizes[list(here)] = [census.num_samples(one) for one in here]
         made = [[_steps(phase, self._sizes, run) for phase in part] for part in phases]
         self._steps = np.maximum(*(sum(part, np.zeros_like(self._sizes)) for part in made))
-        return {
-            "mechanism": "SampleLevel", "unit": "one sample of a client", "accountant": "",
-            "relation": "the data of one sample replaced by none", "batch_size": data.batch_size,
-            "steps": f"{self._steps.min()} to {self._steps.max()}", "clip_norm": self.clip_norm,
-            "noise_multiplier": float(self.noise_multiplier or 0.0), "left_out": 0, "releases": 0, "epsilon": "0",
-            "delta": self.delta, "on_client_failure": "", "noise_from": self._noise_from,
-            "_account": torch.from_numpy(conceal(None, np.stack([0 * self._sizes, self._sizes, self._steps]))),
-            "_key": "", "_budget": self.epsilon or 0.0, "_allowed": 0, "_counted": 0, "_elsewhere": self._elsewhere,
-            "_claims": torch.full((data.num_clients, 3), -1.0, dtype=torch.float64),
-        }  # fmt: skip
+        self.state = SampleState(
+            **self._settings(), batch_size=data.batch_size, steps=f"{self._steps.min()} to {self._steps.max()}",
+            account=torch.from_numpy(conceal(None, np.stack([0 * self._sizes, self._sizes, self._steps]))),
+            elsewhere=self._on_nodes, claims=torch.full((data.num_clients, 3), -1.0, dtype=torch.float64),
+        )  # fmt: skip
 
     def _check(self, run: WrappedRun) -> None:
         data, method = run.data, type(run.algorithm).__name__
-        self._check_parts(run)
         if (mixed := data.mixed_by) is not None:
             raise ConfigError(
                 f"trainer.privacy bounds what a sample does, and {mixed} draws from all samples at once; leave it out"
             )
         if data.batch_size > _MOST:
             raise ConfigError(f"data.batch_size is {data.batch_size}; SampleLevel sums up to {_MOST} samples exactly")
-        if not run.layout(run.broadcast):
-            raise ConfigError(f"trainer.privacy has nothing to protect: clients of {method} send nothing; leave it out")
         parts = run.algorithm.reducer(run.server).parts()
         if parts is not None and not all(part.uniform for part in parts):
             raise ConfigError(
                 f"trainer.privacy: {method} weighs clients by their samples, which tells of each; set "
                 "algorithm.weighting to uniform"
             )
-        self._check_rounds(run)
 
     def _asked(self, run: WrappedRun, loop: Any, is_new: bool) -> Client:
         """A client whose data beside the gradient are refused by name; one that is known finds another model."""
@@ -185,12 +204,6 @@ class SampleLevel(Keyed):
                         )
                 return
 
-    def prepare(self, run: WrappedRun, resumed: bool) -> None:
-        """Open the key; a `ConfigError` if it cannot be read, or the accountant is not installed."""
-        check_installed()
-        self._run = run
-        self._open(run, resumed)
-
     @override
     def visible_data(self, data: Any) -> Any:
         def refusal(name: str) -> ConfigError:
@@ -201,16 +214,17 @@ class SampleLevel(Keyed):
 
         return _Guarded(data, refusal)
 
-    def begin(self, run: WrappedRun, kept: dict[str, Any]) -> None:
+    @override
+    def begin(self, run: WrappedRun) -> None:
         """Find the noise, and go on with what is left of each client's budget."""
-        self._check_settings(kept)
-        self._take_key(run, kept)
-        if kept["_elsewhere"] != self._elsewhere:
+        super().begin(run)
+        state = self.state
+        if state.elsewhere != self._on_nodes:
             raise ConfigError(
                 "trainer.privacy is SampleLevel, and the run began "
-                f"{'in a simulation' if self._elsewhere else 'with clients on nodes'}; go on there"
+                f"{'in a simulation' if self._on_nodes else 'with clients on nodes'}; go on there"
             )
-        self._rounds, sizes, steps = reveal(self._opened, kept["_account"].numpy()).reshape(3, -1).copy()
+        self._rounds, sizes, steps = reveal(self._opened, state.account.numpy()).reshape(3, -1).copy()
         if not np.array_equal(sizes, self._sizes) or not np.array_equal(steps, self._steps):
             raise ConfigError(
                 "trainer.privacy: clients have other samples, batches or steps a round than the run began with; keep "
@@ -218,18 +232,17 @@ class SampleLevel(Keyed):
             )
         self._participation = run.participation
         self._participation.leave_out((), 0)
-        kept["on_client_failure"] = run.on_client_failure
-        self._note(kept)
-        if self._elsewhere:  # each node has its own account
+        self._note()
+        if self._on_nodes:  # each node has its own account
             return
-        if self.epsilon is not None and not kept["_allowed"]:
-            kept["_allowed"] = run.max_rounds
+        if self.epsilon is not None and not state.allowed:
+            state.allowed = run.max_rounds
             planned = self._worked(range(run.max_rounds))
-            kept["noise_multiplier"] = self._account_of(1.0).calibrated(planned, self.epsilon)
-        self._account, self._noise = self._account_of(kept["noise_multiplier"]), kept["noise_multiplier"]
-        self._rest(kept)
+            state.noise_multiplier = self._account_of(1.0).calibrated(planned, self.epsilon)
+        self._account, self._noise = self._account_of(state.noise_multiplier), state.noise_multiplier
+        self._rest()
         for round_idx in sorted(set(self._opened.releases.values())):  # a checkpoint may be older than the last one
-            self._count(round_idx, kept)
+            self._count(round_idx)
         self._warn(run)
 
     def _warn(self, run: WrappedRun) -> None:
@@ -247,21 +260,14 @@ class SampleLevel(Keyed):
                 that tell of clients' data.
         """
         self._check_node(run)
-        self._run = run
-        clients, batch_size = list(run.data.census.clients), run.data.batch_size
-        files = {one: Path(f"{self.key_file}.{one}") for one in clients}
-        noise, known = self.noise_multiplier, [RunKey.of_file(file) for file in files.values() if file.exists()]
-        if noise is None and known:  # the noise that this node began with, whatever trainer.max_rounds is now
-            noise = known[0].promise.get("noise_multiplier")
-        if noise is None:
-            planned = np.where(self._sizes > 0, run.max_rounds, 0)
-            noise = self._account_of(1.0).calibrated(planned, float(self.epsilon or 0.0))
+        files = {one: Path(f"{self.key_file}.{one}") for one in run.data.census.clients}
+        planned, budget = np.where(self._sizes > 0, run.max_rounds, 0), float(self.epsilon or 0.0)
+        noise = self._node_noise(files.values(), lambda: self._account_of(1.0).calibrated(planned, budget))
         for one, file in files.items():
-            promise = {
-                "clip_norm": self.clip_norm, "noise_multiplier": noise, "epsilon": self.epsilon, "delta": self.delta,
-                "batch_size": batch_size, "samples": int(self._sizes[one]), "steps": int(self._steps[one]),
-            }  # fmt: skip
-            self._keys[one] = self._promised(file, promise)
+            self._keys[one] = self._node_key(
+                file, noise, batch_size=run.data.batch_size, samples=int(self._sizes[one]),
+                steps=int(self._steps[one]),
+            )  # fmt: skip
         self._account, self._noise = self._account_of(noise), noise
         self._warn(run)
 
@@ -360,38 +366,37 @@ class SampleLevel(Keyed):
 
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
         """The method's; at a server, what nodes claim is noted as their updates arrive."""
-        return _Listening(below, self._claimed) if self._elsewhere else below
+        return _Listening(below, self._claimed) if self._on_nodes else below
 
     # ------------------------------------------------------------------ a round
 
-    def release(self, aggregate: Any, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
+    def release(self, aggregate: Any, cohort: Cohort) -> tuple[Any, Cohort, dict[str, float]]:
         """Count a round for the clients that worked in it, before anybody sees its result."""
-        if self._elsewhere:
+        if self._on_nodes:
             for client_id, claim in self._claimed.items():
-                kept["_claims"][client_id] = torch.tensor(claim, dtype=torch.float64)
-            return aggregate, cohort, {"privacy/epsilon": max(0.0, float(kept["_claims"][:, 0].max()))}
+                self.state.claims[client_id] = torch.tensor(claim, dtype=torch.float64)
+            return aggregate, cohort, {"privacy/epsilon": max(0.0, float(self.state.claims[:, 0].max()))}
         key, round_idx = self._opened, cohort.round_idx
         name = key.release(round_idx, cohort.delivered, _numbers(aggregate) if key.path is not None else np.empty(0))
-        self._count(round_idx, kept)
-        if key.path is not None and name not in key.releases:
-            self._record(name, round_idx, kept)
-        kept["releases"] = kept["releases"] + 1 if key.path is None else len(key.releases)
-        spent, kept["accountant"] = self._account.epsilon(self._rounds, _repeats(self._opened.releases))
-        kept["epsilon"] = f"{spent:.6g}"
+        self._count(round_idx)
+        if self._record(name, round_idx):
+            self._rest()
+        spent, self.state.accountant = self._account.epsilon(self._rounds, self._repeats())
+        self.state.epsilon = f"{spent:.6g}"
         return aggregate, cohort, {"privacy/epsilon": spent, "privacy/clip_norm": self.clip_norm}
 
-    def _count(self, round_idx: int, kept: dict[str, Any]) -> None:
+    def _count(self, round_idx: int) -> None:
         """Count a round, unless it is counted, for the clients that work in it."""
-        if round_idx >= kept["_counted"]:
+        if round_idx >= self.state.counted:
             self._rounds = self._rounds + self._worked([round_idx])
-            self._note(kept)
-            kept["_counted"] = round_idx + 1
-            self._rest(kept)
+            self._note()
+            self.state.counted = round_idx + 1
+            self._rest()
 
-    def _note(self, kept: dict[str, Any]) -> None:
+    def _note(self) -> None:
         """Note rounds, samples and steps of clients for checkpoints: who took part, which the key alone reads."""
         made = np.stack([self._rounds, self._sizes, self._steps])
-        kept["_account"] = torch.from_numpy(conceal(self._opened, made))
+        self.state.account = torch.from_numpy(conceal(self._opened, made))
 
     def _worked(self, rounds: Iterable[int]) -> IntArray:
         """In how many of some rounds each client works, (N,)."""
@@ -401,32 +406,29 @@ class SampleLevel(Keyed):
             found[[one.client_id for one in plan if one.fate is not Fate.LOST_BEFORE]] += 1
         return found
 
-    def _record(self, name: str, round_idx: int, kept: dict[str, Any]) -> None:
-        """Write a new release into the key's file; a round that comes out differently is released once more."""
-        releases, exceeds = self._opened.releases, False
-        if self.epsilon is not None and round_idx in releases.values():
-            again = _repeats(releases | {name: round_idx})
-            exceeds = bool(self._account.exceeds(self._rounds, again, self.epsilon).any())
-        self._write_down(self._run.first, name, round_idx, exceeds)
-        self._rest(kept)
+    @override
+    def _exceeds(self, round_idx: int) -> bool:
+        if self.epsilon is None or round_idx not in self._opened.releases.values():
+            return False
+        return bool(self._account.exceeds(self._rounds, self._repeats(round_idx), self.epsilon).any())
 
-    def _rest(self, kept: dict[str, Any]) -> None:
+    def _rest(self) -> None:
         """Leave out the clients that another round would take beyond the budget."""
-        rounds, repeated = self._rounds, _repeats(self._opened.releases)
+        state, rounds, repeated = self.state, self._rounds, self._repeats()
         over = np.zeros(len(rounds), bool)
-        is_planned = kept["_counted"] < kept["_allowed"] and not repeated.keys() - {1}
+        is_planned = state.counted < state.allowed and not repeated.keys() - {1}
         if self.epsilon is not None and not is_planned:
             over = self._account.exceeds(rounds + 1, repeated, self.epsilon)
-        before, kept["left_out"] = kept["left_out"], int(over.sum())
-        self._participation.leave_out(np.flatnonzero(over).tolist(), kept["_counted"])
-        if (more := kept["left_out"] - before) > 0:
+        before, state.left_out = state.left_out, int(over.sum())
+        self._participation.leave_out(np.flatnonzero(over).tolist(), state.counted)
+        if (more := state.left_out - before) > 0:
             self._run.say(
                 f"trainer.privacy: {more} clients have spent epsilon {self.epsilon}, and are left out from now on"
             )
 
-    def exhausted(self, kept: Mapping[str, Any], round_idx: int) -> str | None:
+    def exhausted(self, round_idx: int) -> str | None:
         """The budget, where it leaves out every client."""
-        if self._elsewhere:
+        if self._on_nodes:
             return None
         if not set(self._participation.seen_clients.tolist()) <= self._participation.left_out(round_idx):
             return None
@@ -434,15 +436,16 @@ class SampleLevel(Keyed):
             f"trainer.privacy: every client has spent epsilon {self.epsilon} at delta {self.delta}; the run ends here"
         )
 
-    def card(self, kept: Mapping[str, Any]) -> str:
+    def card(self) -> str:
         """The privacy card; a server's lists what each node claims."""
-        return claims_card(kept, self.withhold) if self._elsewhere else card(kept, self.withhold)
+        state = self.state
+        return claims_card(state, state.claims, self.withhold) if self._on_nodes else card(state, self.withhold)
 
-    def closing_line(self, kept: Mapping[str, Any]) -> str:
+    def closing_line(self) -> str:
         """The budget spent, and whom it protects."""
-        if not self._elsewhere:
-            return super().closing_line(kept)
-        claims = kept["_claims"][:, 0]
+        if not self._on_nodes:
+            return super().closing_line()
+        claims = self.state.claims[:, 0]
         return (
             f"privacy     nodes claim epsilon up to {float(claims.max()):.6g} for {int((claims >= 0).sum())} of "
             f"{len(claims)} clients, each for one sample; the server cannot check it"
@@ -554,11 +557,6 @@ def _steps(phase: Phase, sizes: IntArray, run: WrappedRun) -> IntArray:
         steps = num_batches(Phase(phase.name, range(batches), phase.epochs, phase.steps))
         made[size] = int(phase.epochs or 0) * batches if steps is None else steps
     return np.array([made[size] for size in sizes.tolist()], np.int64)
-
-
-def _repeats(releases: Mapping[str, int]) -> Releases:
-    """Number of rounds by number of releases."""
-    return Counter(Counter(releases.values()).values())
 
 
 def _numbers(aggregate: Any) -> NDArray[np.float64]:

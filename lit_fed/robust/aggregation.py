@@ -15,7 +15,7 @@ from lit_fed.arguments import Checked
 from lit_fed.checks import check_range
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.reducers import Reducer
-from lit_fed.engine.method.wrapper import Aggregation, WrappedRun
+from lit_fed.engine.method.wrapper import Aggregation, WrappedRun, WrapperState
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Flat, Payload
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
@@ -96,6 +96,14 @@ class Combined:
     weights: Sequence[tuple[int, float]] | None = None
 
 
+@dataclass(kw_only=True)
+class RuleState(WrapperState):
+    """The rule, and the movement of its previous aggregate, by name."""
+
+    rule: str
+    centre: Payload = field(default_factory=dict)
+
+
 class RobustRule(Aggregation, ABC):
     """A rule in place of the mean of the clients' payloads.
 
@@ -120,6 +128,8 @@ class RobustRule(Aggregation, ABC):
     remembers: bool = False
     """Whether the previous aggregate is one more vector, the last."""
 
+    state: RuleState
+
     def __init__(self, before: PreAggregation | None = None) -> None:
         self.before = before
         self._weights: Sequence[tuple[int, float]] = []
@@ -141,11 +151,10 @@ class RobustRule(Aggregation, ABC):
     # ------------------------------------------------------------------ before the first round
 
     @override
-    def setup(self, run: WrappedRun) -> dict[str, Any]:
+    def setup(self, run: WrappedRun) -> None:
         self._check(run)
         self._seed, self._buffers = run.seed, run.averaged
-        self._kept: dict[str, Any] = {"rule": type(self).__name__, "centre": {}}
-        return self._kept
+        self.state = RuleState(rule=type(self).__name__)
 
     def _check(self, run: WrappedRun) -> None:
         method = type(run.algorithm).__name__
@@ -155,8 +164,7 @@ class RobustRule(Aggregation, ABC):
                 f"{_KEY} cannot replace the mean of {method}: its server does not average what clients send; choose "
                 "another method"
             )
-        if not run.layout(run.broadcast):
-            raise ConfigError(f"{_KEY} has nothing to combine: clients of {method} send nothing; leave it out")
+        run.check_sends(_KEY, "combine")
         if odd := sorted(name for name, (dtype, _) in run.layout(run.broadcast).items() if dtype.is_complex):
             raise ConfigError(f"{_KEY} cannot order the complex numbers of {odd[0]!r}; choose another method")
         count = run.participation.nominal_cohort_size
@@ -175,8 +183,7 @@ class RobustRule(Aggregation, ABC):
         return count < self.before.least or self.before.outputs(count) < self.least
 
     @override
-    def begin(self, run: WrappedRun, kept: dict[str, Any]) -> None:
-        self._kept = kept
+    def begin(self, run: WrappedRun) -> None:
         warn_of_memory(_KEY, run)
         parts = run.algorithm.reducer(run.server).parts() or []
         if not all(part.uniform for part in parts):
@@ -186,12 +193,10 @@ class RobustRule(Aggregation, ABC):
 
     @override
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
-        return RuleReducer(self, broadcast, self._seed, self._buffers, self._kept["centre"])
+        return RuleReducer(self, broadcast, self._seed, self._buffers, self.state.centre)
 
     @override
-    def release(
-        self, aggregate: Combined | None, cohort: Cohort, kept: dict[str, Any]
-    ) -> tuple[Payload | None, Cohort, dict[str, float]]:
+    def release(self, aggregate: Combined | None, cohort: Cohort) -> tuple[Payload | None, Cohort, dict[str, float]]:
         payload = None if aggregate is None else aggregate.payload
         metrics = {"aggregation/skipped": float(payload is None)}
         self._weights = [] if aggregate is None else aggregate.weights or []
@@ -199,7 +204,7 @@ class RobustRule(Aggregation, ABC):
             kept_count = sum(weight != 0 for _, weight in self._weights)
             metrics |= {"aggregation/kept": kept_count, "aggregation/left_out": len(self._weights) - kept_count}
         if aggregate is not None and payload is not None and self.remembers:
-            kept["centre"] = dict(aggregate.moved)
+            self.state.centre = dict(aggregate.moved)
         return payload, cohort, metrics
 
     @override

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -17,7 +18,7 @@ from lit_fed.engine.evaluation.protocols import ClientRow, spread
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.reducers import Reducer, WeightedMean
-from lit_fed.engine.method.wrapper import Attack, Tested, WrappedRun
+from lit_fed.engine.method.wrapper import Attack, Tested, WrappedRun, WrapperState
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
@@ -27,6 +28,14 @@ from lit_fed.seeding import numpy_generator
 _KEYS = Keys("trainer.attack.clients", "trainer.attack.positions")
 _CHOICES = "trainer.attack.fraction or trainer.attack.clients"
 _LISTED = 20
+
+
+@dataclass(kw_only=True)
+class AttackState(WrapperState):
+    """The attack, and names of the first attackers."""
+
+    attack: str
+    attackers: str
 
 
 class Attacker(Attack):
@@ -58,7 +67,7 @@ class Attacker(Attack):
         self._delivered: list[int] = []
 
     @override
-    def setup(self, run: WrappedRun) -> dict[str, Any]:
+    def setup(self, run: WrappedRun) -> None:
         data = run.data
         chosen = clients_of(data, _KEYS, self.clients, self.positions)
         if chosen is None:
@@ -70,10 +79,10 @@ class Attacker(Attack):
         self._tolerated, self._say, self._warned_beyond = run.tolerated_attackers, run.say, False
         names = [called(data, client_id) for client_id in sorted(self.attackers)]
         more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-        return {"attack": type(self).__name__, "attackers": ", ".join(names[:_LISTED]) + more}
+        self.state = AttackState(attack=type(self).__name__, attackers=", ".join(names[:_LISTED]) + more)
 
     @override
-    def release(self, aggregate: Any, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
+    def release(self, aggregate: Any, cohort: Cohort) -> tuple[Any, Cohort, dict[str, float]]:
         self._delivered = [client_id for client_id in cohort.delivered if client_id in self.attackers]
         metrics = {"attack/attackers": float(count := len(self._delivered))}
         if self._tolerated is not None:
@@ -122,13 +131,13 @@ class _OnLabels(Attacker):
     """Attackers that change the labels of a classification."""
 
     @override
-    def setup(self, run: WrappedRun) -> dict[str, Any]:
+    def setup(self, run: WrappedRun) -> None:
         if run.data.num_classes is None:
             raise ConfigError(
                 f"trainer.attack {type(self).__name__} changes classes, and the data have none; choose another attack"
             )
         self.num_classes = run.data.num_classes
-        return super().setup(run)
+        super().setup(run)
 
 
 class LabelFlip(_OnLabels):
@@ -179,10 +188,9 @@ class Backdoor(_OnLabels):
         self.poisoned = check_range("trainer.attack.poisoned", poisoned, above=0, most=1)
 
     @override
-    def setup(self, run: WrappedRun) -> dict[str, Any]:
-        kept = super().setup(run)
+    def setup(self, run: WrappedRun) -> None:
+        super().setup(run)
         check_range("trainer.attack.target", self.target, least=0, below=self.num_classes)
-        return kept
 
     @override
     def loader(self, loader: Iterable[Any], client: Client) -> Iterable[Any]:
@@ -226,10 +234,10 @@ class _OnUpdate(Attacker):
     """
 
     @override
-    def setup(self, run: WrappedRun) -> dict[str, Any]:
+    def setup(self, run: WrappedRun) -> None:
         check_sends(self, run)
         self._buffers = run.averaged
-        return super().setup(run)
+        super().setup(run)
 
     @override
     def on_client(self, update: ClientUpdate, client: Client) -> ClientUpdate:
@@ -324,14 +332,14 @@ class Informed(Attacker):
     knows_others = True
 
     @override
-    def setup(self, run: WrappedRun) -> dict[str, Any]:
+    def setup(self, run: WrappedRun) -> None:
         check_sends(self, run)
         run.check_kinds(f"trainer.attack {type(self).__name__}")
         self._buffers = run.averaged
-        return super().setup(run)
+        super().setup(run)
 
     @override
-    def begin(self, run: WrappedRun, kept: dict[str, Any]) -> None:
+    def begin(self, run: WrappedRun) -> None:
         warn_of_memory(f"trainer.attack {type(self).__name__}", run)
 
     @override

@@ -163,8 +163,7 @@ def assemble(
             parts.participation.payload_bytes = _crossing(federation)
     if local.wrappers.stack:
         with session.at_work():
-            local.wrappers.run = wrapped_run(federation, settings)
-            local.wrappers.setup()
+            local.wrappers.setup(wrapped_run(federation, settings))
     with session.at_work():
         federation.begun_infinite = frozenset(federation.not_finite(0))
         if stage == "fit":

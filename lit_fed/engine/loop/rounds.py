@@ -54,7 +54,7 @@ def run_rounds(run: Run) -> None:
             for round_idx in range(run.start_round, run.max_rounds):
                 if run.should_stop:
                     break
-                if (why := run.federation.wrappers.exhausted(run.federation.server, round_idx)) is not None:
+                if (why := run.federation.wrappers.exhausted(round_idx)) is not None:
                     run.fabric.print(why)
                     break
                 run_round(run, round_idx)
@@ -87,7 +87,7 @@ def run_round(run: Run, round_idx: int) -> None:
     aggregate = _reduced(run, current)
     federation.keep_version(current.broadcast)
     cohort = Cohort(round_idx, tuple(ledger.delivered), federation.data.num_clients)
-    aggregate, cohort, metrics = federation.wrappers.release(aggregate, cohort, federation.server)
+    aggregate, cohort, metrics = federation.wrappers.release(aggregate, cohort)
     if aggregate is not None:
         metrics = federation.algorithm.step(federation.server, aggregate, cohort) | metrics
         _check_server(run, round_idx)

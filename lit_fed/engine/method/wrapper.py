@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -80,6 +80,32 @@ class WrappedRun:
         if len(self.kinds) > 1:
             raise ConfigError(f"{key} needs one kind of network; trainer.kinds has several")
 
+    def check_sends(self, key: str, verb: str) -> None:
+        """Refuse a method whose clients send nothing; the verb says what the wrapper does to what they send."""
+        if not self.layout(self.broadcast):
+            method = type(self.algorithm).__name__
+            raise ConfigError(f"{key} has nothing to {verb}: clients of {method} send nothing; leave it out")
+
+
+@dataclass(kw_only=True)
+class WrapperState:
+    """What a wrapper keeps between rounds: fields of a subclass, tensors and primitives, which checkpoints hold."""
+
+    unlisted: ClassVar[frozenset[str]] = frozenset()
+    """Fields that model cards leave out; their entries in a checkpoint begin with an underscore."""
+
+    def as_state(self) -> dict[str, Any]:
+        """The entries of a checkpoint."""
+        return {self._entry(name): value for name, value in vars(self).items()}
+
+    def load_state(self, entries: Mapping[str, Any]) -> None:
+        """Take the entries of a checkpoint."""
+        for name in vars(self):
+            setattr(self, name, entries[self._entry(name)])
+
+    def _entry(self, name: str) -> str:
+        return f"_{name}" if name in self.unlisted else name
+
 
 class Wrapper(Checked):
     """Something around a method; every place does nothing by default."""
@@ -87,13 +113,11 @@ class Wrapper(Checked):
     name = "wrapper"
     """Name of its entry in the server's state, and of its card."""
 
-    def setup(self, run: WrappedRun) -> dict[str, Any]:
-        """Check that the method can be wrapped, before any training.
+    state: WrapperState = WrapperState()
+    """What it keeps between rounds; `setup` makes a new one."""
 
-        Returns:
-            The wrapper's state between rounds, tensors and primitives; it becomes an entry of the server's state.
-        """
-        return {}
+    def setup(self, run: WrappedRun) -> None:
+        """Check that the method can be wrapped, before any training, and make the state."""
 
     def prepare(self, run: WrappedRun, resumed: bool) -> None:
         """Open files that a run needs, before its folder is made, on every process; not called on nodes.
@@ -103,12 +127,10 @@ class Wrapper(Checked):
             resumed: Whether the run goes on with what another call of ``fit`` began.
         """
 
-    def begin(self, run: WrappedRun, kept: dict[str, Any]) -> None:
+    def begin(self, run: WrappedRun) -> None:
         """Called before the first round of a call of ``fit``, on every process; not called on nodes.
 
-        Args:
-            run: As in `setup`, with the state of a checkpoint.
-            kept: The wrapper's state, to be changed in place.
+        The state is that of the checkpoint, if the run is resumed.
         """
 
     def settle(self, run: WrappedRun) -> None:
@@ -146,13 +168,12 @@ class Wrapper(Checked):
         """The round's reducer: the method's, another in its place, or one around it."""
         return below
 
-    def release(self, aggregate: Any, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
+    def release(self, aggregate: Any, cohort: Cohort) -> tuple[Any, Cohort, dict[str, float]]:
         """The aggregate on which the server steps, from the reducer's result: the same on every process.
 
         Args:
             aggregate: The reducer's result; None where no update arrived.
             cohort: The clients whose updates arrived.
-            kept: State of the wrapper between rounds, to be changed in place.
 
         Returns:
             The aggregate, None to leave the server as it is; the cohort; metrics by name.
@@ -167,15 +188,15 @@ class Wrapper(Checked):
         """Metrics from the results of an evaluation's clients."""
         return {}
 
-    def card(self, kept: Mapping[str, Any]) -> str | None:
+    def card(self) -> str | None:
         """A text in Markdown for readers of the run's folder, written as ``<name>.md`` after every round."""
         return None
 
-    def closing_line(self, kept: Mapping[str, Any]) -> str | None:
+    def closing_line(self) -> str | None:
         """A line for the terminal at the end of a run; None for none."""
         return None
 
-    def exhausted(self, kept: Mapping[str, Any], round_idx: int) -> str | None:
+    def exhausted(self, round_idx: int) -> str | None:
         """Why a round may not be run; None where it may."""
         return None
 
@@ -229,28 +250,32 @@ class Wrappers:
 
     def __init__(self, stack: Sequence[Wrapper] = ()) -> None:
         self.stack = tuple(stack)
-        self.run: WrappedRun | None = None
+        self._run: WrappedRun | None = None
 
-    def setup(self) -> None:
+    def setup(self, run: WrappedRun) -> None:
         """See `Wrapper.setup`."""
+        self._run = run
         for wrapper in self.stack:
-            self._set_up_for.server[_key(wrapper)] = wrapper.setup(self._set_up_for)
+            wrapper.setup(run)
+            run.server[_key(wrapper)] = wrapper.state.as_state()
 
     def prepare(self, resumed: bool) -> None:
         """See `Wrapper.prepare`."""
         for wrapper in self.stack:
-            wrapper.prepare(self._set_up_for, resumed)
+            wrapper.prepare(self.run, resumed)
 
     def begin(self, max_rounds: int) -> None:
         """See `Wrapper.begin`."""
         for wrapper in self.stack:
-            run = replace(self._set_up_for, max_rounds=max_rounds)
-            wrapper.begin(run, run.server[_key(wrapper)])
+            server = self.run.server
+            wrapper.state.load_state(server[_key(wrapper)])
+            wrapper.begin(replace(self.run, max_rounds=max_rounds))
+            server[_key(wrapper)] = wrapper.state.as_state()
 
     def settle(self) -> None:
         """See `Wrapper.settle`."""
         for wrapper in self.stack:
-            wrapper.settle(self._set_up_for)
+            wrapper.settle(self.run)
 
     def report(self, report: ClientReport, client_id: int) -> ClientReport:
         """See `Wrapper.report`."""
@@ -290,11 +315,12 @@ class Wrappers:
             below = wrapper.reducer(below, broadcast)
         return below
 
-    def release(self, aggregate: Any, cohort: Cohort, server: Server) -> tuple[Any, Cohort, dict[str, float]]:
+    def release(self, aggregate: Any, cohort: Cohort) -> tuple[Any, Cohort, dict[str, float]]:
         """See `Wrapper.release`."""
         metrics: dict[str, float] = {}
         for wrapper in reversed(self.stack):  # the outermost reducer's result first
-            aggregate, cohort, released = wrapper.release(aggregate, cohort, server[_key(wrapper)])
+            aggregate, cohort, released = wrapper.release(aggregate, cohort)
+            self.run.server[_key(wrapper)] = wrapper.state.as_state()
             metrics |= released
         return aggregate, cohort, metrics
 
@@ -306,19 +332,19 @@ class Wrappers:
         """See `Wrapper.evaluation_metrics`."""
         return {name: value for wrapper in self.stack for name, value in wrapper.evaluation_metrics(tests).items()}
 
-    def exhausted(self, server: Server, round_idx: int) -> str | None:
+    def exhausted(self, round_idx: int) -> str | None:
         """See `Wrapper.exhausted`."""
-        reasons = (wrapper.exhausted(server[_key(wrapper)], round_idx) for wrapper in self.stack)
+        reasons = (wrapper.exhausted(round_idx) for wrapper in self.stack)
         return next((why for why in reasons if why is not None), None)
 
-    def cards(self, server: Server) -> dict[str, str]:
+    def cards(self) -> dict[str, str]:
         """The cards by name."""
-        cards = {wrapper.name: wrapper.card(server[_key(wrapper)]) for wrapper in self.stack}
+        cards = {wrapper.name: wrapper.card() for wrapper in self.stack}
         return {name: card for name, card in cards.items() if card is not None}
 
-    def closing_lines(self, server: Server) -> list[str]:
+    def closing_lines(self) -> list[str]:
         """The lines of `Wrapper.closing_line`."""
-        lines = (wrapper.closing_line(server[_key(wrapper)]) for wrapper in self.stack)
+        lines = (wrapper.closing_line() for wrapper in self.stack)
         return [line for line in lines if line is not None]
 
     @property
@@ -341,9 +367,10 @@ class Wrappers:
         return next((seal for wrapper in self.stack if (seal := wrapper.seal(content)) is not None), None)
 
     @property
-    def _set_up_for(self) -> WrappedRun:
-        assert self.run is not None, "wrappers are set up once the federation is assembled"
-        return self.run
+    def run(self) -> WrappedRun:
+        """The run that the wrappers are set up for."""
+        assert self._run is not None, "wrappers are set up once the federation is assembled"
+        return self._run
 
 
 def _key(wrapper: Wrapper) -> str:

@@ -221,7 +221,7 @@ class SummedSecurely(Wrapper):
         self._sums: NodeSums
         self._private = False
 
-    def setup(self, run: WrappedRun) -> dict[str, Any]:
+    def setup(self, run: WrappedRun) -> None:
         """Refuse a method or a setting that reads single updates."""
         key, method = "trainer.secure_sum", type(run.algorithm).__name__
         run.check_kinds(key)
@@ -230,9 +230,8 @@ class SummedSecurely(Wrapper):
             raise ConfigError(f"{key} cannot go around {method}: its server reads single updates, or nothing is sent")
         if len({part.uniform for part in parts}) > 1:
             raise ConfigError(f"{key} has one weight a client, and {method} weighs its parts differently")
-        if not (layout := run.layout(run.broadcast)):
-            raise ConfigError(f"{key} has nothing to sum: clients of {method} send nothing; leave it out")
-        if odd := sorted(name for name, (dtype, _) in layout.items() if not dtype.is_floating_point):
+        run.check_sends(key, "sum")
+        if odd := sorted(name for name, (dtype, _) in run.layout(run.broadcast).items() if not dtype.is_floating_point):
             raise ConfigError(f"{key} cannot sum {odd[0]!r}, which holds whole numbers; set trainer.buffers to local")
         if not run.participation.one_model:
             raise ConfigError(
@@ -247,9 +246,8 @@ class SummedSecurely(Wrapper):
         self.uniform = parts[0].uniform
         self.samples, self._device = run.data.census.num_samples, run.device
         self._layout = run.layout
-        return {}
 
-    def begin(self, run: WrappedRun, kept: dict[str, Any]) -> None:
+    def begin(self, run: WrappedRun) -> None:
         """Refuse weights that are too large, and make the nodes, with keys of their own."""
         if self.noise is not None and self.over_nodes is None and self.settings.nodes is None:
             raise ConfigError(
@@ -365,7 +363,7 @@ class SummedSecurely(Wrapper):
             return torch.zeros_like(words[0])
         return torch.from_numpy(total.view(np.int64)).to(words.device)
 
-    def release(self, aggregate: Summed, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
+    def release(self, aggregate: Summed, cohort: Cohort) -> tuple[Any, Cohort, dict[str, float]]:
         """The mean in the method's names and types, and the means of the clients' metrics."""
         metrics = aggregate.means | dict(aggregate.costs)
         if aggregate.clients is not None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lit_fed.algorithm import Client, ClientUpdate, Cohort, Reducer
-from lit_fed.engine.method.wrapper import Privacy
+from lit_fed.engine.method.wrapper import Privacy, WrapperState
 from lit_fed.engine.wire.payload import Broadcast
 from lit_fed.errors import ClientFailure
 from lit_fed.participation import FullParticipation
@@ -32,14 +33,23 @@ class Negated:
         return len(self.loader)
 
 
+@dataclass
+class Rounds(WrapperState):
+    """The number of rounds so far."""
+
+    rounds: int = 0
+
+
 class Everywhere(Privacy):
     """Does something that shows in each place."""
+
+    state: Rounds
 
     def __init__(self) -> None:
         self.reduced: list[float] = []
 
-    def setup(self, run: Any) -> dict[str, Any]:
-        return {"rounds": 0}
+    def setup(self, run: Any) -> None:
+        self.state = Rounds()
 
     def loader(self, loader: Iterable[Any], client: Client) -> Iterable[Any]:
         return Negated(loader)
@@ -60,9 +70,9 @@ class Everywhere(Privacy):
         below.add = seen  # type: ignore[method-assign]
         return below
 
-    def release(self, aggregate: Any, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
-        kept["rounds"] += 1
-        return {name: tensor + 1 for name, tensor in aggregate.items()}, cohort, {"wrapper/rounds": kept["rounds"]}
+    def release(self, aggregate: Any, cohort: Cohort) -> tuple[Any, Cohort, dict[str, float]]:
+        self.state.rounds += 1
+        return {name: tensor + 1 for name, tensor in aggregate.items()}, cohort, {"wrapper/rounds": self.state.rounds}
 
 
 @pytest.mark.parametrize("executor", ["sequential", "vectorized"])
