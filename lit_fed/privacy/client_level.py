@@ -19,7 +19,7 @@ from lit_fed.checks import check_range
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.reducers import Reducer
-from lit_fed.engine.method.wrapper import WrappedRun
+from lit_fed.engine.method.wrapper import View, WrappedRun, Wrapper
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout, Payload, layout_of
 from lit_fed.errors import BudgetSpent, ConfigError
 from lit_fed.participation import FullParticipation, Participation, PoissonParticipation, UniformParticipation
@@ -91,6 +91,7 @@ class ClientLevel(Keyed):
     state: ClientState
 
     keeps_finite = True
+    sees: View = "sum"
     _on_node = False
     _frame: Frame | None = None
     _layout: Callable[[Broadcast], Layout]
@@ -111,6 +112,14 @@ class ClientLevel(Keyed):
         self.honest_nodes = honest_nodes
 
     # ------------------------------------------------------------------ before the first round
+
+    @override
+    def negotiate(self, others: Sequence[Wrapper]) -> None:
+        if (self.honest_nodes or 0) > max((other.least_nodes for other in others), default=0):
+            raise ConfigError(
+                f"trainer.privacy.honest_nodes is {self.honest_nodes}, and a sum is sure to have only "
+                "trainer.secure_sum.threshold nodes; set that to at least as many"
+            )
 
     @override
     def setup(self, run: WrappedRun) -> None:

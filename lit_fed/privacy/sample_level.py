@@ -104,6 +104,7 @@ class SampleLevel(Keyed):
     """
 
     keeps_finite = True
+    own_settings = (*Keyed.own_settings, "noise_multiplier", "epsilon", "delta", "physical_batch")  # of each node
     state: SampleState
 
     def __init__(

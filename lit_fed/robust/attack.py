@@ -18,7 +18,7 @@ from lit_fed.engine.evaluation.protocols import ClientRow, spread
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.reducers import Reducer, WeightedMean
-from lit_fed.engine.method.wrapper import Attack, Tested, WrappedRun, WrapperState
+from lit_fed.engine.method.wrapper import Attack, Tested, View, WrappedRun, WrapperState
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
@@ -329,7 +329,7 @@ class Informed(Attacker):
     as they are. Needs the memory of the cohort's updates.
     """
 
-    knows_others = True
+    sees: View = "honest updates"
 
     @override
     def setup(self, run: WrappedRun) -> None:

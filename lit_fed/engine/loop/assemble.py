@@ -32,7 +32,7 @@ from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import Phase
 from lit_fed.engine.method.model import BufferPolicy, Model
 from lit_fed.engine.method.population import Population
-from lit_fed.engine.method.wrapper import Aggregation, WrappedRun
+from lit_fed.engine.method.wrapper import WrappedRun
 from lit_fed.engine.storage.store import ClientStore
 from lit_fed.engine.vectorized.executor import AutoExecutor, VectorizedExecutor
 from lit_fed.engine.wire.payload import Broadcast, Channel, Layout, num_bytes
@@ -93,9 +93,7 @@ def wrapped_run(federation: Federation, settings: RunSettings) -> WrappedRun:
         averaged=frozenset(averaged),
         max_rounds=settings.max_rounds,
         on_client_failure=settings.on_client_failure,
-        tolerated_attackers=next(
-            (one.tolerated_attackers for one in federation.wrappers.stack if isinstance(one, Aggregation)), None
-        ),
+        tolerated_attackers=federation.wrappers.tolerated_attackers,
         seed=federation.seed,
         device=federation.fabric.device,
         first=partial(on_first_process, federation.fabric),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 STATE_PREFIX = "around."
 """Prefix of the wrappers' entries in the server's state."""
+
+View = Literal["sum", "updates", "honest updates", "payloads"]
+"""A view of a round on the server: the sum of its updates; single updates, for a rule; all honest updates, for an
+attacker that knows them; each client's payload, for a codec and for the loop's metrics of clients.
+"""
 
 Tested = tuple[int, str, str, float]
 """Client, stage, metric and value, as a `lit_fed.engine.evaluation.protocols.ClientRow`."""
@@ -47,7 +52,7 @@ class WrappedRun:
         work: Length of a client's training in a round.
         protocols: What is measured.
         averaged: Names of the buffers that are averaged.
-        tolerated_attackers: The number of attackers in a cohort that the run's rule bears; None where it states none.
+        tolerated_attackers: See `Wrapper.tolerated_attackers`.
         max_rounds: Rounds of the run.
         on_client_failure: The setting ``trainer.on_client_failure``.
         seed: The run's seed.
@@ -113,8 +118,31 @@ class Wrapper(Checked):
     name = "wrapper"
     """Name of its entry in the server's state, and of its card."""
 
+    sees: View = "updates"
+    """What its half on the server needs to see. With ``sum``, a wrapper outside of it may replace its reducer."""
+
+    hides: ClassVar[Mapping[View, str]] = {}
+    """Views that it leaves to nothing else in the run, each with the words by which the rest of a run is refused."""
+
+    private: bool = False
+    """Whether nothing but its release may depend on clients' data, such as the choice of the best round."""
+
+    least_nodes: int = 0
+    """Number of nodes that are sure to be in every sum; 0 where no nodes sum."""
+
+    own_settings: tuple[str, ...] = ()
+    """Settings that a federation's server and its nodes may set differently."""
+
     state: WrapperState = WrapperState()
     """What it keeps between rounds; `setup` makes a new one."""
+
+    @property
+    def tolerated_attackers(self) -> int | None:
+        """The number of attackers in a cohort that it tolerates; None where it states none."""
+        return None
+
+    def negotiate(self, others: Sequence[Wrapper]) -> None:
+        """Refuse settings that do not fit those of the run's other wrappers, and take from these what it needs."""
 
     def setup(self, run: WrappedRun) -> None:
         """Check that the method can be wrapped, before any training, and make the state."""
@@ -200,9 +228,6 @@ class Wrapper(Checked):
         """Why a round may not be run; None where it may."""
         return None
 
-    sees_sums_only: bool = False
-    """Whether the server sees sums only: the loop then keeps no value of a single client."""
-
     withhold: bool = False
     """Whether values of single clients and sums over them are kept out of files: see `RoundRecord.withheld`."""
 
@@ -218,6 +243,12 @@ class Privacy(Wrapper):
     """Bounds the information of a released model about the data behind it: `trainer.privacy`."""
 
     name = "privacy"
+    private = True
+    own_settings: tuple[str, ...] = ("key_file", "withhold")
+    hides: ClassVar[Mapping[View, str]] = {
+        "updates": "looks at single updates, which trainer.privacy hides in a sum",
+        "honest updates": "{} forges updates from all honest ones, which trainer.privacy bounds one by one",
+    }
 
 
 class Aggregation(Wrapper):
@@ -225,32 +256,38 @@ class Aggregation(Wrapper):
 
     name = "aggregation"
 
-    @property
-    def tolerated_attackers(self) -> int | None:
-        """The number of attackers in a cohort that it bears; None where it states none."""
-        return None
-
 
 class Attack(Wrapper):
     """Makes some clients attack the training: `trainer.attack`."""
 
     name = "attack"
-
-    knows_others: bool = False
-    """Whether an attacker's update depends on other clients' updates of the round."""
+    sees: View = "sum"
 
 
 class Wrappers:
     """All wrappers of a run, from the inside out; the server's state holds the state of each.
 
     Args:
-        stack: The wrappers. A client's update passes them in this order; on the server the last is outermost, and its
-            reducer takes the updates first.
+        stack: The wrappers, None for those that the run lacks. A client's update passes them in this order; on the
+            server the last is outermost, and its reducer takes the updates first.
+
+    Raises:
+        ConfigError: If one must see what another hides, or their settings do not fit.
     """
 
-    def __init__(self, stack: Sequence[Wrapper] = ()) -> None:
-        self.stack = tuple(stack)
+    def __init__(self, stack: Sequence[Wrapper | None] = ()) -> None:
+        self.stack = tuple(wrapper for wrapper in stack if wrapper is not None)
         self._run: WrappedRun | None = None
+        for wrapper in self.stack:
+            self.check_view(wrapper.name, wrapper, wrapper.sees)
+        for wrapper in self.stack:
+            wrapper.negotiate([other for other in self.stack if other is not wrapper])
+
+    def check_view(self, key: str, part: object, sees: View) -> None:
+        """Refuse a part of the run, which is the trainer's setting `key`, if a wrapper hides what it must see."""
+        for wrapper in self.stack:
+            if wrapper is not part and (reason := wrapper.hides.get(sees)) is not None:
+                raise ConfigError(f"trainer.{key} {reason.format(type(part).__name__)}; leave one out")
 
     def setup(self, run: WrappedRun) -> None:
         """See `Wrapper.setup`."""
@@ -354,13 +391,19 @@ class Wrappers:
 
     @property
     def sees_sums_only(self) -> bool:
-        """See `Wrapper.sees_sums_only`."""
-        return any(wrapper.sees_sums_only for wrapper in self.stack)
+        """Whether the server sees sums only: the loop then keeps no value of a single client."""
+        return any("payloads" in wrapper.hides for wrapper in self.stack)
 
     @property
     def private(self) -> bool:
-        """Whether the run is private."""
-        return any(isinstance(wrapper, Privacy) for wrapper in self.stack)
+        """See `Wrapper.private`."""
+        return any(wrapper.private for wrapper in self.stack)
+
+    @property
+    def tolerated_attackers(self) -> int | None:
+        """See `Wrapper.tolerated_attackers`."""
+        numbers = (wrapper.tolerated_attackers for wrapper in self.stack)
+        return next((number for number in numbers if number is not None), None)
 
     def seal(self, content: Iterable[bytes]) -> str | None:
         """See `Wrapper.seal`."""

@@ -7,18 +7,19 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from typing import Protocol as Interface
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lit_fed.engine.evaluation.protocols import Protocol
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.reducers import Reducer
-from lit_fed.engine.method.wrapper import WrappedRun, Wrapper
+from lit_fed.engine.method.wrapper import View, WrappedRun, Wrapper
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
@@ -199,8 +200,6 @@ class SummedSecurely(Wrapper):
 
     Args:
         settings: Of the sum.
-        noise: Privacy for which nodes add noise to their vectors of updates. These then have neither metrics nor the
-            number of clipped updates, which no noise would hide.
 
     Note:
         In a simulation one process holds all clients: the protocol runs, and protects nobody.
@@ -208,18 +207,35 @@ class SummedSecurely(Wrapper):
 
     name = "secure_sum"
     keeps_finite = True
-    sees_sums_only = True
+    sees: View = "sum"
+    hides: ClassVar[Mapping[View, str]] = dict.fromkeys(
+        ("updates", "honest updates", "payloads"), "needs single updates, which trainer.secure_sum hides in a sum"
+    )
+    noise: ClientLevel | None = None
+    """Privacy for which nodes add noise to their vectors of updates. These then have neither metrics nor the number of
+    clipped updates, which no noise would hide.
+    """
     over_nodes: SumOverNodes | None = None
     """Runs the protocol where clients are on nodes; None in a simulation."""
 
-    def __init__(self, settings: SecureSum, noise: ClientLevel | None = None) -> None:
+    def __init__(self, settings: SecureSum) -> None:
         settings.validate()
-        self.settings, self.noise = settings, noise
+        self.settings, self.least_nodes = settings, settings.threshold
         self.logged: Logged = {}
         self._keys: dict[str, EllipticCurvePrivateKey] = {}
         self._layout: Callable[[Broadcast], Layout]
         self._sums: NodeSums
         self._private = False
+
+    @override
+    def negotiate(self, others: Sequence[Wrapper]) -> None:
+        for private in (other for other in others if isinstance(other, ClientLevel)):
+            if private.clip_norm != self.settings.clip:
+                raise ConfigError(
+                    f"trainer.secure_sum.clip is {self.settings.clip:g} and trainer.privacy.clip_norm is "
+                    f"{private.clip_norm:g}; set them alike"
+                )
+            self.noise = private if private.honest_nodes else None
 
     def setup(self, run: WrappedRun) -> None:
         """Refuse a method or a setting that reads single updates."""
