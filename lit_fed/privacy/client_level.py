@@ -6,10 +6,10 @@ McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Langu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,17 +19,14 @@ from lit_fed.checks import check_range
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.reducers import Reducer
-from lit_fed.engine.method.wrapper import View, WrappedRun, Wrapper
-from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout, Payload, layout_of
+from lit_fed.engine.method.wrapper import View, Wrapper
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Payload, layout_of
 from lit_fed.errors import BudgetSpent, ConfigError
 from lit_fed.participation import FullParticipation, Participation, PoissonParticipation, UniformParticipation
-from lit_fed.privacy.accounting import Mechanism, Releases, Sampling, calibrate, check_budget, check_installed
+from lit_fed.privacy.accounting import Mechanism, Releases, Sampling, calibrate, check_budget
 from lit_fed.privacy.bounded_sum import GRID_BITS, BoundedSum, Frame, Released, clip, grid_of
 from lit_fed.privacy.card import card
 from lit_fed.privacy.keyed import Keyed, PrivacyState
-
-if TYPE_CHECKING:
-    from lit_fed.data.population.census import ClientReport
 
 _DEVIATION_BITS = 20
 """Bits of a node's deviation on the grid of its noise."""
@@ -94,7 +91,6 @@ class ClientLevel(Keyed):
     sees: View = "sum"
     _on_node = False
     _frame: Frame | None = None
-    _layout: Callable[[Broadcast], Layout]
 
     @override
     def __init__(
@@ -122,13 +118,15 @@ class ClientLevel(Keyed):
             )
 
     @override
-    def setup(self, run: WrappedRun) -> None:
+    def _settings(self) -> dict[str, Any]:
+        return super()._settings() | {"honest_nodes": self.honest_nodes or 0}
+
+    def setup(self) -> None:
         """Refuse a method without a bounded sum."""
-        super().setup(run)
-        self._layout, self._frame = run.layout, None
-        participation = run.participation
+        super().setup()
+        self._frame, run, participation = None, self.run, self.run.participation
         self.state = ClientState(
-            **self._settings(), honest_nodes=self.honest_nodes or 0, participation=type(participation).__name__,
+            **self._settings(), participation=type(participation).__name__,
             clients=participation.num_seen, expected_cohort=expected_cohort(participation),
         )  # fmt: skip
         method = type(run.algorithm).__name__
@@ -151,33 +149,23 @@ class ClientLevel(Keyed):
                 "so that one client changes which samples the others train on; leave it out"
             )
 
-    @override
-    def prepare(self, run: WrappedRun, resumed: bool) -> None:
+    def prepare(self, resumed: bool) -> None:
         """Open the key; a `ConfigError` also if no noise keeps the budget, or a client's failure ends the run."""
-        check_installed()
         if self.epsilon is not None and not resumed:  # a run that goes on has its noise
-            population = (self._sampling(run.participation), run.participation.num_seen)
-            cohort = expected_cohort(run.participation)
-            check_budget(*population, cohort, run.max_rounds, self.epsilon, self.delta)
-        if self.key_file is not None and run.on_client_failure == "raise":
+            check_budget(*self._population, self.run.max_rounds, self.epsilon, self.delta)
+        if self.key_file is not None and self.run.on_client_failure == "raise":
             raise ConfigError(
                 "trainer.on_client_failure is raise, so that a client which fails tells by the run's end that it took "
                 "part, which trainer.privacy hides; set it to skip"
             )
-        super().prepare(run, resumed)
+        super().prepare(resumed)
 
-    @override
-    def begin(self, run: WrappedRun) -> None:
+    def begin(self) -> None:
         """Find the noise, and go on with the budget that is left, and with all settings: rounds are accounted alike."""
-        super().begin(run)
-        state, participation, sampling = self.state, run.participation, self._sampling(run.participation)
-        if state.honest_nodes != (self.honest_nodes or 0):
-            raise ConfigError(
-                f"trainer.privacy.honest_nodes is {self.honest_nodes}, and the run began with "
-                f"{state.honest_nodes or None}; keep it"
-            )
-        num_clients, self._cohort = participation.num_seen, expected_cohort(participation)
-        cohort = (type(participation).__name__, self._cohort, num_clients)
+        super().begin()
+        state, run, kind = self.state, self.run, type(self.run.participation).__name__
+        sampling, num_clients, self._cohort = self._population
+        cohort = (kind, self._cohort, num_clients)
         if cohort != (begun := (state.participation, state.expected_cohort, state.clients)):
             raise ConfigError(
                 "trainer.participation is {} with {:g} of {} clients a round, and the private run began with {} and "
@@ -185,17 +173,23 @@ class ClientLevel(Keyed):
             )
         if self.epsilon is not None and not state.allowed:
             state.allowed = run.max_rounds
-            state.noise_multiplier = calibrate(
-                sampling, num_clients, self._cohort, run.max_rounds, self.epsilon, self.delta
-            )
-        self._mechanism = Mechanism(sampling, num_clients, self._cohort, state.noise_multiplier)
+            state.noise_multiplier = calibrate(*self._population, run.max_rounds, self.epsilon, self.delta)
+        self._mechanism = Mechanism(*self._population, state.noise_multiplier)
         self._share(state.noise_multiplier)
         state.relation = self._mechanism.relation
-        self._warn(num_clients, sampling, type(participation).__name__, run.say)
+        self._warn_of_delta(num_clients, "one client's data")
+        if sampling in ("fixed_size", "none"):
+            counted = "a larger epsilon" if sampling == "fixed_size" else "no amplification by sampling"
+            run.fabric.print(
+                f"warning: trainer.privacy counts {counted} for {kind}; PoissonParticipation gives the smallest"
+            )
 
-    def _sampling(self, participation: Participation) -> Sampling:
-        """How cohorts are accounted: a server that adds no noise is among those against whom the promise is made."""
-        return "known" if self.honest_nodes else sampling_of(participation)
+    @property
+    def _population(self) -> tuple[Sampling, int, float]:
+        """How cohorts are accounted, N, and q N; a server that adds no noise is among those who must learn nothing."""
+        participation = self.run.participation
+        sampling = "known" if self.honest_nodes else sampling_of(participation)
+        return sampling, participation.num_seen, expected_cohort(participation)
 
     def _share(self, noise_multiplier: float) -> None:
         """Choose a node's part of the noise, and its grid."""
@@ -211,20 +205,16 @@ class ClientLevel(Keyed):
         self.deviation = math.ceil(std / self.grid) + 1
 
     @override
-    def settle(self, run: WrappedRun) -> None:
+    def settle(self) -> None:
         if self.honest_nodes is None:
             return
-        self._check_node(run)
+        self._check_node()
         assert self.key_file is not None
         file, budget = Path(self.key_file), float(self.epsilon or 0.0)
-        noise = self._node_noise([file], lambda: calibrate("known", 1, 1, run.max_rounds, budget, self.delta))
+        noise = self._node_noise([file], lambda: calibrate("known", 1, 1, self.run.max_rounds, budget, self.delta))
         self._key, self._on_node = self._node_key(file, noise, honest_nodes=self.honest_nodes), True
-        self.node, self._mechanism = min(run.data.census.clients), Mechanism("known", 1, 1, noise)
+        self.node, self._mechanism = min(self.run.data.census.clients), Mechanism("known", 1, 1, noise)
         self._share(noise)
-
-    @override
-    def report(self, report: ClientReport, client_id: int) -> ClientReport:
-        return report if self._key is None else self._hidden(report, self._key)
 
     def secret(self, node: int, round_idx: int, request: bytes, content: bytes) -> bytes:
         """The key of a node's noise in a round: of the request and the sum, to be used on it alone.
@@ -255,37 +245,20 @@ class ClientLevel(Keyed):
         if name not in self._opened.releases:
             self._opened.record(name, round_idx)
 
-    def _warn(self, num_clients: int, sampling: Sampling, participation: str, say: Callable[[str], None]) -> None:
-        if self.delta > 1 / num_clients:
-            say(
-                f"warning: trainer.privacy.delta is {self.delta}, above 1/{num_clients}: that allows one client's data "
-                "to be published outright; give less"
-            )
-        if sampling in ("fixed_size", "none"):
-            counted = "a larger epsilon" if sampling == "fixed_size" else "no amplification by sampling"
-            say(
-                f"warning: trainer.privacy counts {counted} for {participation}; PoissonParticipation gives the "
-                "smallest"
-            )
-
     # ------------------------------------------------------------------ a round
 
-    def on_client(self, update: ClientUpdate, client: Client) -> ClientUpdate:
-        """Clip it, before it leaves its client."""
-        return self.on_clients([update], [client])[0]
-
     def on_clients(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> list[ClientUpdate]:
-        """Clip them."""
+        """Clip updates, before they leave their clients."""
         if self._frame is None or self._frame.received is not clients[0].received:
             self._frame = Frame(layout_of(updates[0].payload), clients[0].received)
         return clip(updates, self._frame, self.clip_norm)
 
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
         """A sum of bounded updates in place of the method's mean."""
-        self._frame = Frame(self._layout(broadcast), next(iter(broadcast.payloads.values())))
+        self._frame = Frame(self.run.layout(broadcast), next(iter(broadcast.payloads.values())))
         std = self._mechanism.noise_multiplier * self.clip_norm
         coarse = self.grid * 2.0**GRID_BITS if self.deviation else std
-        return BoundedSum(self._frame, self.clip_norm, self._run.device, coarse)
+        return BoundedSum(self._frame, self.clip_norm, self.run.fabric.device, coarse)
 
     def release(self, aggregate: Released, cohort: Cohort) -> tuple[Payload, Cohort, dict[str, float]]:
         """Noise on the sum, over the expected cohort; written down before anybody sees it."""
@@ -326,7 +299,6 @@ class ClientLevel(Keyed):
     def card(self) -> str:
         return card(self.state, self.withhold, self.state.honest_nodes)
 
-    @override
     def exhausted(self, round_idx: int) -> str | None:
         """The budget, where a new release of the round would exceed it; one that was made before costs nothing."""
         if round_idx in self._opened.releases.values() or not self._exceeds(round_idx):

@@ -13,7 +13,8 @@ from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.engine.evaluation.protocols import Protocol
-from lit_fed.engine.method.wrapper import Privacy, WrappedRun, WrapperState
+from lit_fed.engine.method.wrapper import Privacy, WrapperState
+from lit_fed.engine.wire.workers import on_first_process
 from lit_fed.errors import ConfigError
 from lit_fed.privacy.accounting import Releases, check_installed
 from lit_fed.privacy.keys import RunKey
@@ -40,7 +41,7 @@ class PrivacyState(WrapperState):
     relation: str = ""
     accountant: str = ""
     clip_norm: float
-    noise_multiplier: float
+    noise_multiplier: float = 0.0
     releases: int = 0
     epsilon: str = "0"
     delta: float
@@ -85,17 +86,19 @@ class Keyed(Privacy):
         self.key_file = key_file
         self.withhold = key_file is not None if withhold is None else withhold
         self._key: RunKey | None = None
+        self._node_keys: dict[int, RunKey] = {}
+        """The key of each client of a node, where clients have keys of their own."""
 
     state: PrivacyState
-    _run: WrappedRun
 
     def _settings(self) -> dict[str, Any]:
-        """The settings that the state holds from the start."""
-        return {
+        """The settings that a run keeps, as fields of its state."""
+        settings = {
             "clip_norm": self.clip_norm, "delta": self.delta, "budget": self.epsilon or 0.0,
-            "noise_multiplier": float(self.noise_multiplier or 0.0),
             "noise_from": _SEED if self.key_file is None else _KEY,
         }  # fmt: skip
+        noise = self.noise_multiplier
+        return settings if noise is None else settings | {"noise_multiplier": float(noise)}
 
     @property
     def _opened(self) -> RunKey:
@@ -103,8 +106,8 @@ class Keyed(Privacy):
         return self._key
 
     @override
-    def setup(self, run: WrappedRun) -> None:
-        self._run = run
+    def setup(self) -> None:
+        run, participation = self.run, self.run.participation
         if (why := run.data.pooled()) is not None:
             raise ConfigError(f"trainer.privacy: {why}")
         run.check_kinds("trainer.privacy")
@@ -114,7 +117,6 @@ class Keyed(Privacy):
                 "trainer.buffers to local or server"
             )
         run.check_sends("trainer.privacy", "protect")
-        participation = run.participation
         if not participation.one_model or participation.by_data:
             why = "draws clients by their data" if participation.by_data else "lets each client work in its own time"
             raise ConfigError(
@@ -130,8 +132,7 @@ class Keyed(Privacy):
                 f"trainer.protocols has {odd[0]}, for which clients send tensors past trainer.privacy; leave it out"
             )
 
-    @override
-    def prepare(self, run: WrappedRun, resumed: bool) -> None:
+    def prepare(self, resumed: bool) -> None:
         """Open the key; the first process alone reads its file.
 
         Raises:
@@ -139,16 +140,16 @@ class Keyed(Privacy):
         """
         check_installed()
         if (file := self.key_file) is None:
-            self._key = RunKey.of_seed(run.seed)
+            self._key = RunKey.of_seed(self.run.seed)
             return
-        self._key = key = run.first(lambda: RunKey.of_file(Path(file)))
+        self._key = key = on_first_process(self.run.fabric, lambda: RunKey.of_file(Path(file)))
         if key.releases and not resumed:
             raise ConfigError(
                 f"trainer.privacy.key_file {file} was used by a run before; name another, or go on with that run by "
                 "--ckpt_path"
             )
 
-    def _check_node(self, run: WrappedRun) -> None:
+    def _check_node(self) -> None:
         """Refuse a node without a key, and protocols by which it tells of its clients' data."""
         if self.key_file is None:
             raise ConfigError(
@@ -156,7 +157,7 @@ class Keyed(Privacy):
                 "file of this node"
             )
         check_installed()
-        asking = [type(one).__name__ for one in run.protocols if type(one).answer is not Protocol.answer]
+        asking = [type(one).__name__ for one in self.run.protocols if type(one).answer is not Protocol.answer]
         if self.withhold and asking:
             raise ConfigError(
                 f"trainer.protocols has {asking[0]}, by which this node tells of its clients' data past "
@@ -184,8 +185,10 @@ class Keyed(Privacy):
             )
         return key
 
-    def _hidden(self, report: ClientReport, key: RunKey) -> ClientReport:
+    def report(self, report: ClientReport, client_id: int) -> ClientReport:
         """Without counts of classes, and with a keyed fingerprint: by another, anybody could test a guess at data."""
+        if (key := self._node_keys.get(client_id, self._key)) is None:
+            return report
         sealed = key.seal([report.fingerprint.encode()])
         histogram = None if self.withhold else report.histogram
         return replace(report, histogram=histogram, fingerprint=hashlib.sha256(sealed.encode()).hexdigest())
@@ -196,8 +199,8 @@ class Keyed(Privacy):
 
     def _repeats(self, more: int | None = None) -> Releases:
         """Number of rounds by number of releases in the key's file; with one more of a round, where one is given."""
-        rounds = Counter([*self._opened.releases.values(), *([] if more is None else [more])])
-        return Counter(rounds.values())
+        rounds = [*self._opened.releases.values(), *([] if more is None else [more])]
+        return Counter(Counter(rounds).values())
 
     def _record(self, name: str, round_idx: int) -> bool:
         """Count a release, written into the key's file before anybody sees it; whether the file has a new one."""
@@ -211,26 +214,22 @@ class Keyed(Privacy):
                     f"round {round_idx} was released before and comes out differently now; releasing it again would "
                     f"exceed trainer.privacy.epsilon {self.epsilon}, so that the run ends here"
                 )
-            self._run.first(lambda: key.record(name, round_idx))
+            on_first_process(self.run.fabric, lambda: key.record(name, round_idx))
             key.releases[name] = round_idx
         self.state.releases = len(key.releases)  # a run that resumes an older checkpoint has made more
         return is_new
 
-    @override
-    def begin(self, run: WrappedRun) -> None:
+    def begin(self) -> None:
         """Refuse other settings and another key than the run began with; draw cohorts by the key of a file."""
-        state, key = self.state, self._opened
-        state.on_client_failure = run.on_client_failure
-        settings = [("clip_norm", self.clip_norm, state.clip_norm), ("delta", self.delta, state.delta)]
-        settings += [("epsilon", self.epsilon or 0.0, state.budget)]
-        if self.noise_multiplier is not None:
-            settings += [("noise_multiplier", self.noise_multiplier, state.noise_multiplier)]
-        for name, value, begun in settings:
-            if value != begun:
+        state, key, settings = self.state, self._opened, self._settings()
+        noise_from, state.on_client_failure = settings.pop("noise_from"), self.run.on_client_failure
+        for field, value in settings.items():
+            if value != (begun := getattr(state, field)):
+                name = "epsilon" if field == "budget" else field
                 raise ConfigError(
                     f"trainer.privacy.{name} is {value or None}, and the run began with {begun or None}; keep it"
                 )
-        if (state.noise_from == _KEY) != (key.path is not None):
+        if noise_from != state.noise_from:
             raise ConfigError(
                 f"trainer.privacy.key_file is {self.key_file}, and the noise of the run so far came from "
                 f"{state.noise_from}; keep it"
@@ -242,7 +241,7 @@ class Keyed(Privacy):
                 f"trainer.privacy.key_file {key.path} holds another key than the run began with; name that one"
             )
         state.key = key.name
-        run.participation.reseed(key.seed("cohort"))
+        self.run.participation.reseed(key.seed("cohort"))
 
     def seal(self, content: Iterable[bytes]) -> str:
         """See `Wrapper.seal`: by the run's key; a `ConfigError` before `prepare`."""
@@ -251,6 +250,14 @@ class Keyed(Privacy):
                 "trainer.privacy: this trainer has not trained, and has no key; copy the checkpoint's file"
             )
         return self._key.seal(content)
+
+    def _warn_of_delta(self, count: int, breach: str) -> None:
+        """Warn of a δ by which the data of one of so many may be published."""
+        if self.delta > 1 / max(1, count):
+            self.run.fabric.print(
+                f"warning: trainer.privacy.delta is {self.delta}, above 1/{count}: that allows {breach} to be "
+                "published outright; give less"
+            )
 
     def closing_line(self) -> str:
         """The budget spent, and whom it protects."""

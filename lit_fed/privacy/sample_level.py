@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_flatten
 from typing_extensions import override
 
 from lit_fed.checks import check_range
-from lit_fed.data.population.census import ClientReport
 from lit_fed.engine.clients.executor import untrained_answer
 from lit_fed.engine.clients.local import num_batches
 from lit_fed.engine.method.algorithm import Cohort
@@ -43,6 +42,7 @@ from lit_fed.privacy.sample_gradients import ROUNDED, PoissonLoader, SampleGradi
 from lit_fed.seeding import SECRET
 from lit_fed.tensors import hash_of_groups
 
+_BREACH = "a sample of the largest client"
 _MOST = 4096  # samples of an expected batch: sums of up to 8,192 clipped gradients are exact
 _COMPARED = 16
 _PUBLIC = (
@@ -123,27 +123,34 @@ class SampleLevel(Keyed):
         self._drawn = self._stepped = 0
         self._request = ""
         self._noise = math.nan
-        self._keys: dict[int, RunKey] = {}
-        """The key of each client of a node."""
-        self._claimed: dict[int, list[float]] = {}
 
     # ------------------------------------------------------------------ before the first round
 
-    @override
-    def setup(self, run: WrappedRun) -> None:
+    def setup(self) -> None:
         """Refuse what reads samples beside their gradients."""
-        super().setup(run)
-        self._check(run)
+        super().setup()
+        run, data = self.run, self.run.data
+        if (mixed := data.mixed_by) is not None:
+            raise ConfigError(
+                f"trainer.privacy bounds what a sample does, and {mixed} draws from all samples at once; leave it out"
+            )
+        if data.batch_size > _MOST:
+            raise ConfigError(f"data.batch_size is {data.batch_size}; SampleLevel sums up to {_MOST} samples exactly")
+        parts = run.algorithm.reducer(run.server).parts()
+        if parts is not None and not all(part.uniform for part in parts):
+            raise ConfigError(
+                f"trainer.privacy: {type(run.algorithm).__name__} weighs clients by their samples, which tells of "
+                "each; set algorithm.weighting to uniform"
+            )
         (loop,) = run.loops.values()
         refuse(loop)
         self._gradients = SampleGradients(loop, self.clip_norm, self.physical_batch, self._enter, self._noise_of)
-        data, asked = run.data, [self._asked(run, loop, is_new) for is_new in (True, False)]
-        census = data.census
+        asked, census = [self._asked(loop, is_new) for is_new in (True, False)], data.census
         here = range(data.num_clients) if census.is_complete else census.clients
         self._on_nodes = not len(census.clients)  # at a federation's server
         with aside(loop):
             phases = [_phases(run, client) for client in asked]
-            self._try(run, asked[0], list({phase.name: phase for part in phases for phase in part}.values()))
+            self._try(asked[0], list({phase.name: phase for part in phases for phase in part}.values()))
         loop.replays = self._gradients
         self._sizes = np.zeros(data.num_clients, np.int64)
         self._sizes[list(here)] = [census.num_samples(one) for one in here]
@@ -155,25 +162,11 @@ class SampleLevel(Keyed):
             elsewhere=self._on_nodes, claims=torch.full((data.num_clients, 3), -1.0, dtype=torch.float64),
         )  # fmt: skip
 
-    def _check(self, run: WrappedRun) -> None:
-        data, method = run.data, type(run.algorithm).__name__
-        if (mixed := data.mixed_by) is not None:
-            raise ConfigError(
-                f"trainer.privacy bounds what a sample does, and {mixed} draws from all samples at once; leave it out"
-            )
-        if data.batch_size > _MOST:
-            raise ConfigError(f"data.batch_size is {data.batch_size}; SampleLevel sums up to {_MOST} samples exactly")
-        parts = run.algorithm.reducer(run.server).parts()
-        if parts is not None and not all(part.uniform for part in parts):
-            raise ConfigError(
-                f"trainer.privacy: {method} weighs clients by their samples, which tells of each; set "
-                "algorithm.weighting to uniform"
-            )
-
-    def _asked(self, run: WrappedRun, loop: Any, is_new: bool) -> Client:
+    def _asked(self, loop: Any, is_new: bool) -> Client:
         """A client whose data beside the gradient are refused by name; one that is known finds another model."""
+        run = self.run
         data: Any = _Guarded(run.data, partial(_beside, type(run.algorithm).__name__))
-        received = run.broadcast.payloads[run.kinds[0]]
+        received = next(iter(run.broadcast.payloads.values()))
         if not is_new:
             received = {name: tensor + 1 if tensor.is_floating_point() else tensor for name, tensor in received.items()}
         client_id = next(iter(run.data.census.clients), 0)
@@ -182,9 +175,9 @@ class SampleLevel(Keyed):
             task_run=loop.state.task_run,
         )  # fmt: skip
 
-    def _try(self, run: WrappedRun, client: Client, phases: list[Phase]) -> None:
+    def _try(self, client: Client, phases: list[Phase]) -> None:
         """Compare samples of the first client that has two, alone and in a batch."""
-        (loop,), data = run.loops.values(), run.data
+        (loop,), data = self.run.loops.values(), self.run.data
         for client_id in data.census.clients:
             if data.census.num_samples(client_id) > 1:
                 loader = _drawing(data.train_loader(client_id, torch.Generator().manual_seed(0)))
@@ -199,7 +192,7 @@ class SampleLevel(Keyed):
                         loop.trainer.optimizers, loop.trainer.schedulers = made, [one.scheduler for one in schedules]
                         self._gradients.settle(client, batch)
                     if self._gradients.one_by_one is not None:
-                        run.say(
+                        self.run.fabric.print(
                             "trainer.privacy takes the samples of a batch in turn, which is slow: "
                             + self._gradients.one_by_one
                         )
@@ -215,11 +208,10 @@ class SampleLevel(Keyed):
 
         return _Guarded(data, refusal)
 
-    @override
-    def begin(self, run: WrappedRun) -> None:
+    def begin(self) -> None:
         """Find the noise, and go on with what is left of each client's budget."""
-        super().begin(run)
-        state = self.state
+        super().begin()
+        state, run = self.state, self.run
         if state.elsewhere != self._on_nodes:
             raise ConfigError(
                 "trainer.privacy is SampleLevel, and the run began "
@@ -244,36 +236,29 @@ class SampleLevel(Keyed):
         self._rest()
         for round_idx in sorted(set(self._opened.releases.values())):  # a checkpoint may be older than the last one
             self._count(round_idx)
-        self._warn(run)
+        self._warn_of_delta(self._sizes.max(), _BREACH)
 
-    def _warn(self, run: WrappedRun) -> None:
-        if self.delta > 1 / max(1, int(self._sizes.max())):
-            run.say(
-                f"warning: trainer.privacy.delta is {self.delta}, above 1/{self._sizes.max()}: that allows a sample of "
-                "the largest client to be published outright; give less"
-            )
-
-    def settle(self, run: WrappedRun) -> None:
+    def settle(self) -> None:
         """Open a key for each client of this node, whose file also holds the client's account.
 
         Raises:
             ConfigError: Without a key file, as the server knows the seed; for a file of other settings; for protocols
                 that tell of clients' data.
         """
-        self._check_node(run)
-        files = {one: Path(f"{self.key_file}.{one}") for one in run.data.census.clients}
-        planned, budget = np.where(self._sizes > 0, run.max_rounds, 0), float(self.epsilon or 0.0)
+        self._check_node()
+        files = {one: Path(f"{self.key_file}.{one}") for one in self.run.data.census.clients}
+        planned, budget = np.where(self._sizes > 0, self.run.max_rounds, 0), float(self.epsilon or 0.0)
         noise = self._node_noise(files.values(), lambda: self._account_of(1.0).calibrated(planned, budget))
         for one, file in files.items():
-            self._keys[one] = self._node_key(
-                file, noise, batch_size=run.data.batch_size, samples=int(self._sizes[one]),
+            self._node_keys[one] = self._node_key(
+                file, noise, batch_size=self.run.data.batch_size, samples=int(self._sizes[one]),
                 steps=int(self._steps[one]),
             )  # fmt: skip
         self._account, self._noise = self._account_of(noise), noise
-        self._warn(run)
+        self._warn_of_delta(self._sizes.max(), _BREACH)
 
     def _account_of(self, noise_multiplier: float) -> SampleAccount:
-        batch_size = self._run.data.batch_size
+        batch_size = self.run.data.batch_size
         return SampleAccount(self._sizes, self._steps, batch_size, noise_multiplier, self.delta)
 
     # ------------------------------------------------------------------ a client's work
@@ -282,7 +267,7 @@ class SampleLevel(Keyed):
         """Batches into which every sample is drawn by itself."""
         self._meet(client)
         key = self._key_of(client)
-        if client.id in self._keys and client.round_idx not in key.releases.values():
+        if client.id in self._node_keys and client.round_idx not in key.releases.values():
             self._claim(client, Counter(key.releases.values()) + Counter([client.round_idx]))
         count = client.num_samples
         rate = min(1.0, client.population.batch_size / max(count, 1))
@@ -312,7 +297,7 @@ class SampleLevel(Keyed):
             raise ConfigError("trainer.privacy: no noise is known before the run begins")
         key, seed = self._key_of(client), None
         if key.path is not None:
-            self._gradients.say = self._run.say
+            self._gradients.say = self.run.fabric.print
             seed = key.seed("training", client.round_idx, client.id, self._stepped) % SECRET
         expected = float(min(client.population.batch_size, client.num_samples))
         return self._noise * self.clip_norm * ROUNDED, expected, seed
@@ -337,7 +322,7 @@ class SampleLevel(Keyed):
         Beside the claim a node tells the learning rate, and nothing that was logged or measured in training.
         """
         self._client = None
-        if (key := self._keys.get(client.id)) is not None:
+        if (key := self._node_keys.get(client.id)) is not None:
             name = key.release(client.round_idx, (client.id,), _numbers(update.payload), self._request)
             again = key.releases | {name: client.round_idx}
             claim = self._claim(client, Counter(again.values()))
@@ -347,7 +332,7 @@ class SampleLevel(Keyed):
         return update
 
     def _key_of(self, client: Client) -> RunKey:
-        return self._keys.get(client.id) or self._opened
+        return self._node_keys.get(client.id) or self._opened
 
     def _claim(self, client: Client, rounds: Counter[int]) -> dict[str, float]:
         """A node's promise to its client's samples after some releases, by round; refuse to exceed the budget."""
@@ -361,21 +346,15 @@ class SampleLevel(Keyed):
             return {}
         return {"epsilon": spent, "delta": self.delta, "noise_multiplier": self._noise}
 
-    def report(self, report: ClientReport, client_id: int) -> ClientReport:
-        """See `Keyed`."""
-        return self._hidden(report, self._keys[client_id])
-
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
         """The method's; at a server, what nodes claim is noted as their updates arrive."""
-        return _Listening(below, self._claimed) if self._on_nodes else below
+        return _Listening(below, self.state.claims) if self._on_nodes else below
 
     # ------------------------------------------------------------------ a round
 
     def release(self, aggregate: Any, cohort: Cohort) -> tuple[Any, Cohort, dict[str, float]]:
         """Count a round for the clients that worked in it, before anybody sees its result."""
         if self._on_nodes:
-            for client_id, claim in self._claimed.items():
-                self.state.claims[client_id] = torch.tensor(claim, dtype=torch.float64)
             return aggregate, cohort, {"privacy/epsilon": max(0.0, float(self.state.claims[:, 0].max()))}
         key, round_idx = self._opened, cohort.round_idx
         name = key.release(round_idx, cohort.delivered, _numbers(aggregate) if key.path is not None else np.empty(0))
@@ -423,7 +402,7 @@ class SampleLevel(Keyed):
         before, state.left_out = state.left_out, int(over.sum())
         self._participation.leave_out(np.flatnonzero(over).tolist(), state.counted)
         if (more := state.left_out - before) > 0:
-            self._run.say(
+            self.run.fabric.print(
                 f"trainer.privacy: {more} clients have spent epsilon {self.epsilon}, and are left out from now on"
             )
 
@@ -454,15 +433,15 @@ class SampleLevel(Keyed):
 
 
 class _Listening(Reducer[Any]):
-    """A method's reducer, and what nodes claim with their updates: ε, δ and z by client."""
+    """A method's reducer, and what nodes claim with their updates: ε, δ and z by client, (N, 3)."""
 
-    def __init__(self, below: Reducer[Any], claimed: dict[int, list[float]]) -> None:
-        self._below, self._claimed = below, claimed
+    def __init__(self, below: Reducer[Any], claims: Tensor) -> None:
+        self._below, self._claims = below, claims
 
     @override
     def add(self, update: ClientUpdate) -> None:
         if update.metrics.keys() >= set(CLAIMS):
-            self._claimed[update.client_id] = [update.metrics[name] for name in CLAIMS]
+            self._claims[update.client_id] = self._claims.new_tensor([update.metrics[name] for name in CLAIMS])
         self._below.add(update)
 
     @override

@@ -15,7 +15,7 @@ from lit_fed.arguments import Checked
 from lit_fed.checks import check_range
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.reducers import Reducer
-from lit_fed.engine.method.wrapper import Aggregation, WrappedRun, WrapperState
+from lit_fed.engine.method.wrapper import Aggregation, WrapperState
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Flat, Payload
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
@@ -151,12 +151,8 @@ class RobustRule(Aggregation, ABC):
     # ------------------------------------------------------------------ before the first round
 
     @override
-    def setup(self, run: WrappedRun) -> None:
-        self._check(run)
-        self._seed, self._buffers = run.seed, run.averaged
-        self.state = RuleState(rule=type(self).__name__)
-
-    def _check(self, run: WrappedRun) -> None:
+    def setup(self) -> None:
+        self.state, run = RuleState(rule=type(self).__name__), self.run
         method = type(run.algorithm).__name__
         run.check_kinds(_KEY)
         if run.algorithm.reducer(run.server).parts() is None:
@@ -183,17 +179,19 @@ class RobustRule(Aggregation, ABC):
         return count < self.before.least or self.before.outputs(count) < self.least
 
     @override
-    def begin(self, run: WrappedRun) -> None:
-        warn_of_memory(_KEY, run)
-        parts = run.algorithm.reducer(run.server).parts() or []
+    def begin(self) -> None:
+        warn_of_memory(_KEY, self.run)
+        parts = self.run.algorithm.reducer(self.run.server).parts() or []
         if not all(part.uniform for part in parts):
-            run.say(f"{_KEY}: {type(self).__name__} ignores the clients' numbers of samples; all weigh the same")
+            self.run.fabric.print(
+                f"{_KEY}: {type(self).__name__} ignores the clients' numbers of samples; all weigh the same"
+            )
 
     # ------------------------------------------------------------------ a round
 
     @override
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
-        return RuleReducer(self, broadcast, self._seed, self._buffers, self.state.centre)
+        return RuleReducer(self, broadcast, self.run.seed, self.run.averaged, self.state.centre)
 
     @override
     def release(self, aggregate: Combined | None, cohort: Cohort) -> tuple[Payload | None, Cohort, dict[str, float]]:

@@ -18,7 +18,7 @@ from lit_fed.engine.evaluation.protocols import ClientRow, spread
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.reducers import Reducer, WeightedMean
-from lit_fed.engine.method.wrapper import Attack, Tested, View, WrappedRun, WrapperState
+from lit_fed.engine.method.wrapper import Attack, Tested, View, Wrapper, WrapperState
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
@@ -67,16 +67,20 @@ class Attacker(Attack):
         self._delivered: list[int] = []
 
     @override
-    def setup(self, run: WrappedRun) -> None:
-        data = run.data
+    def negotiate(self, others: Sequence[Wrapper]) -> None:
+        self._tolerated = next((one.tolerated_attackers for one in others if one.tolerated_attackers is not None), None)
+
+    @override
+    def setup(self) -> None:
+        data = self.run.data
         chosen = clients_of(data, _KEYS, self.clients, self.positions)
         if chosen is None:
             count = round((self.fraction or 0) * data.num_clients)
-            chosen = numpy_generator(run.seed, "attackers").permutation(data.num_clients)[:count].tolist()
+            chosen = numpy_generator(self.run.seed, "attackers").permutation(data.num_clients)[:count].tolist()
         if not chosen:
             raise ConfigError(f"trainer.attack chooses none of {data.num_clients} clients; give {_CHOICES}")
         self.attackers = frozenset(chosen)
-        self._tolerated, self._say, self._warned_beyond = run.tolerated_attackers, run.say, False
+        self._warned_beyond = False
         names = [called(data, client_id) for client_id in sorted(self.attackers)]
         more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
         self.state = AttackState(attack=type(self).__name__, attackers=", ".join(names[:_LISTED]) + more)
@@ -85,13 +89,13 @@ class Attacker(Attack):
     def release(self, aggregate: Any, cohort: Cohort) -> tuple[Any, Cohort, dict[str, float]]:
         self._delivered = [client_id for client_id in cohort.delivered if client_id in self.attackers]
         metrics = {"attack/attackers": float(count := len(self._delivered))}
-        if self._tolerated is not None:
-            metrics["attack/beyond"] = float(max(0, count - self._tolerated))
-            if count > self._tolerated and not self._warned_beyond:
+        if (tolerated := self._tolerated) is not None:
+            metrics["attack/beyond"] = float(max(0, count - tolerated))
+            if count > tolerated and not self._warned_beyond:
                 self._warned_beyond = True
-                self._say(
+                self.run.fabric.print(
                     f"round {cohort.round_idx}: {count} of {len(cohort.delivered)} updates are attackers', and the "
-                    f"rule bears {self._tolerated}; attack/beyond counts such rounds; select more clients, or raise "
+                    f"rule bears {tolerated}; attack/beyond counts such rounds; select more clients, or raise "
                     "its attackers"
                 )
         return aggregate, cohort, metrics
@@ -131,13 +135,24 @@ class _OnLabels(Attacker):
     """Attackers that change the labels of a classification."""
 
     @override
-    def setup(self, run: WrappedRun) -> None:
-        if run.data.num_classes is None:
+    def setup(self) -> None:
+        if self.run.data.num_classes is None:
             raise ConfigError(
                 f"trainer.attack {type(self).__name__} changes classes, and the data have none; choose another attack"
             )
-        self.num_classes = run.data.num_classes
-        super().setup(run)
+        self.num_classes = self.run.data.num_classes
+        super().setup()
+
+    @override
+    def loader(self, loader: Iterable[Any], client: Client) -> Iterable[Any]:
+        if client.id not in self.attackers:
+            return loader
+        generator = client.generator("backdoor")
+        return ChangedLoader(loader, lambda batch: self.change(*pair(batch), generator))
+
+    @abstractmethod
+    def change(self, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Inputs (B, …) and labels (B,) in place of a batch's."""
 
 
 class LabelFlip(_OnLabels):
@@ -147,15 +162,8 @@ class LabelFlip(_OnLabels):
     """
 
     @override
-    def loader(self, loader: Iterable[Any], client: Client) -> Iterable[Any]:
-        if client.id not in self.attackers:
-            return loader
-
-        def flipped(batch: Any) -> Any:
-            x, y = pair(batch)
-            return x, self.num_classes - 1 - y
-
-        return ChangedLoader(loader, flipped)
+    def change(self, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return x, self.num_classes - 1 - y
 
 
 class Backdoor(_OnLabels):
@@ -188,23 +196,15 @@ class Backdoor(_OnLabels):
         self.poisoned = check_range("trainer.attack.poisoned", poisoned, above=0, most=1)
 
     @override
-    def setup(self, run: WrappedRun) -> None:
-        super().setup(run)
+    def setup(self) -> None:
+        super().setup()
         check_range("trainer.attack.target", self.target, least=0, below=self.num_classes)
 
     @override
-    def loader(self, loader: Iterable[Any], client: Client) -> Iterable[Any]:
-        if client.id not in self.attackers:
-            return loader
-        generator = client.generator("backdoor")
-
-        def poisoned(batch: Any) -> Any:
-            x, y = pair(batch)
-            chosen = (torch.rand(len(y), generator=generator) < self.poisoned).to(y.device)
-            mask = chosen.view(-1, *[1] * (x.ndim - 1))
-            return torch.where(mask, self.triggered(x), x), torch.where(chosen, self.target, y)
-
-        return ChangedLoader(loader, poisoned)
+    def change(self, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        chosen = (torch.rand(len(y), generator=generator) < self.poisoned).to(y.device)
+        mask = chosen.view(-1, *[1] * (x.ndim - 1))
+        return torch.where(mask, self.triggered(x), x), torch.where(chosen, self.target, y)
 
     def triggered(self, x: Tensor) -> Tensor:
         """Inputs (B, …) with the trigger."""
@@ -234,10 +234,9 @@ class _OnUpdate(Attacker):
     """
 
     @override
-    def setup(self, run: WrappedRun) -> None:
-        check_sends(self, run)
-        self._buffers = run.averaged
-        super().setup(run)
+    def setup(self) -> None:
+        check_sends(self)
+        super().setup()
 
     @override
     def on_client(self, update: ClientUpdate, client: Client) -> ClientUpdate:
@@ -245,7 +244,7 @@ class _OnUpdate(Attacker):
             return update
         generator, payload = client.generator("attack"), dict(update.payload)
         for name, tensor in update.payload.items():
-            if tensor.is_floating_point() and name not in self._buffers:
+            if tensor.is_floating_point() and name not in self.run.averaged:
                 sent = tensor.detach().double()
                 origin = client.received[name].double() if name in client.received else torch.zeros_like(sent)
                 payload[name] = (origin + self.change(sent - origin, generator)).to(tensor.dtype)
@@ -313,12 +312,12 @@ class GaussianNoise(_OnUpdate):
         return noise.to(moved.device) * self.std
 
 
-def check_sends(attack: Attacker, run: WrappedRun) -> None:
+def check_sends(attack: Attacker) -> None:
     """Refuse an attack on updates where clients send nothing."""
-    if not run.layout(run.broadcast):
+    if not attack.run.layout(attack.run.broadcast):
         raise ConfigError(
             f"trainer.attack {type(attack).__name__} changes updates, and clients of "
-            f"{type(run.algorithm).__name__} send nothing; choose another attack"
+            f"{type(attack.run.algorithm).__name__} send nothing; choose another attack"
         )
 
 
@@ -332,19 +331,18 @@ class Informed(Attacker):
     sees: View = "honest updates"
 
     @override
-    def setup(self, run: WrappedRun) -> None:
-        check_sends(self, run)
-        run.check_kinds(f"trainer.attack {type(self).__name__}")
-        self._buffers = run.averaged
-        super().setup(run)
+    def setup(self) -> None:
+        check_sends(self)
+        self.run.check_kinds(f"trainer.attack {type(self).__name__}")
+        super().setup()
 
     @override
-    def begin(self, run: WrappedRun) -> None:
-        warn_of_memory(f"trainer.attack {type(self).__name__}", run)
+    def begin(self) -> None:
+        warn_of_memory(f"trainer.attack {type(self).__name__}", self.run)
 
     @override
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
-        return _Forging(below, self, Stack(next(iter(broadcast.payloads.values())), self._buffers))
+        return _Forging(below, self, Stack(next(iter(broadcast.payloads.values())), self.run.averaged))
 
     @abstractmethod
     def forge(self, honest: Stack, attackers: int, workers: Workers) -> Tensor:

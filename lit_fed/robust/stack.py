@@ -170,9 +170,10 @@ def warn_of_memory(key: str, run: WrappedRun) -> None:
     """
     size = sum(shape.numel() * dtype.itemsize for dtype, shape in run.layout(run.broadcast).values())
     cohort = run.participation.nominal_cohort_size
-    free = torch.cuda.mem_get_info(run.device)[0] if run.device.type == "cuda" else free_memory()
+    device = run.fabric.device
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
     if free is not None and size * cohort > free:
-        run.say(
+        run.fabric.print(
             f"warning: {key} keeps {cohort} updates of {size / 1e6:.3g} MB a round, {size * cohort / 1e9:.3g} GB over "
             f"all processes, and {free / 1e9:.3g} GB are free here; select fewer clients or add machines"
         )

@@ -36,7 +36,7 @@ from lit_fed.engine.method.wrapper import WrappedRun
 from lit_fed.engine.storage.store import ClientStore
 from lit_fed.engine.vectorized.executor import AutoExecutor, VectorizedExecutor
 from lit_fed.engine.wire.payload import Broadcast, Channel, Layout, num_bytes
-from lit_fed.engine.wire.workers import Workers, on_first_process
+from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.machine import keep_freed_memory
 from lit_fed.networks.base import file_of, shared
@@ -86,18 +86,14 @@ def wrapped_run(federation: Federation, settings: RunSettings) -> WrappedRun:
         participation=federation.participation,
         broadcast=federation.broadcast(0),
         layout=layout,
-        kinds=tuple(kinds.names),
         loops=federation.loops,
         work=federation.session.work,
         protocols=tuple(settings.protocols),
         averaged=frozenset(averaged),
         max_rounds=settings.max_rounds,
         on_client_failure=settings.on_client_failure,
-        tolerated_attackers=federation.wrappers.tolerated_attackers,
         seed=federation.seed,
-        device=federation.fabric.device,
-        first=partial(on_first_process, federation.fabric),
-        say=federation.fabric.print,
+        fabric=federation.fabric,
     )
 
 

@@ -220,9 +220,8 @@ def _end(run: Run, current: Round, metrics: dict[str, float]) -> None:
     metrics["time/round_s"] = time.perf_counter() - current.started
     metrics = evaluation.metrics | run.workers.gather(metrics)[0]  # the first process's clock
     run.next_round = done
-    reported = federation.wrappers.client_rows()
-    reported_rows = [ClientRow(client_id, "train", metric, value) for client_id, metric, value in reported]
-    rows = [] if federation.wrappers.sees_sums_only else current.ledger.rows + reported_rows + evaluation.rows
+    reported = [ClientRow(one, "train", metric, value) for one, metric, value in federation.wrappers.client_rows()]
+    rows = [] if federation.wrappers.sees_sums_only else current.ledger.rows + reported + evaluation.rows
     record = RoundRecord(current.round_idx, metrics, rows, current.plan)
     record = record.withheld(settings.evaluate_on) if run.withholds else record
     run.metrics = record.metrics

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
+from lightning import Fabric
 
 from lit_fed.arguments import Checked
 from lit_fed.engine.method.algorithm import Algorithm, Cohort, Server
@@ -47,18 +48,14 @@ class WrappedRun:
         participation: Who takes part.
         broadcast: The first round's.
         layout: Gives names, types and shapes of a round's updates, by its broadcast; of the first kind of network.
-        kinds: Names of the kinds of network.
         loops: The local loop of each kind (`lit_fed.engine.clients.local.LocalLoop`), whose task is at work.
         work: Length of a client's training in a round.
         protocols: What is measured.
         averaged: Names of the buffers that are averaged.
-        tolerated_attackers: See `Wrapper.tolerated_attackers`.
         max_rounds: Rounds of the run.
         on_client_failure: The setting ``trainer.on_client_failure``.
         seed: The run's seed.
-        device: Where updates are summed.
-        first: Calls a function on the first process, and gives its result to all.
-        say: Prints a line on the first process.
+        fabric: Devices and processes.
     """
 
     algorithm: Algorithm[Any]
@@ -67,22 +64,18 @@ class WrappedRun:
     participation: Participation
     broadcast: Broadcast
     layout: Callable[[Broadcast], Layout]
-    kinds: tuple[str, ...]
     loops: Mapping[str, Any]
     work: LocalWork
     protocols: tuple[Any, ...]
     averaged: frozenset[str]
     max_rounds: int
     on_client_failure: str
-    tolerated_attackers: int | None
     seed: int
-    device: torch.device
-    first: Callable[[Callable[[], Any]], Any]
-    say: Callable[[str], None]
+    fabric: Fabric
 
     def check_kinds(self, key: str) -> None:
         """Refuse several kinds of network; the key is the wrapper's setting."""
-        if len(self.kinds) > 1:
+        if len(self.loops) > 1:
             raise ConfigError(f"{key} needs one kind of network; trainer.kinds has several")
 
     def check_sends(self, key: str, verb: str) -> None:
@@ -136,6 +129,9 @@ class Wrapper(Checked):
     state: WrapperState = WrapperState()
     """What it keeps between rounds; `setup` makes a new one."""
 
+    run: WrappedRun
+    """The run that it is set up for; in `begin` and in rounds ``max_rounds`` is that of the call of ``fit``."""
+
     @property
     def tolerated_attackers(self) -> int | None:
         """The number of attackers in a cohort that it tolerates; None where it states none."""
@@ -144,24 +140,23 @@ class Wrapper(Checked):
     def negotiate(self, others: Sequence[Wrapper]) -> None:
         """Refuse settings that do not fit those of the run's other wrappers, and take from these what it needs."""
 
-    def setup(self, run: WrappedRun) -> None:
+    def setup(self) -> None:
         """Check that the method can be wrapped, before any training, and make the state."""
 
-    def prepare(self, run: WrappedRun, resumed: bool) -> None:
+    def prepare(self, resumed: bool) -> None:
         """Open files that a run needs, before its folder is made, on every process; not called on nodes.
 
         Args:
-            run: As in `setup`.
             resumed: Whether the run goes on with what another call of ``fit`` began.
         """
 
-    def begin(self, run: WrappedRun) -> None:
+    def begin(self) -> None:
         """Called before the first round of a call of ``fit``, on every process; not called on nodes.
 
         The state is that of the checkpoint, if the run is resumed.
         """
 
-    def settle(self, run: WrappedRun) -> None:
+    def settle(self) -> None:
         """Called on a node in place of `prepare` and `begin`, before its clients train."""
 
     def report(self, report: ClientReport, client_id: int) -> ClientReport:
@@ -277,10 +272,16 @@ class Wrappers:
 
     def __init__(self, stack: Sequence[Wrapper | None] = ()) -> None:
         self.stack = tuple(wrapper for wrapper in stack if wrapper is not None)
-        self._run: WrappedRun | None = None
+        self.private = any(wrapper.private for wrapper in self.stack)
+        """See `Wrapper.private`."""
+        self.withhold = any(wrapper.withhold for wrapper in self.stack)
+        """See `Wrapper.withhold`."""
+        self.keep_finite = all(wrapper.keeps_finite for wrapper in self.stack)
+        """See `Wrapper.keeps_finite`."""
+        self.sees_sums_only = any("payloads" in wrapper.hides for wrapper in self.stack)
+        """Whether the server sees sums only: the loop then keeps no value of a single client."""
         for wrapper in self.stack:
             self.check_view(wrapper.name, wrapper, wrapper.sees)
-        for wrapper in self.stack:
             wrapper.negotiate([other for other in self.stack if other is not wrapper])
 
     def check_view(self, key: str, part: object, sees: View) -> None:
@@ -291,49 +292,43 @@ class Wrappers:
 
     def setup(self, run: WrappedRun) -> None:
         """See `Wrapper.setup`."""
-        self._run = run
         for wrapper in self.stack:
-            wrapper.setup(run)
+            wrapper.run = run
+            wrapper.setup()
             run.server[_key(wrapper)] = wrapper.state.as_state()
 
     def prepare(self, resumed: bool) -> None:
         """See `Wrapper.prepare`."""
         for wrapper in self.stack:
-            wrapper.prepare(self.run, resumed)
+            wrapper.prepare(resumed)
 
     def begin(self, max_rounds: int) -> None:
         """See `Wrapper.begin`."""
         for wrapper in self.stack:
-            server = self.run.server
-            wrapper.state.load_state(server[_key(wrapper)])
-            wrapper.begin(replace(self.run, max_rounds=max_rounds))
-            server[_key(wrapper)] = wrapper.state.as_state()
+            wrapper.run = replace(wrapper.run, max_rounds=max_rounds)
+            wrapper.state.load_state(wrapper.run.server[_key(wrapper)])
+            wrapper.begin()
+            wrapper.run.server[_key(wrapper)] = wrapper.state.as_state()
 
     def settle(self) -> None:
         """See `Wrapper.settle`."""
         for wrapper in self.stack:
-            wrapper.settle(self.run)
+            wrapper.settle()
 
     def report(self, report: ClientReport, client_id: int) -> ClientReport:
         """See `Wrapper.report`."""
-        for wrapper in self.stack:
-            report = wrapper.report(report, client_id)
-        return report
+        return reduce(lambda report, wrapper: wrapper.report(report, client_id), self.stack, report)
 
     def loader_of(self, stage: Stage) -> Callable[[Iterable[Any], Client], Iterable[Any]] | None:
         """The function around a client's loader; None where there is none."""
         return self._loader if self.stack and stage == "train" else None
 
     def _loader(self, loader: Iterable[Any], client: Client) -> Iterable[Any]:
-        for wrapper in self.stack:
-            loader = wrapper.loader(loader, client)
-        return loader
+        return reduce(lambda loader, wrapper: wrapper.loader(loader, client), self.stack, loader)
 
     def visible_data(self, data: Any) -> Any:
         """See `Wrapper.visible_data`."""
-        for wrapper in self.stack:
-            data = wrapper.visible_data(data)
-        return data
+        return reduce(lambda data, wrapper: wrapper.visible_data(data), self.stack, data)
 
     def on_clients(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> Sequence[ClientUpdate]:
         """See `Wrapper.on_clients`."""
@@ -341,23 +336,16 @@ class Wrappers:
             updates = wrapper.on_clients(updates, clients)
         return updates
 
-    @property
-    def keep_finite(self) -> bool:
-        """See `Wrapper.keeps_finite`."""
-        return all(wrapper.keeps_finite for wrapper in self.stack)
-
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
         """See `Wrapper.reducer`."""
-        for wrapper in self.stack:
-            below = wrapper.reducer(below, broadcast)
-        return below
+        return reduce(lambda below, wrapper: wrapper.reducer(below, broadcast), self.stack, below)
 
     def release(self, aggregate: Any, cohort: Cohort) -> tuple[Any, Cohort, dict[str, float]]:
         """See `Wrapper.release`."""
         metrics: dict[str, float] = {}
         for wrapper in reversed(self.stack):  # the outermost reducer's result first
             aggregate, cohort, released = wrapper.release(aggregate, cohort)
-            self.run.server[_key(wrapper)] = wrapper.state.as_state()
+            wrapper.run.server[_key(wrapper)] = wrapper.state.as_state()
             metrics |= released
         return aggregate, cohort, metrics
 
@@ -371,49 +359,19 @@ class Wrappers:
 
     def exhausted(self, round_idx: int) -> str | None:
         """See `Wrapper.exhausted`."""
-        reasons = (wrapper.exhausted(round_idx) for wrapper in self.stack)
-        return next((why for why in reasons if why is not None), None)
+        return next((why for wrapper in self.stack if (why := wrapper.exhausted(round_idx)) is not None), None)
 
     def cards(self) -> dict[str, str]:
         """The cards by name."""
-        cards = {wrapper.name: wrapper.card() for wrapper in self.stack}
-        return {name: card for name, card in cards.items() if card is not None}
+        return {wrapper.name: card for wrapper in self.stack if (card := wrapper.card()) is not None}
 
     def closing_lines(self) -> list[str]:
         """The lines of `Wrapper.closing_line`."""
-        lines = (wrapper.closing_line() for wrapper in self.stack)
-        return [line for line in lines if line is not None]
-
-    @property
-    def withhold(self) -> bool:
-        """See `Wrapper.withhold`."""
-        return any(wrapper.withhold for wrapper in self.stack)
-
-    @property
-    def sees_sums_only(self) -> bool:
-        """Whether the server sees sums only: the loop then keeps no value of a single client."""
-        return any("payloads" in wrapper.hides for wrapper in self.stack)
-
-    @property
-    def private(self) -> bool:
-        """See `Wrapper.private`."""
-        return any(wrapper.private for wrapper in self.stack)
-
-    @property
-    def tolerated_attackers(self) -> int | None:
-        """See `Wrapper.tolerated_attackers`."""
-        numbers = (wrapper.tolerated_attackers for wrapper in self.stack)
-        return next((number for number in numbers if number is not None), None)
+        return [line for wrapper in self.stack if (line := wrapper.closing_line()) is not None]
 
     def seal(self, content: Iterable[bytes]) -> str | None:
         """See `Wrapper.seal`."""
         return next((seal for wrapper in self.stack if (seal := wrapper.seal(content)) is not None), None)
-
-    @property
-    def run(self) -> WrappedRun:
-        """The run that the wrappers are set up for."""
-        assert self._run is not None, "wrappers are set up once the federation is assembled"
-        return self._run
 
 
 def _key(wrapper: Wrapper) -> str:

@@ -19,8 +19,8 @@ from lit_fed.engine.evaluation.protocols import Protocol
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.reducers import Reducer
-from lit_fed.engine.method.wrapper import View, WrappedRun, Wrapper
-from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout
+from lit_fed.engine.method.wrapper import View, Wrapper
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.participation import Participation
@@ -223,7 +223,6 @@ class SummedSecurely(Wrapper):
         self.settings, self.least_nodes = settings, settings.threshold
         self.logged: Logged = {}
         self._keys: dict[str, EllipticCurvePrivateKey] = {}
-        self._layout: Callable[[Broadcast], Layout]
         self._sums: NodeSums
         self._private = False
 
@@ -237,9 +236,9 @@ class SummedSecurely(Wrapper):
                 )
             self.noise = private if private.honest_nodes else None
 
-    def setup(self, run: WrappedRun) -> None:
+    def setup(self) -> None:
         """Refuse a method or a setting that reads single updates."""
-        key, method = "trainer.secure_sum", type(run.algorithm).__name__
+        run, key, method = self.run, "trainer.secure_sum", type(self.run.algorithm).__name__
         run.check_kinds(key)
         parts = run.algorithm.reducer(run.server).parts()
         if not parts:
@@ -259,12 +258,11 @@ class SummedSecurely(Wrapper):
             raise ConfigError(f"{key} sums a round's own updates; set participation.stragglers.late to lost")
         if sends := [type(one).__name__ for one in run.protocols if type(one).layout is not Protocol.layout]:
             raise ConfigError(f"trainer.protocols has {sends[0]}, for which clients send tensors past {key}")
-        self.uniform = parts[0].uniform
-        self.samples, self._device = run.data.census.num_samples, run.device
-        self._layout = run.layout
+        self.uniform, self.samples = parts[0].uniform, run.data.census.num_samples
 
-    def begin(self, run: WrappedRun) -> None:
+    def begin(self) -> None:
         """Refuse weights that are too large, and make the nodes, with keys of their own."""
+        run = self.run
         if self.noise is not None and self.over_nodes is None and self.settings.nodes is None:
             raise ConfigError(
                 f"trainer.privacy.honest_nodes is {self.noise.honest_nodes}, and each node adds noise of its own; set "
@@ -285,7 +283,7 @@ class SummedSecurely(Wrapper):
             )
         from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 
-        self._run_name, self._say, nodes = secrets.token_hex(8), run.say, range(self.settings.nodes or 0)
+        self._run_name, nodes = secrets.token_hex(8), range(self.settings.nodes or 0)
         self._keys = {f"node {node:03}": generate_private_key(SECP384R1()) for node in nodes}
         if self.noise is None:
             self._check_cohorts(run.participation)
@@ -321,8 +319,8 @@ class SummedSecurely(Wrapper):
     def sums(self, broadcast: Broadcast | None, logged: Logged, grid: float | None = None) -> NodeSums:
         """A sum of updates from a broadcast, none of them added yet, and of metrics; None sums metrics alone."""
         sent = {} if broadcast is None else next(iter(broadcast.payloads.values()))
-        frame = Frame({} if broadcast is None else self._layout(broadcast), sent)
-        return NodeSums(frame, self.settings, self.uniform, self._device, logged, self._masked, grid)
+        frame = Frame({} if broadcast is None else self.run.layout(broadcast), sent)
+        return NodeSums(frame, self.settings, self.uniform, self.run.fabric.device, logged, self._masked, grid)
 
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
         """The nodes' sums in place of the method's mean, or of the bounded sum of `trainer.privacy`."""
@@ -375,7 +373,7 @@ class SummedSecurely(Wrapper):
                 parties, vectors, identities, threshold, self._round, self._run_name, dishonest=self.settings.dishonest
             )
         except TooSmall as error:
-            self._say(f"round {self._round} is skipped: {error}")
+            self.run.fabric.print(f"round {self._round} is skipped: {error}")
             return torch.zeros_like(words[0])
         return torch.from_numpy(total.view(np.int64)).to(words.device)
 
