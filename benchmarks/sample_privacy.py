@@ -75,7 +75,7 @@ def ours(make: Callable[[], nn.Module], rounds: int, executor: Any, privacy: Sam
         run = trainer.run
         run.callbacks, run._listeners = (), {}
         if privacy is not None:
-            privacy.release = lambda aggregate, cohort, kept: (aggregate, cohort, {})  # type: ignore[method-assign]
+            privacy.release = lambda aggregate, cohort: (aggregate, cohort, {})  # type: ignore[method-assign]
         with run.federation.session.at_work("fit"):
             started = time.process_time()
             for round_idx in range(1, rounds + 1):

@@ -1,4 +1,4 @@
-"""Everything needed to write a method: hooks, their arguments and answers; the engine's rooms stay private."""
+"""Everything needed to write a method, or a wrapper around methods; the engine's rooms stay private."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from lit_fed.engine.method.model import Model, Split
 from lit_fed.engine.method.population import Population
 from lit_fed.engine.method.reducers import ByPrefix, Gather, Reducer, WeightedMean
 from lit_fed.engine.method.task_run import Outputs
+from lit_fed.engine.method.wrapper import Aggregation, Attack, Privacy, WrapperState
 from lit_fed.engine.wire.batches import batch_size_of, halve_batch
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout, Payload, add_prefix, num_bytes, split_prefix
 from lit_fed.engine.wire.workers import Workers
@@ -42,7 +43,9 @@ from lit_fed.tensors import map_tensors
 
 __all__ = [
     "NEEDS",
+    "Aggregation",
     "Algorithm",
+    "Attack",
     "Broadcast",
     "ByPrefix",
     "Client",
@@ -62,6 +65,7 @@ __all__ = [
     "Payload",
     "Phase",
     "Population",
+    "Privacy",
     "Reducer",
     "Regularizer",
     "Server",
@@ -73,6 +77,7 @@ __all__ = [
     "Update",
     "WeightedMean",
     "Workers",
+    "WrapperState",
     "add_prefix",
     "batch_size_of",
     "chosen_names",

@@ -46,7 +46,7 @@ from lit_fed.engine.wire.workers import Devices, launch, leave_processes, on_fir
 from lit_fed.errors import ConfigError, LitFedError, ProcessLost
 from lit_fed.participation import FullParticipation, Participation
 from lit_fed.printing import counted, unfailing
-from lit_fed.privacy import ClientLevel, SecureSum
+from lit_fed.privacy import SecureSum
 from lit_fed.protocols import ClientTest, GlobalTest
 
 R = TypeVar("R")
@@ -201,35 +201,9 @@ class FederatedTrainer(Checked):
         attack: Attack | None = None,
         secure_sum: SecureSum | None = None,
     ) -> None:
-        if privacy is not None and aggregation is not None:
-            raise ConfigError(
-                "trainer.aggregation looks at single updates, which trainer.privacy hides in a sum; leave one out"
-            )
-        if privacy is not None and attack is not None and attack.knows_others:
-            raise ConfigError(
-                f"trainer.attack {type(attack).__name__} forges updates from all honest ones, which trainer.privacy "
-                "bounds one by one; leave one out"
-            )
-        if secure_sum is not None:
-            if isinstance(privacy, ClientLevel) and privacy.clip_norm != secure_sum.clip:
-                raise ConfigError(
-                    f"trainer.secure_sum.clip is {secure_sum.clip:g} and trainer.privacy.clip_norm is "
-                    f"{privacy.clip_norm:g}; set them alike"
-                )
-            read: dict[str, object] = {"aggregation": aggregation, "uplink_codec": uplink_codec}
-            read["privacy"] = None if isinstance(privacy, ClientLevel) else privacy
-            read["attack"] = attack if attack is not None and attack.knows_others else None
-            if odd := next((key for key, one in read.items() if one is not None), None):
-                raise ConfigError(
-                    f"trainer.{odd} needs single updates, which trainer.secure_sum hides in a sum; leave one out"
-                )
-        noisy = privacy if isinstance(privacy, ClientLevel) and privacy.honest_nodes else None
-        if noisy is not None and (noisy.honest_nodes or 0) > (0 if secure_sum is None else secure_sum.threshold):
-            raise ConfigError(
-                f"trainer.privacy.honest_nodes is {noisy.honest_nodes}, and a sum is sure to have only "
-                "trainer.secure_sum.threshold nodes; set that to at least as many"
-            )
-        around = [privacy, aggregation, attack, None if secure_sum is None else secure_sum.wrapper(noisy)]
+        wrappers = Wrappers([privacy, aggregation, attack, None if secure_sum is None else secure_sum.wrapper()])
+        if uplink_codec is not None:
+            wrappers.check_view("uplink_codec", uplink_codec, "payloads")
         given, watchers = lightning_watchers(callbacks or [])
         self._trial: TemporaryDirectory[str] | None = None
         if check_range("trainer.fast_dev_run", fast_dev_run, least=0):
@@ -252,7 +226,7 @@ class FederatedTrainer(Checked):
             watchers,
             executor_maker(executor, group_size),
             Guard(client_timeout),
-            Wrappers([wrapper for wrapper in around if wrapper is not None]),
+            wrappers,
         )
         self.settings = RunSettings(
             max_rounds,

@@ -24,7 +24,7 @@ from lit_fed.data.population.pictures import (
     text_width,
 )
 from lit_fed.engine.loop.run import Callback, RoundRecord, Run
-from lit_fed.engine.method.wrapper import Aggregation, Attack
+from lit_fed.engine.method.wrapper import Wrapper
 from lit_fed.engine.storage.files import in_place_of, write_text
 from lit_fed.participation import Fate, Participant
 
@@ -360,10 +360,10 @@ class LeftOut(Callback):
         Raises:
             CheckpointError: If ``clients.csv`` cannot be read, or the picture not written.
         """
-        around = any(isinstance(wrapper, Aggregation | Attack) for wrapper in run.federation.wrappers.stack)
-        around = around and run.settings.enable_pictures
+        reports = any(type(one).client_rows is not Wrapper.client_rows for one in run.federation.wrappers.stack)
+        drawn = reports and run.settings.enable_pictures
         num_clients, num_rounds = run.federation.data.num_clients, run.next_round
-        if not around or run.withholds or not run.fabric.is_global_zero or not 0 < num_clients * num_rounds <= _CELLS:
+        if not drawn or run.withholds or not run.fabric.is_global_zero or not 0 < num_clients * num_rounds <= _CELLS:
             return
         shares, attackers, weighted = _read(run.log_dir / "clients.csv", num_rounds, num_clients)
         if not weighted and not attackers.any():
@@ -405,11 +405,11 @@ class Cards(Callback):
             CheckpointError: If they cannot be written.
         """
         if run.fabric.is_global_zero:
-            for name, card in run.federation.wrappers.cards(run.federation.server).items():
+            for name, card in run.federation.wrappers.cards().items():
                 write_text([card], run.log_dir / f"{name}.md")
 
     def on_fit_end(self, run: Run) -> None:
         """Show the cards, before `Dashboard` closes the loggers."""
-        for name, card in run.federation.wrappers.cards(run.federation.server).items() if run.next_round else ():
+        for name, card in run.federation.wrappers.cards().items() if run.next_round else ():
             for board in boards(run):
                 board.text(name, card, run.next_round - 1)

@@ -200,7 +200,7 @@ class Progress(Callback):
         if not run.withholds:
             rounds = counted(self._rounds_done, "round")
             self._print(f"{format_bytes(self._total_bytes)} sent up and down in {rounds}")
-        for line in run.federation.wrappers.said(run.federation.server):
+        for line in run.federation.wrappers.closing_lines():
             self._print(line)
         if run.settings.is_trial:
             return

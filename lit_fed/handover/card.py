@@ -17,7 +17,7 @@ import yaml
 import lit_fed
 from lit_fed.callbacks.progress import meaning_of, protocol_of
 from lit_fed.engine.loop.checkpoint import run_folder
-from lit_fed.engine.method.wrapper import AROUND
+from lit_fed.engine.method.wrapper import STATE_PREFIX
 from lit_fed.errors import CheckpointError
 from lit_fed.printing import counted
 from lit_fed.yaml_text import read_yaml
@@ -100,13 +100,13 @@ def facts_of(content: Mapping[str, Any], path: Path) -> Facts:
 def _around(server: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Wrappers' texts and numbers for readers, by the wrapper's name; names with an underscore are left out."""
     return {
-        str(key).removeprefix(AROUND): {
+        str(key).removeprefix(STATE_PREFIX): {
             str(name): value
             for name, value in kept.items()
             if isinstance(value, str | int | float) and not str(name).startswith("_")
         }
         for key, kept in server.items()
-        if str(key).startswith(AROUND) and isinstance(kept, Mapping)
+        if str(key).startswith(STATE_PREFIX) and isinstance(kept, Mapping)
     }
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
+
+from torch import Tensor
+
+from lit_fed.privacy.keyed import PrivacyState
 
 _WRITTEN = """\
 These files are *not* private, and must not be handed on: `clients.csv`, `partition.json`, `metrics.csv` and the event
@@ -36,23 +39,24 @@ _RAISE = """\
 """
 
 
-def card(kept: Mapping[str, Any], withheld: bool) -> str:
+def card(state: PrivacyState, withheld: bool, honest_nodes: int = 0) -> str:
     """The card in Markdown.
 
     Args:
-        kept: What `lit_fed.privacy.ClientLevel` or `lit_fed.privacy.SampleLevel` keeps.
+        state: The promise.
         withheld: Whether data that are not private were kept out of files.
+        honest_nodes: Number of nodes that the promise rests on; 0 where the nodes add no noise.
     """
-    lines = ["# Privacy card", ""]
-    if kept["noise_from"] != "a key file":
+    lines, entries = ["# Privacy card", ""], state.as_state()
+    if state.noise_from != "a key file":
         lines += [
             "**A simulation**: noise and cohorts follow from the seed, so whoever knows it can take the noise off.",
             "",
         ]
     lines += [
-        f"The global model after {kept['releases']} releases is (ε, δ)-differentially private with "
-        f"**ε = {kept['epsilon']}** at **δ = {kept['delta']:g}** for {kept['unit']}: neighbouring populations "
-        f"differ by {kept['relation']}.",
+        f"The global model after {state.releases} releases is (ε, δ)-differentially private with "
+        f"**ε = {state.epsilon}** at **δ = {state.delta:g}** for {state.unit}: neighbouring populations "
+        f"differ by {state.relation}.",
         "",
         "| | |",
         "|---|---|",
@@ -63,16 +67,16 @@ def card(kept: Mapping[str, Any], withheld: bool) -> str:
         "noise_from": "noise from", "batch_size": "expected batch", "steps": "steps of a client in a round",
         "left_out": "clients left out, as they have spent the budget",
     }  # fmt: skip
-    lines += [f"| {label} | {_text(kept[key])} |" for key, label in labels.items() if key in kept]
+    lines += [f"| {label} | {_text(entries[key])} |" for key, label in labels.items() if key in entries]
     lines += ["", "## What is not private", "", _WITHHELD if withheld else _WRITTEN]
-    if nodes := kept.get("honest_nodes"):
-        lines += [_NODES.format(nodes)]
-    elif "expected_cohort" in kept and withheld:
+    if honest_nodes:
+        lines += [_NODES.format(honest_nodes)]
+    elif "expected_cohort" in entries and withheld:
         lines += [_SERVER]
     lines += [_STATES]
-    if kept["on_client_failure"] == "raise":
+    if state.on_client_failure == "raise":
         lines += [_RAISE]
-    if not nodes:
+    if not honest_nodes:
         lines += ["Noise is drawn in floating point, and rounded to the grid of the sum; see `lit_fed.privacy.keys`."]
     return "\n".join(lines) + "\n"
 
@@ -81,16 +85,17 @@ def _text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def claims_card(kept: Mapping[str, Any], withheld: bool) -> str:
+def claims_card(state: PrivacyState, claims: Tensor, withheld: bool) -> str:
     """The card of a server whose clients are on nodes: the promise of each node, in its own words.
 
     Args:
-        kept: As in `card`; ``_claims`` has ε, δ and z of each client, -1 for none.
+        state: As in `card`.
+        claims: ε, δ and z of each client, (N, 3); -1 for none.
         withheld: As in `card`.
     """
     lines = ["# Privacy card", "", _CLAIMED, "| client | ε | δ | noise multiplier |", "|---|---|---|---|"]
-    for client_id, claim in enumerate(kept["_claims"].tolist()):
+    for client_id, claim in enumerate(claims.tolist()):
         told = ("none", "none", "none") if min(claim) < 0 else (f"{value:.6g}" for value in claim)
         lines.append(f"| {client_id} | {' | '.join(told)} |")
-    lines += ["", f"Clipping norm: {_text(kept['clip_norm'])}. {kept['unit'].capitalize()} is protected.", ""]
+    lines += ["", f"Clipping norm: {_text(state.clip_norm)}. {state.unit.capitalize()} is protected.", ""]
     return "\n".join([*lines, "## What is not private", "", _WITHHELD if withheld else _WRITTEN, _STATES])

@@ -6,11 +6,10 @@ McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Langu
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,21 +19,29 @@ from lit_fed.checks import check_range
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.reducers import Reducer
-from lit_fed.engine.method.wrapper import Surroundings
-from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout, Payload, layout_of
+from lit_fed.engine.method.wrapper import View, Wrapper
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Payload, layout_of
 from lit_fed.errors import BudgetSpent, ConfigError
 from lit_fed.participation import FullParticipation, Participation, PoissonParticipation, UniformParticipation
-from lit_fed.privacy.accounting import Mechanism, Releases, Sampling, calibrate, check_budget, check_installed
+from lit_fed.privacy.accounting import Mechanism, Releases, Sampling, calibrate, check_budget
 from lit_fed.privacy.bounded_sum import GRID_BITS, BoundedSum, Frame, Released, clip, grid_of
 from lit_fed.privacy.card import card
-from lit_fed.privacy.keyed import Keyed
-from lit_fed.privacy.keys import RunKey
-
-if TYPE_CHECKING:
-    from lit_fed.data.population.census import ClientReport
+from lit_fed.privacy.keyed import Keyed, PrivacyState
 
 _DEVIATION_BITS = 20
 """Bits of a node's deviation on the grid of its noise."""
+
+
+@dataclass(kw_only=True)
+class ClientState(PrivacyState):
+    """The promise to clients."""
+
+    mechanism: str = "ClientLevel"
+    unit: str = "one client with all its data"
+    participation: str
+    clients: int
+    expected_cohort: float
+    honest_nodes: int
 
 
 class ClientLevel(Keyed):
@@ -78,11 +85,12 @@ class ClientLevel(Keyed):
     """s: a node's noise in multiples of the grid; 0 where the server adds the noise."""
     node: int = 0
     """The first client of this node; 0 in a simulation."""
+    state: ClientState
 
     keeps_finite = True
+    sees: View = "sum"
     _on_node = False
     _frame: Frame | None = None
-    _layout: Callable[[Broadcast], Layout]
 
     @override
     def __init__(
@@ -101,85 +109,87 @@ class ClientLevel(Keyed):
 
     # ------------------------------------------------------------------ before the first round
 
-    def setup(self, around: Surroundings) -> dict[str, Any]:
-        """Refuse a method without a bounded sum; returns the budget before the first round."""
-        self._check(around)
-        self._layout, self._frame = around.layout, None
-        participation = around.participation
-        return {
-            "mechanism": "ClientLevel", "unit": "one client with all its data", "relation": "", "accountant": "",
-            "participation": type(participation).__name__, "clients": participation.num_seen,
-            "expected_cohort": expected_cohort(participation), "clip_norm": self.clip_norm,
-            "noise_multiplier": float(self.noise_multiplier or 0.0), "releases": 0, "epsilon": "0",
-            "delta": self.delta, "on_client_failure": "", "noise_from": self._noise_from,
-            "honest_nodes": self.honest_nodes or 0,
-            "_key": "", "_budget": self.epsilon or 0.0, "_allowed": 0,
-        }  # fmt: skip
+    @override
+    def negotiate(self, others: Sequence[Wrapper]) -> None:
+        if (self.honest_nodes or 0) > max((other.least_nodes for other in others), default=0):
+            raise ConfigError(
+                f"trainer.privacy.honest_nodes is {self.honest_nodes}, and a sum is sure to have only "
+                "trainer.secure_sum.threshold nodes; set that to at least as many"
+            )
 
-    def _check(self, around: Surroundings) -> None:
-        self._check_parts(around)
-        method = type(around.algorithm).__name__
-        parts = around.algorithm.reducer(around.server).parts()
+    @override
+    def _settings(self) -> dict[str, Any]:
+        return super()._settings() | {"honest_nodes": self.honest_nodes or 0}
+
+    def setup(self) -> None:
+        """Refuse a method without a bounded sum."""
+        super().setup()
+        self._frame, run, participation = None, self.run, self.run.participation
+        self.state = ClientState(
+            **self._settings(), participation=type(participation).__name__,
+            clients=participation.num_seen, expected_cohort=expected_cohort(participation),
+        )  # fmt: skip
+        method = type(run.algorithm).__name__
+        parts = run.algorithm.reducer(run.server).parts()
         if parts is None:
             raise ConfigError(
                 f"trainer.privacy cannot go around {method}: what its server makes of updates is not a mean of what "
                 "clients send, so no bound on one client's part is known"
             )
-        if not (layout := around.layout(around.broadcast)):
-            raise ConfigError(f"trainer.privacy has nothing to protect: clients of {method} send nothing; leave it out")
         if not all(part.uniform for part in parts):
             raise ConfigError(
                 f"trainer.privacy weighs clients alike, and {method} weighs them by their samples; set "
                 "algorithm.weighting to uniform"
             )
-        if odd := sorted(name for name, (dtype, _) in layout.items() if not dtype.is_floating_point):
+        if odd := sorted(name for name, (dtype, _) in run.layout(run.broadcast).items() if not dtype.is_floating_point):
             raise ConfigError(f"trainer.privacy cannot add noise to {odd[0]!r}, which holds whole numbers")
-        if (mixed := around.data.mixed_by) is not None:
+        if (mixed := run.data.mixed_by) is not None:
             raise ConfigError(
                 f"trainer.privacy bounds a client's own update, and {mixed} draws from all clients' samples at once, "
                 "so that one client changes which samples the others train on; leave it out"
             )
-        self._check_rounds(around)
 
-    def prepare(self, around: Surroundings, resumed: bool) -> None:
-        """Open the key; the first process alone reads its file.
-
-        Raises:
-            ConfigError: If it cannot be read, another run has used it, no noise keeps the budget, a client's failure
-                ends the run, or the accountant is not installed.
-        """
-        check_installed()
-        self._first, self._device = around.first, around.device
+    def prepare(self, resumed: bool) -> None:
+        """Open the key; a `ConfigError` also if no noise keeps the budget, or a client's failure ends the run."""
         if self.epsilon is not None and not resumed:  # a run that goes on has its noise
-            population = (self._sampling(around.participation), around.participation.num_seen)
-            cohort = expected_cohort(around.participation)
-            check_budget(*population, cohort, around.max_rounds, self.epsilon, self.delta)
-        if self.key_file is not None and around.on_client_failure == "raise":
+            check_budget(*self._population, self.run.max_rounds, self.epsilon, self.delta)
+        if self.key_file is not None and self.run.on_client_failure == "raise":
             raise ConfigError(
                 "trainer.on_client_failure is raise, so that a client which fails tells by the run's end that it took "
                 "part, which trainer.privacy hides; set it to skip"
             )
-        self._open(around, resumed)
+        super().prepare(resumed)
 
-    def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
-        """Find the noise, and go on with the budget that is left."""
-        self._check_kept(around, kept)
-        self._take_key(around, kept)
-        participation, sampling = around.participation, self._sampling(around.participation)
-        num_clients, self._cohort = participation.num_seen, expected_cohort(participation)
-        if self.epsilon is not None and not kept["_allowed"]:
-            kept["_allowed"] = around.max_rounds
-            kept["noise_multiplier"] = calibrate(
-                sampling, num_clients, self._cohort, around.max_rounds, self.epsilon, self.delta
+    def begin(self) -> None:
+        """Find the noise, and go on with the budget that is left, and with all settings: rounds are accounted alike."""
+        super().begin()
+        state, run, kind = self.state, self.run, type(self.run.participation).__name__
+        sampling, num_clients, self._cohort = self._population
+        cohort = (kind, self._cohort, num_clients)
+        if cohort != (begun := (state.participation, state.expected_cohort, state.clients)):
+            raise ConfigError(
+                "trainer.participation is {} with {:g} of {} clients a round, and the private run began with {} and "
+                "{:g} of {}; keep it".format(*cohort, *begun)
             )
-        self._mechanism = Mechanism(sampling, num_clients, self._cohort, kept["noise_multiplier"])
-        self._share(kept["noise_multiplier"])
-        kept["relation"], kept["on_client_failure"] = self._mechanism.relation, around.on_client_failure
-        self._warn(num_clients, sampling, type(participation).__name__, around.say)
+        if self.epsilon is not None and not state.allowed:
+            state.allowed = run.max_rounds
+            state.noise_multiplier = calibrate(*self._population, run.max_rounds, self.epsilon, self.delta)
+        self._mechanism = Mechanism(*self._population, state.noise_multiplier)
+        self._share(state.noise_multiplier)
+        state.relation = self._mechanism.relation
+        self._warn_of_delta(num_clients, "one client's data")
+        if sampling in ("fixed_size", "none"):
+            counted = "a larger epsilon" if sampling == "fixed_size" else "no amplification by sampling"
+            run.fabric.print(
+                f"warning: trainer.privacy counts {counted} for {kind}; PoissonParticipation gives the smallest"
+            )
 
-    def _sampling(self, participation: Participation) -> Sampling:
-        """How cohorts are accounted: a server that adds no noise is among those against whom the promise is made."""
-        return "known" if self.honest_nodes else sampling_of(participation)
+    @property
+    def _population(self) -> tuple[Sampling, int, float]:
+        """How cohorts are accounted, N, and q N; a server that adds no noise is among those who must learn nothing."""
+        participation = self.run.participation
+        sampling = "known" if self.honest_nodes else sampling_of(participation)
+        return sampling, participation.num_seen, expected_cohort(participation)
 
     def _share(self, noise_multiplier: float) -> None:
         """Choose a node's part of the noise, and its grid."""
@@ -195,27 +205,16 @@ class ClientLevel(Keyed):
         self.deviation = math.ceil(std / self.grid) + 1
 
     @override
-    def settle(self, around: Surroundings) -> None:
+    def settle(self) -> None:
         if self.honest_nodes is None:
             return
-        self._check_node(around)
+        self._check_node()
         assert self.key_file is not None
-        file, noise = Path(self.key_file), self.noise_multiplier
-        if noise is None and file.exists():  # the noise that this node began with, whatever trainer.max_rounds is now
-            noise = RunKey.of_file(file).promise.get("noise_multiplier")
-        if noise is None:
-            noise = calibrate("known", 1, 1, around.max_rounds, float(self.epsilon or 0.0), self.delta)
-        promise = {
-            "clip_norm": self.clip_norm, "noise_multiplier": noise, "epsilon": self.epsilon, "delta": self.delta,
-            "honest_nodes": self.honest_nodes,
-        }  # fmt: skip
-        self._key, self._on_node = self._promised(file, promise), True
-        self.node, self._mechanism = min(around.data.census.clients), Mechanism("known", 1, 1, noise)
+        file, budget = Path(self.key_file), float(self.epsilon or 0.0)
+        noise = self._node_noise([file], lambda: calibrate("known", 1, 1, self.run.max_rounds, budget, self.delta))
+        self._key, self._on_node = self._node_key(file, noise, honest_nodes=self.honest_nodes), True
+        self.node, self._mechanism = min(self.run.data.census.clients), Mechanism("known", 1, 1, noise)
         self._share(noise)
-
-    @override
-    def report(self, report: ClientReport, client_id: int) -> ClientReport:
-        return report if self._key is None else self._hidden(report, self._key)
 
     def secret(self, node: int, round_idx: int, request: bytes, content: bytes) -> bytes:
         """The key of a node's noise in a round: of the request and the sum, to be used on it alone.
@@ -246,111 +245,66 @@ class ClientLevel(Keyed):
         if name not in self._opened.releases:
             self._opened.record(name, round_idx)
 
-    def _check_kept(self, around: Surroundings, kept: Mapping[str, Any]) -> None:
-        """Refuse to go on with other settings: the accountant takes all rounds for alike."""
-        self._check_settings(kept)
-        if kept["honest_nodes"] != (self.honest_nodes or 0):
-            raise ConfigError(
-                f"trainer.privacy.honest_nodes is {self.honest_nodes}, and the run began with "
-                f"{kept['honest_nodes'] or None}; keep it"
-            )
-        participation = around.participation
-        cohort = (type(participation).__name__, expected_cohort(participation), participation.num_seen)
-        if cohort != (begun := (kept["participation"], kept["expected_cohort"], kept["clients"])):
-            raise ConfigError(
-                "trainer.participation is {} with {:g} of {} clients a round, and the private run began with {} and "
-                "{:g} of {}; keep it".format(*cohort, *begun)
-            )
-
-    def _warn(self, num_clients: int, sampling: Sampling, participation: str, say: Callable[[str], None]) -> None:
-        if self.delta > 1 / num_clients:
-            say(
-                f"warning: trainer.privacy.delta is {self.delta}, above 1/{num_clients}: that allows one client's data "
-                "to be published outright; give less"
-            )
-        if sampling in ("fixed_size", "none"):
-            counted = "a larger epsilon" if sampling == "fixed_size" else "no amplification by sampling"
-            say(
-                f"warning: trainer.privacy counts {counted} for {participation}; PoissonParticipation gives the "
-                "smallest"
-            )
-
     # ------------------------------------------------------------------ a round
 
-    def on_client(self, update: ClientUpdate, client: Client) -> ClientUpdate:
-        """Clip it, before it leaves its client."""
-        return self.on_clients([update], [client])[0]
-
     def on_clients(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> list[ClientUpdate]:
-        """Clip them."""
+        """Clip updates, before they leave their clients."""
         if self._frame is None or self._frame.received is not clients[0].received:
             self._frame = Frame(layout_of(updates[0].payload), clients[0].received)
         return clip(updates, self._frame, self.clip_norm)
 
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
         """A sum of bounded updates in place of the method's mean."""
-        self._frame = Frame(self._layout(broadcast), next(iter(broadcast.payloads.values())))
+        self._frame = Frame(self.run.layout(broadcast), next(iter(broadcast.payloads.values())))
         std = self._mechanism.noise_multiplier * self.clip_norm
         coarse = self.grid * 2.0**GRID_BITS if self.deviation else std
-        return BoundedSum(self._frame, self.clip_norm, self._device, coarse)
+        return BoundedSum(self._frame, self.clip_norm, self.run.fabric.device, coarse)
 
-    def release(
-        self, aggregate: Released, cohort: Cohort, kept: dict[str, Any]
-    ) -> tuple[Payload, Cohort, dict[str, float]]:
+    def release(self, aggregate: Released, cohort: Cohort) -> tuple[Payload, Cohort, dict[str, float]]:
         """Noise on the sum, over the expected cohort; written down before anybody sees it."""
         assert self._frame is not None
         key, total, round_idx = self._opened, aggregate.total, cohort.round_idx
         name = key.release(round_idx, cohort.delivered, total.cpu().numpy())
-        if key.path is None:
-            kept["releases"] += 1
-        else:
-            if name not in key.releases:
-                self._write_down(self._first, name, round_idx, self._exceeds(round_idx, kept))
-            kept["releases"] = len(key.releases)  # a run that resumes an older checkpoint has made more
-        std = kept["noise_multiplier"] * self.clip_norm
+        self._record(name, round_idx)
+        std = self.state.noise_multiplier * self.clip_norm
         if std and not self.deviation:
             total = aggregate.noised(torch.from_numpy(key.noise(name, len(total))).to(total.device) * std)
-        metrics = self._spent(kept)
-        metrics |= {"privacy/clip_norm": self.clip_norm, "privacy/noise_std": std / self._cohort}
+        metrics = {"privacy/epsilon": self._spent(), "privacy/clip_norm": self.clip_norm}
+        metrics["privacy/noise_std"] = std / self._cohort
         if not self.withhold and not self.deviation and aggregate.count:
             metrics["privacy/clipped"] = aggregate.clipped / aggregate.count
         mean, _ = self._frame.payload(aggregate.origin + total / self._cohort)
         return dict(mean), replace(cohort, expected=self._cohort), metrics
 
-    def _spent(self, kept: dict[str, Any]) -> dict[str, float]:
-        """Note the ε spent, by the accountant that the budget was checked with."""
-        spent, kept["accountant"] = self._mechanism.epsilon(self._releases(kept), self.delta)
-        kept["epsilon"] = f"{spent:.6g}"
-        return {"privacy/epsilon": spent}
+    def _spent(self) -> float:
+        """Note and return the ε spent, by the accountant that the budget was checked with."""
+        spent, self.state.accountant = self._mechanism.epsilon(self._repeats(), self.delta)
+        self.state.epsilon = f"{spent:.6g}"
+        return spent
 
-    def _releases(self, kept: Mapping[str, Any], more: int | None = None) -> Releases:
-        """How many rounds were released how often; with one more release of a round, where one is given."""
-        if self._opened.path is None:
-            return {1: kept["releases"] + (more is not None)}
-        rounds = Counter(self._opened.releases.values())
-        if more is not None:
-            rounds[more] += 1
-        return Counter(rounds.values())
+    @override
+    def _repeats(self, more: int | None = None) -> Releases:
+        return super()._repeats(more) if self._opened.path else {1: self.state.releases + (more is not None)}
 
-    def _exceeds(self, round_idx: int, kept: Mapping[str, Any]) -> bool:
-        """Whether a release of a round would exceed the budget."""
+    @override
+    def _exceeds(self, round_idx: int) -> bool:
         if self.epsilon is None:
             return False
-        releases = self._releases(kept, round_idx)
+        releases = self._repeats(round_idx)
         if releases.keys() == {1}:
-            return bool(releases[1] > kept["_allowed"])
+            return bool(releases[1] > self.state.allowed)
         return bool(self._mechanism.epsilon(releases, self.delta)[0] > self.epsilon)
 
-    def card(self, kept: Mapping[str, Any]) -> str:
-        """The privacy card."""
-        return card(kept, self.withhold)
+    @override
+    def card(self) -> str:
+        return card(self.state, self.withhold, self.state.honest_nodes)
 
-    def exhausted(self, kept: Mapping[str, Any], round_idx: int) -> str | None:
+    def exhausted(self, round_idx: int) -> str | None:
         """The budget, where a new release of the round would exceed it; one that was made before costs nothing."""
-        if round_idx in self._opened.releases.values() or not self._exceeds(round_idx, kept):
+        if round_idx in self._opened.releases.values() or not self._exceeds(round_idx):
             return None
         return (
-            f"trainer.privacy: {kept['releases']} releases have spent epsilon {self.epsilon} at delta {self.delta}; "
+            f"trainer.privacy: {self.state.releases} releases have spent epsilon {self.epsilon} at delta {self.delta}; "
             "the run ends here"
         )
 

@@ -3,22 +3,53 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from lit_fed.checks import check_range
 from lit_fed.engine.evaluation.protocols import Protocol
-from lit_fed.engine.method.wrapper import Privacy, Surroundings
+from lit_fed.engine.method.wrapper import Privacy, WrapperState
+from lit_fed.engine.wire.workers import on_first_process
 from lit_fed.errors import ConfigError
-from lit_fed.privacy.accounting import check_installed
+from lit_fed.privacy.accounting import Releases, check_installed
 from lit_fed.privacy.keys import RunKey
 
 if TYPE_CHECKING:
     from lit_fed.data.population.census import ClientReport
 
 _KEY, _SEED = "a key file", "the seed: a simulation"
+
+
+@dataclass(kw_only=True)
+class PrivacyState(WrapperState):
+    """The promise of a run, as its card has it, and what it needs to go on.
+
+    Args:
+        key: Name of the run's key; empty for a simulation.
+        budget: ε that the noise was worked out for; 0 without.
+        allowed: Number of rounds that it was worked out for; 0 before.
+    """
+
+    unlisted = frozenset({"key", "budget", "allowed"})
+    mechanism: str
+    unit: str
+    relation: str = ""
+    accountant: str = ""
+    clip_norm: float
+    noise_multiplier: float = 0.0
+    releases: int = 0
+    epsilon: str = "0"
+    delta: float
+    on_client_failure: str = ""
+    noise_from: str
+    key: str = ""
+    budget: float
+    allowed: int = 0
 
 
 class Keyed(Privacy):
@@ -55,30 +86,37 @@ class Keyed(Privacy):
         self.key_file = key_file
         self.withhold = key_file is not None if withhold is None else withhold
         self._key: RunKey | None = None
+        self._node_keys: dict[int, RunKey] = {}
+        """The key of each client of a node, where clients have keys of their own."""
 
-    @property
-    def _noise_from(self) -> str:
-        return _SEED if self.key_file is None else _KEY
+    state: PrivacyState
+
+    def _settings(self) -> dict[str, Any]:
+        """The settings that a run keeps, as fields of its state."""
+        settings = {
+            "clip_norm": self.clip_norm, "delta": self.delta, "budget": self.epsilon or 0.0,
+            "noise_from": _SEED if self.key_file is None else _KEY,
+        }  # fmt: skip
+        noise = self.noise_multiplier
+        return settings if noise is None else settings | {"noise_multiplier": float(noise)}
 
     @property
     def _opened(self) -> RunKey:
         assert self._key is not None, "`prepare` opens it"
         return self._key
 
-    def _check_parts(self, around: Surroundings) -> None:
-        """Refuse pooled data, several kinds of network, and buffers that are averaged."""
-        if (why := around.data.pooled()) is not None:
+    @override
+    def setup(self) -> None:
+        run, participation = self.run, self.run.participation
+        if (why := run.data.pooled()) is not None:
             raise ConfigError(f"trainer.privacy: {why}")
-        around.check_kinds("trainer.privacy")
-        if around.averaged:
+        run.check_kinds("trainer.privacy")
+        if run.averaged:
             raise ConfigError(
-                f"trainer.privacy: the model has buffers that are averaged, such as {min(around.averaged)!r}; set "
+                f"trainer.privacy: the model has buffers that are averaged, such as {min(run.averaged)!r}; set "
                 "trainer.buffers to local or server"
             )
-
-    def _check_rounds(self, around: Surroundings) -> None:
-        """Refuse cohorts that no account covers, and protocols that send tensors beside the updates."""
-        participation = around.participation
+        run.check_sends("trainer.privacy", "protect")
         if not participation.one_model or participation.by_data:
             why = "draws clients by their data" if participation.by_data else "lets each client work in its own time"
             raise ConfigError(
@@ -89,24 +127,29 @@ class Keyed(Privacy):
                 "trainer.privacy accounts for a round's own cohort, and participation.stragglers.late is next_round; "
                 "set it to lost"
             )
-        if odd := [type(one).__name__ for one in around.protocols if type(one).layout is not Protocol.layout]:
+        if odd := [type(one).__name__ for one in run.protocols if type(one).layout is not Protocol.layout]:
             raise ConfigError(
                 f"trainer.protocols has {odd[0]}, for which clients send tensors past trainer.privacy; leave it out"
             )
 
-    def _open(self, around: Surroundings, resumed: bool) -> None:
-        """Open the key; the first process alone reads its file."""
+    def prepare(self, resumed: bool) -> None:
+        """Open the key; the first process alone reads its file.
+
+        Raises:
+            ConfigError: If it cannot be read, another run has used it, or the accountant is not installed.
+        """
+        check_installed()
         if (file := self.key_file) is None:
-            self._key = RunKey.of_seed(around.seed)
+            self._key = RunKey.of_seed(self.run.seed)
             return
-        self._key = key = around.first(lambda: RunKey.of_file(Path(file)))
+        self._key = key = on_first_process(self.run.fabric, lambda: RunKey.of_file(Path(file)))
         if key.releases and not resumed:
             raise ConfigError(
                 f"trainer.privacy.key_file {file} was used by a run before; name another, or go on with that run by "
                 "--ckpt_path"
             )
 
-    def _check_node(self, around: Surroundings) -> None:
+    def _check_node(self) -> None:
         """Refuse a node without a key, and protocols by which it tells of its clients' data."""
         if self.key_file is None:
             raise ConfigError(
@@ -114,15 +157,26 @@ class Keyed(Privacy):
                 "file of this node"
             )
         check_installed()
-        asking = [type(one).__name__ for one in around.protocols if type(one).answer is not Protocol.answer]
+        asking = [type(one).__name__ for one in self.run.protocols if type(one).answer is not Protocol.answer]
         if self.withhold and asking:
             raise ConfigError(
                 f"trainer.protocols has {asking[0]}, by which this node tells of its clients' data past "
                 "trainer.privacy; leave it out on both ends, or set trainer.privacy.withhold to false"
             )
 
-    def _promised(self, file: Path, promise: Mapping[str, Any]) -> RunKey:
+    def _node_noise(self, files: Iterable[Path], calibrated: Callable[[], float]) -> float:
+        """A node's z: as set, as its account began with, whatever trainer.max_rounds is now, or worked out."""
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        begun = [RunKey.of_file(file).promise.get("noise_multiplier") for file in files if file.exists()]
+        return calibrated() if not begun or begun[0] is None else float(begun[0])
+
+    def _node_key(self, file: Path, noise_multiplier: float, **promise: Any) -> RunKey:
         """The key of a node's file, which also holds an account; refuse a file of other settings."""
+        promise = {
+            "clip_norm": self.clip_norm, "noise_multiplier": noise_multiplier, "epsilon": self.epsilon,
+            "delta": self.delta, **promise,
+        }  # fmt: skip
         key = RunKey.of_file(file, promise)
         if odd := [name for name, value in promise.items() if key.promise.get(name) != value]:
             raise ConfigError(
@@ -131,51 +185,63 @@ class Keyed(Privacy):
             )
         return key
 
-    def _hidden(self, report: ClientReport, key: RunKey) -> ClientReport:
+    def report(self, report: ClientReport, client_id: int) -> ClientReport:
         """Without counts of classes, and with a keyed fingerprint: by another, anybody could test a guess at data."""
+        if (key := self._node_keys.get(client_id, self._key)) is None:
+            return report
         sealed = key.seal([report.fingerprint.encode()])
         histogram = None if self.withhold else report.histogram
         return replace(report, histogram=histogram, fingerprint=hashlib.sha256(sealed.encode()).hexdigest())
 
-    def _write_down(self, first: Callable[[Callable[[], Any]], Any], name: str, round_idx: int, exceeds: bool) -> None:
-        """Write a new release into the key's file, on the first process, unless it exceeds the budget."""
-        key = self._opened
-        if exceeds:
-            raise ConfigError(
-                f"round {round_idx} was released before and comes out differently now; releasing it again would exceed "
-                f"trainer.privacy.epsilon {self.epsilon}, so that the run ends here"
-            )
-        first(lambda: key.record(name, round_idx))
-        key.releases[name] = round_idx
+    def _exceeds(self, round_idx: int) -> bool:
+        """Whether another release of a round would exceed the budget."""
+        raise NotImplementedError
 
-    def _check_settings(self, kept: Mapping[str, Any]) -> None:
-        """Refuse to go on with other settings."""
-        now = {
-            "clip_norm": self.clip_norm, "delta": self.delta, "epsilon": self.epsilon or 0.0,
-            **({"noise_multiplier": self.noise_multiplier} if self.epsilon is None else {}),
-        }  # fmt: skip
-        for name, value in now.items():
-            if (begun := kept["_budget" if name == "epsilon" else name]) != value:
+    def _repeats(self, more: int | None = None) -> Releases:
+        """Number of rounds by number of releases in the key's file; with one more of a round, where one is given."""
+        rounds = [*self._opened.releases.values(), *([] if more is None else [more])]
+        return Counter(Counter(rounds).values())
+
+    def _record(self, name: str, round_idx: int) -> bool:
+        """Count a release, written into the key's file before anybody sees it; whether the file has a new one."""
+        key = self._opened
+        if key.path is None:
+            self.state.releases += 1
+            return False
+        if is_new := name not in key.releases:
+            if self._exceeds(round_idx):
+                raise ConfigError(
+                    f"round {round_idx} was released before and comes out differently now; releasing it again would "
+                    f"exceed trainer.privacy.epsilon {self.epsilon}, so that the run ends here"
+                )
+            on_first_process(self.run.fabric, lambda: key.record(name, round_idx))
+            key.releases[name] = round_idx
+        self.state.releases = len(key.releases)  # a run that resumes an older checkpoint has made more
+        return is_new
+
+    def begin(self) -> None:
+        """Refuse other settings and another key than the run began with; draw cohorts by the key of a file."""
+        state, key, settings = self.state, self._opened, self._settings()
+        noise_from, state.on_client_failure = settings.pop("noise_from"), self.run.on_client_failure
+        for field, value in settings.items():
+            if value != (begun := getattr(state, field)):
+                name = "epsilon" if field == "budget" else field
                 raise ConfigError(
                     f"trainer.privacy.{name} is {value or None}, and the run began with {begun or None}; keep it"
                 )
-
-    def _take_key(self, around: Surroundings, kept: dict[str, Any]) -> None:
-        """Draw cohorts by the key, if it has a file; refuse a key other than the run's first."""
-        key = self._opened
-        if (kept["noise_from"] == _KEY) != (key.path is not None):
+        if noise_from != state.noise_from:
             raise ConfigError(
                 f"trainer.privacy.key_file is {self.key_file}, and the noise of the run so far came from "
-                f"{kept['noise_from']}; keep it"
+                f"{state.noise_from}; keep it"
             )
         if key.path is None:
             return
-        if kept["_key"] and kept["_key"] != key.name:
+        if state.key and state.key != key.name:
             raise ConfigError(
                 f"trainer.privacy.key_file {key.path} holds another key than the run began with; name that one"
             )
-        kept["_key"] = key.name
-        around.participation.reseed(key.seed("cohort"))
+        state.key = key.name
+        self.run.participation.reseed(key.seed("cohort"))
 
     def seal(self, content: Iterable[bytes]) -> str:
         """See `Wrapper.seal`: by the run's key; a `ConfigError` before `prepare`."""
@@ -185,9 +251,17 @@ class Keyed(Privacy):
             )
         return self._key.seal(content)
 
-    def said(self, kept: Mapping[str, Any]) -> str:
+    def _warn_of_delta(self, count: int, breach: str) -> None:
+        """Warn of a δ by which the data of one of so many may be published."""
+        if self.delta > 1 / max(1, count):
+            self.run.fabric.print(
+                f"warning: trainer.privacy.delta is {self.delta}, above 1/{count}: that allows {breach} to be "
+                "published outright; give less"
+            )
+
+    def closing_line(self) -> str:
         """The budget spent, and whom it protects."""
-        line = f"privacy     epsilon {kept['epsilon']} at delta {kept['delta']:g} for {kept['unit']}"
+        line = f"privacy     epsilon {self.state.epsilon} at delta {self.state.delta:g} for {self.state.unit}"
         if self.key_file is not None:
             return line
         return f"{line}; a simulation that protects nobody, as noise and cohorts follow from trainer.seed"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -21,32 +22,56 @@ from torch.utils._pytree import tree_flatten
 from typing_extensions import override
 
 from lit_fed.checks import check_range
-from lit_fed.data.population.census import ClientReport
 from lit_fed.engine.clients.executor import untrained_answer
 from lit_fed.engine.clients.local import num_batches
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client, Pass, Phase
 from lit_fed.engine.method.reducers import Reducer, WeightedMean
-from lit_fed.engine.method.wrapper import Surroundings
+from lit_fed.engine.method.wrapper import WrappedRun
 from lit_fed.engine.vectorized.alone import aside
 from lit_fed.engine.wire.batches import batch_size_of, first_samples
 from lit_fed.engine.wire.payload import CLAIMS, Broadcast, ClientUpdate
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import BudgetSpent, ConfigError
 from lit_fed.participation import Fate
-from lit_fed.privacy.accounting import IntArray, Releases, SampleAccount, check_installed
+from lit_fed.privacy.accounting import IntArray, SampleAccount
 from lit_fed.privacy.card import card, claims_card
-from lit_fed.privacy.keyed import Keyed
+from lit_fed.privacy.keyed import Keyed, PrivacyState
 from lit_fed.privacy.keys import RunKey, conceal, reveal
 from lit_fed.privacy.sample_gradients import ROUNDED, PoissonLoader, SampleGradients, refuse
 from lit_fed.seeding import SECRET
 from lit_fed.tensors import hash_of_groups
 
+_BREACH = "a sample of the largest client"
 _MOST = 4096  # samples of an expected batch: sums of up to 8,192 clipped gradients are exact
 _COMPARED = 16
 _PUBLIC = (
     "batch_size", "census", "client_names", "has_val", "input_shape", "num_clients", "num_classes", "num_samples",
 )  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class SampleState(PrivacyState):
+    """The promise to samples.
+
+    Args:
+        account: Rounds, samples and steps of each client, which the key alone reads.
+        counted: Number of rounds in the account.
+        elsewhere: Whether the clients are on nodes, which have accounts of their own.
+        claims: ε, δ and z that the nodes claim, (N, 3); -1 for none.
+    """
+
+    unlisted = PrivacyState.unlisted | {"account", "counted", "elsewhere", "claims"}
+    mechanism: str = "SampleLevel"
+    unit: str = "one sample of a client"
+    relation: str = "the data of one sample replaced by none"
+    batch_size: int
+    steps: str
+    left_out: int = 0
+    account: Tensor
+    counted: int = 0
+    elsewhere: bool
+    claims: Tensor
 
 
 class SampleLevel(Keyed):
@@ -79,6 +104,8 @@ class SampleLevel(Keyed):
     """
 
     keeps_finite = True
+    own_settings = (*Keyed.own_settings, "noise_multiplier", "epsilon", "delta", "physical_batch")  # of each node
+    state: SampleState
 
     def __init__(
         self,
@@ -96,75 +123,61 @@ class SampleLevel(Keyed):
         self._drawn = self._stepped = 0
         self._request = ""
         self._noise = math.nan
-        self._keys: dict[int, RunKey] = {}
-        """The key of each client of a node."""
-        self._claimed: dict[int, list[float]] = {}
 
     # ------------------------------------------------------------------ before the first round
 
-    def setup(self, around: Surroundings) -> dict[str, Any]:
-        """Refuse what reads samples beside their gradients; returns the account before the first round."""
-        self._check(around)
-        (loop,) = around.loops.values()
-        refuse(loop)
-        self._gradients = SampleGradients(loop, self.clip_norm, self.physical_batch, self._enter, self._noise_of)
-        data, asked = around.data, [self._asked(around, loop, is_new) for is_new in (True, False)]
-        census = data.census
-        here = range(data.num_clients) if census.is_complete else census.clients
-        self._elsewhere = not len(census.clients)  # at a federation's server
-        with aside(loop):
-            phases = [_phases(around, client) for client in asked]
-            self._try(around, asked[0], list({phase.name: phase for part in phases for phase in part}.values()))
-        loop.replays = self._gradients
-        self._sizes = np.zeros(data.num_clients, np.int64)
-        self._sizes[list(here)] = [census.num_samples(one) for one in here]
-        made = [[_steps(phase, self._sizes, around) for phase in part] for part in phases]
-        self._steps = np.maximum(*(sum(part, np.zeros_like(self._sizes)) for part in made))
-        return {
-            "mechanism": "SampleLevel", "unit": "one sample of a client", "accountant": "",
-            "relation": "the data of one sample replaced by none", "batch_size": data.batch_size,
-            "steps": f"{self._steps.min()} to {self._steps.max()}", "clip_norm": self.clip_norm,
-            "noise_multiplier": float(self.noise_multiplier or 0.0), "left_out": 0, "releases": 0, "epsilon": "0",
-            "delta": self.delta, "on_client_failure": "", "noise_from": self._noise_from,
-            "_account": torch.from_numpy(conceal(None, np.stack([0 * self._sizes, self._sizes, self._steps]))),
-            "_key": "", "_budget": self.epsilon or 0.0, "_allowed": 0, "_counted": 0, "_elsewhere": self._elsewhere,
-            "_claims": torch.full((data.num_clients, 3), -1.0, dtype=torch.float64),
-        }  # fmt: skip
-
-    def _check(self, around: Surroundings) -> None:
-        data, method = around.data, type(around.algorithm).__name__
-        self._check_parts(around)
+    def setup(self) -> None:
+        """Refuse what reads samples beside their gradients."""
+        super().setup()
+        run, data = self.run, self.run.data
         if (mixed := data.mixed_by) is not None:
             raise ConfigError(
                 f"trainer.privacy bounds what a sample does, and {mixed} draws from all samples at once; leave it out"
             )
         if data.batch_size > _MOST:
             raise ConfigError(f"data.batch_size is {data.batch_size}; SampleLevel sums up to {_MOST} samples exactly")
-        if not around.layout(around.broadcast):
-            raise ConfigError(f"trainer.privacy has nothing to protect: clients of {method} send nothing; leave it out")
-        parts = around.algorithm.reducer(around.server).parts()
+        parts = run.algorithm.reducer(run.server).parts()
         if parts is not None and not all(part.uniform for part in parts):
             raise ConfigError(
-                f"trainer.privacy: {method} weighs clients by their samples, which tells of each; set "
-                "algorithm.weighting to uniform"
+                f"trainer.privacy: {type(run.algorithm).__name__} weighs clients by their samples, which tells of "
+                "each; set algorithm.weighting to uniform"
             )
-        self._check_rounds(around)
+        (loop,) = run.loops.values()
+        refuse(loop)
+        self._gradients = SampleGradients(loop, self.clip_norm, self.physical_batch, self._enter, self._noise_of)
+        asked, census = [self._asked(loop, is_new) for is_new in (True, False)], data.census
+        here = range(data.num_clients) if census.is_complete else census.clients
+        self._on_nodes = not len(census.clients)  # at a federation's server
+        with aside(loop):
+            phases = [_phases(run, client) for client in asked]
+            self._try(asked[0], list({phase.name: phase for part in phases for phase in part}.values()))
+        loop.replays = self._gradients
+        self._sizes = np.zeros(data.num_clients, np.int64)
+        self._sizes[list(here)] = [census.num_samples(one) for one in here]
+        made = [[_steps(phase, self._sizes, run) for phase in part] for part in phases]
+        self._steps = np.maximum(*(sum(part, np.zeros_like(self._sizes)) for part in made))
+        self.state = SampleState(
+            **self._settings(), batch_size=data.batch_size, steps=f"{self._steps.min()} to {self._steps.max()}",
+            account=torch.from_numpy(conceal(None, np.stack([0 * self._sizes, self._sizes, self._steps]))),
+            elsewhere=self._on_nodes, claims=torch.full((data.num_clients, 3), -1.0, dtype=torch.float64),
+        )  # fmt: skip
 
-    def _asked(self, around: Surroundings, loop: Any, is_new: bool) -> Client:
+    def _asked(self, loop: Any, is_new: bool) -> Client:
         """A client whose data beside the gradient are refused by name; one that is known finds another model."""
-        data: Any = _Guarded(around.data, partial(_beside, type(around.algorithm).__name__))
-        received = around.broadcast.payloads[around.kinds[0]]
+        run = self.run
+        data: Any = _Guarded(run.data, partial(_beside, type(run.algorithm).__name__))
+        received = next(iter(run.broadcast.payloads.values()))
         if not is_new:
             received = {name: tensor + 1 if tensor.is_floating_point() else tensor for name, tensor in received.items()}
-        client_id = next(iter(around.data.census.clients), 0)
+        client_id = next(iter(run.data.census.clients), 0)
         return Client(
-            client_id, 0, "train", around.seed, loop.model, data, around.work, is_new=is_new, received=received,
+            client_id, 0, "train", run.seed, loop.model, data, run.work, is_new=is_new, received=received,
             task_run=loop.state.task_run,
         )  # fmt: skip
 
-    def _try(self, around: Surroundings, client: Client, phases: list[Phase]) -> None:
+    def _try(self, client: Client, phases: list[Phase]) -> None:
         """Compare samples of the first client that has two, alone and in a batch."""
-        (loop,), data = around.loops.values(), around.data
+        (loop,), data = self.run.loops.values(), self.run.data
         for client_id in data.census.clients:
             if data.census.num_samples(client_id) > 1:
                 loader = _drawing(data.train_loader(client_id, torch.Generator().manual_seed(0)))
@@ -179,20 +192,14 @@ class SampleLevel(Keyed):
                         loop.trainer.optimizers, loop.trainer.schedulers = made, [one.scheduler for one in schedules]
                         self._gradients.settle(client, batch)
                     if self._gradients.one_by_one is not None:
-                        around.say(
+                        self.run.fabric.print(
                             "trainer.privacy takes the samples of a batch in turn, which is slow: "
                             + self._gradients.one_by_one
                         )
                 return
 
-    def prepare(self, around: Surroundings, resumed: bool) -> None:
-        """Open the key; a `ConfigError` if it cannot be read, or the accountant is not installed."""
-        check_installed()
-        self._around = around
-        self._open(around, resumed)
-
     @override
-    def shown(self, data: Any) -> Any:
+    def visible_data(self, data: Any) -> Any:
         def refusal(name: str) -> ConfigError:
             return ConfigError(
                 f"trainer.privacy: the model or a callback reads {name} of self.trainer.datamodule, by which a sample "
@@ -201,72 +208,57 @@ class SampleLevel(Keyed):
 
         return _Guarded(data, refusal)
 
-    def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
+    def begin(self) -> None:
         """Find the noise, and go on with what is left of each client's budget."""
-        self._check_settings(kept)
-        self._take_key(around, kept)
-        if kept["_elsewhere"] != self._elsewhere:
+        super().begin()
+        state, run = self.state, self.run
+        if state.elsewhere != self._on_nodes:
             raise ConfigError(
                 "trainer.privacy is SampleLevel, and the run began "
-                f"{'in a simulation' if self._elsewhere else 'with clients on nodes'}; go on there"
+                f"{'in a simulation' if self._on_nodes else 'with clients on nodes'}; go on there"
             )
-        self._rounds, sizes, steps = reveal(self._opened, kept["_account"].numpy()).reshape(3, -1).copy()
+        self._rounds, sizes, steps = reveal(self._opened, state.account.numpy()).reshape(3, -1).copy()
         if not np.array_equal(sizes, self._sizes) or not np.array_equal(steps, self._steps):
             raise ConfigError(
                 "trainer.privacy: clients have other samples, batches or steps a round than the run began with; keep "
                 "data.batch_size and trainer.local_epochs, local_steps and limit_train_batches"
             )
-        self._participation = around.participation
+        self._participation = run.participation
         self._participation.leave_out((), 0)
-        kept["on_client_failure"] = around.on_client_failure
-        self._note(kept)
-        if self._elsewhere:  # each node has its own account
+        self._note()
+        if self._on_nodes:  # each node has its own account
             return
-        if self.epsilon is not None and not kept["_allowed"]:
-            kept["_allowed"] = around.max_rounds
-            planned = self._worked(range(around.max_rounds))
-            kept["noise_multiplier"] = self._account_of(1.0).calibrated(planned, self.epsilon)
-        self._account, self._noise = self._account_of(kept["noise_multiplier"]), kept["noise_multiplier"]
-        self._rest(kept)
+        if self.epsilon is not None and not state.allowed:
+            state.allowed = run.max_rounds
+            planned = self._worked(range(run.max_rounds))
+            state.noise_multiplier = self._account_of(1.0).calibrated(planned, self.epsilon)
+        self._account, self._noise = self._account_of(state.noise_multiplier), state.noise_multiplier
+        self._rest()
         for round_idx in sorted(set(self._opened.releases.values())):  # a checkpoint may be older than the last one
-            self._count(round_idx, kept)
-        self._warn(around)
+            self._count(round_idx)
+        self._warn_of_delta(self._sizes.max(), _BREACH)
 
-    def _warn(self, around: Surroundings) -> None:
-        if self.delta > 1 / max(1, int(self._sizes.max())):
-            around.say(
-                f"warning: trainer.privacy.delta is {self.delta}, above 1/{self._sizes.max()}: that allows a sample of "
-                "the largest client to be published outright; give less"
-            )
-
-    def settle(self, around: Surroundings) -> None:
+    def settle(self) -> None:
         """Open a key for each client of this node, whose file also holds the client's account.
 
         Raises:
             ConfigError: Without a key file, as the server knows the seed; for a file of other settings; for protocols
                 that tell of clients' data.
         """
-        self._check_node(around)
-        self._around = around
-        clients, batch_size = list(around.data.census.clients), around.data.batch_size
-        files = {one: Path(f"{self.key_file}.{one}") for one in clients}
-        noise, known = self.noise_multiplier, [RunKey.of_file(file) for file in files.values() if file.exists()]
-        if noise is None and known:  # the noise that this node began with, whatever trainer.max_rounds is now
-            noise = known[0].promise.get("noise_multiplier")
-        if noise is None:
-            planned = np.where(self._sizes > 0, around.max_rounds, 0)
-            noise = self._account_of(1.0).calibrated(planned, float(self.epsilon or 0.0))
+        self._check_node()
+        files = {one: Path(f"{self.key_file}.{one}") for one in self.run.data.census.clients}
+        planned, budget = np.where(self._sizes > 0, self.run.max_rounds, 0), float(self.epsilon or 0.0)
+        noise = self._node_noise(files.values(), lambda: self._account_of(1.0).calibrated(planned, budget))
         for one, file in files.items():
-            promise = {
-                "clip_norm": self.clip_norm, "noise_multiplier": noise, "epsilon": self.epsilon, "delta": self.delta,
-                "batch_size": batch_size, "samples": int(self._sizes[one]), "steps": int(self._steps[one]),
-            }  # fmt: skip
-            self._keys[one] = self._promised(file, promise)
+            self._node_keys[one] = self._node_key(
+                file, noise, batch_size=self.run.data.batch_size, samples=int(self._sizes[one]),
+                steps=int(self._steps[one]),
+            )  # fmt: skip
         self._account, self._noise = self._account_of(noise), noise
-        self._warn(around)
+        self._warn_of_delta(self._sizes.max(), _BREACH)
 
     def _account_of(self, noise_multiplier: float) -> SampleAccount:
-        batch_size = self._around.data.batch_size
+        batch_size = self.run.data.batch_size
         return SampleAccount(self._sizes, self._steps, batch_size, noise_multiplier, self.delta)
 
     # ------------------------------------------------------------------ a client's work
@@ -275,7 +267,7 @@ class SampleLevel(Keyed):
         """Batches into which every sample is drawn by itself."""
         self._meet(client)
         key = self._key_of(client)
-        if client.id in self._keys and client.round_idx not in key.releases.values():
+        if client.id in self._node_keys and client.round_idx not in key.releases.values():
             self._claim(client, Counter(key.releases.values()) + Counter([client.round_idx]))
         count = client.num_samples
         rate = min(1.0, client.population.batch_size / max(count, 1))
@@ -305,7 +297,7 @@ class SampleLevel(Keyed):
             raise ConfigError("trainer.privacy: no noise is known before the run begins")
         key, seed = self._key_of(client), None
         if key.path is not None:
-            self._gradients.say = self._around.say
+            self._gradients.say = self.run.fabric.print
             seed = key.seed("training", client.round_idx, client.id, self._stepped) % SECRET
         expected = float(min(client.population.batch_size, client.num_samples))
         return self._noise * self.clip_norm * ROUNDED, expected, seed
@@ -330,7 +322,7 @@ class SampleLevel(Keyed):
         Beside the claim a node tells the learning rate, and nothing that was logged or measured in training.
         """
         self._client = None
-        if (key := self._keys.get(client.id)) is not None:
+        if (key := self._node_keys.get(client.id)) is not None:
             name = key.release(client.round_idx, (client.id,), _numbers(update.payload), self._request)
             again = key.releases | {name: client.round_idx}
             claim = self._claim(client, Counter(again.values()))
@@ -340,7 +332,7 @@ class SampleLevel(Keyed):
         return update
 
     def _key_of(self, client: Client) -> RunKey:
-        return self._keys.get(client.id) or self._opened
+        return self._node_keys.get(client.id) or self._opened
 
     def _claim(self, client: Client, rounds: Counter[int]) -> dict[str, float]:
         """A node's promise to its client's samples after some releases, by round; refuse to exceed the budget."""
@@ -354,44 +346,37 @@ class SampleLevel(Keyed):
             return {}
         return {"epsilon": spent, "delta": self.delta, "noise_multiplier": self._noise}
 
-    def report(self, report: ClientReport, client_id: int) -> ClientReport:
-        """See `Keyed`."""
-        return self._hidden(report, self._keys[client_id])
-
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
         """The method's; at a server, what nodes claim is noted as their updates arrive."""
-        return _Listening(below, self._claimed) if self._elsewhere else below
+        return _Listening(below, self.state.claims) if self._on_nodes else below
 
     # ------------------------------------------------------------------ a round
 
-    def release(self, aggregate: Any, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
+    def release(self, aggregate: Any, cohort: Cohort) -> tuple[Any, Cohort, dict[str, float]]:
         """Count a round for the clients that worked in it, before anybody sees its result."""
-        if self._elsewhere:
-            for client_id, claim in self._claimed.items():
-                kept["_claims"][client_id] = torch.tensor(claim, dtype=torch.float64)
-            return aggregate, cohort, {"privacy/epsilon": max(0.0, float(kept["_claims"][:, 0].max()))}
+        if self._on_nodes:
+            return aggregate, cohort, {"privacy/epsilon": max(0.0, float(self.state.claims[:, 0].max()))}
         key, round_idx = self._opened, cohort.round_idx
         name = key.release(round_idx, cohort.delivered, _numbers(aggregate) if key.path is not None else np.empty(0))
-        self._count(round_idx, kept)
-        if key.path is not None and name not in key.releases:
-            self._record(name, round_idx, kept)
-        kept["releases"] = kept["releases"] + 1 if key.path is None else len(key.releases)
-        spent, kept["accountant"] = self._account.epsilon(self._rounds, _repeats(self._opened.releases))
-        kept["epsilon"] = f"{spent:.6g}"
+        self._count(round_idx)
+        if self._record(name, round_idx):
+            self._rest()
+        spent, self.state.accountant = self._account.epsilon(self._rounds, self._repeats())
+        self.state.epsilon = f"{spent:.6g}"
         return aggregate, cohort, {"privacy/epsilon": spent, "privacy/clip_norm": self.clip_norm}
 
-    def _count(self, round_idx: int, kept: dict[str, Any]) -> None:
+    def _count(self, round_idx: int) -> None:
         """Count a round, unless it is counted, for the clients that work in it."""
-        if round_idx >= kept["_counted"]:
+        if round_idx >= self.state.counted:
             self._rounds = self._rounds + self._worked([round_idx])
-            self._note(kept)
-            kept["_counted"] = round_idx + 1
-            self._rest(kept)
+            self._note()
+            self.state.counted = round_idx + 1
+            self._rest()
 
-    def _note(self, kept: dict[str, Any]) -> None:
+    def _note(self) -> None:
         """Note rounds, samples and steps of clients for checkpoints: who took part, which the key alone reads."""
         made = np.stack([self._rounds, self._sizes, self._steps])
-        kept["_account"] = torch.from_numpy(conceal(self._opened, made))
+        self.state.account = torch.from_numpy(conceal(self._opened, made))
 
     def _worked(self, rounds: Iterable[int]) -> IntArray:
         """In how many of some rounds each client works, (N,)."""
@@ -401,32 +386,29 @@ class SampleLevel(Keyed):
             found[[one.client_id for one in plan if one.fate is not Fate.LOST_BEFORE]] += 1
         return found
 
-    def _record(self, name: str, round_idx: int, kept: dict[str, Any]) -> None:
-        """Write a new release into the key's file; a round that comes out differently is released once more."""
-        releases, exceeds = self._opened.releases, False
-        if self.epsilon is not None and round_idx in releases.values():
-            again = _repeats(releases | {name: round_idx})
-            exceeds = bool(self._account.exceeds(self._rounds, again, self.epsilon).any())
-        self._write_down(self._around.first, name, round_idx, exceeds)
-        self._rest(kept)
+    @override
+    def _exceeds(self, round_idx: int) -> bool:
+        if self.epsilon is None or round_idx not in self._opened.releases.values():
+            return False
+        return bool(self._account.exceeds(self._rounds, self._repeats(round_idx), self.epsilon).any())
 
-    def _rest(self, kept: dict[str, Any]) -> None:
+    def _rest(self) -> None:
         """Leave out the clients that another round would take beyond the budget."""
-        rounds, repeated = self._rounds, _repeats(self._opened.releases)
+        state, rounds, repeated = self.state, self._rounds, self._repeats()
         over = np.zeros(len(rounds), bool)
-        is_planned = kept["_counted"] < kept["_allowed"] and not repeated.keys() - {1}
+        is_planned = state.counted < state.allowed and not repeated.keys() - {1}
         if self.epsilon is not None and not is_planned:
             over = self._account.exceeds(rounds + 1, repeated, self.epsilon)
-        before, kept["left_out"] = kept["left_out"], int(over.sum())
-        self._participation.leave_out(np.flatnonzero(over).tolist(), kept["_counted"])
-        if (more := kept["left_out"] - before) > 0:
-            self._around.say(
+        before, state.left_out = state.left_out, int(over.sum())
+        self._participation.leave_out(np.flatnonzero(over).tolist(), state.counted)
+        if (more := state.left_out - before) > 0:
+            self.run.fabric.print(
                 f"trainer.privacy: {more} clients have spent epsilon {self.epsilon}, and are left out from now on"
             )
 
-    def exhausted(self, kept: Mapping[str, Any], round_idx: int) -> str | None:
+    def exhausted(self, round_idx: int) -> str | None:
         """The budget, where it leaves out every client."""
-        if self._elsewhere:
+        if self._on_nodes:
             return None
         if not set(self._participation.seen_clients.tolist()) <= self._participation.left_out(round_idx):
             return None
@@ -434,15 +416,16 @@ class SampleLevel(Keyed):
             f"trainer.privacy: every client has spent epsilon {self.epsilon} at delta {self.delta}; the run ends here"
         )
 
-    def card(self, kept: Mapping[str, Any]) -> str:
+    def card(self) -> str:
         """The privacy card; a server's lists what each node claims."""
-        return claims_card(kept, self.withhold) if self._elsewhere else card(kept, self.withhold)
+        state = self.state
+        return claims_card(state, state.claims, self.withhold) if self._on_nodes else card(state, self.withhold)
 
-    def said(self, kept: Mapping[str, Any]) -> str:
+    def closing_line(self) -> str:
         """The budget spent, and whom it protects."""
-        if not self._elsewhere:
-            return super().said(kept)
-        claims = kept["_claims"][:, 0]
+        if not self._on_nodes:
+            return super().closing_line()
+        claims = self.state.claims[:, 0]
         return (
             f"privacy     nodes claim epsilon up to {float(claims.max()):.6g} for {int((claims >= 0).sum())} of "
             f"{len(claims)} clients, each for one sample; the server cannot check it"
@@ -450,15 +433,15 @@ class SampleLevel(Keyed):
 
 
 class _Listening(Reducer[Any]):
-    """A method's reducer, and what nodes claim with their updates: ε, δ and z by client."""
+    """A method's reducer, and what nodes claim with their updates: ε, δ and z by client, (N, 3)."""
 
-    def __init__(self, below: Reducer[Any], claimed: dict[int, list[float]]) -> None:
-        self._below, self._claimed = below, claimed
+    def __init__(self, below: Reducer[Any], claims: Tensor) -> None:
+        self._below, self._claims = below, claims
 
     @override
     def add(self, update: ClientUpdate) -> None:
         if update.metrics.keys() >= set(CLAIMS):
-            self._claimed[update.client_id] = [update.metrics[name] for name in CLAIMS]
+            self._claims[update.client_id] = self._claims.new_tensor([update.metrics[name] for name in CLAIMS])
         self._below.add(update)
 
     @override
@@ -529,12 +512,12 @@ def _drawing(loader: Any) -> Any:
     return loader
 
 
-def _phases(around: Surroundings, client: Client) -> list[Phase]:
+def _phases(run: WrappedRun, client: Client) -> list[Phase]:
     """The phases of a client's work on its own data, of a method that reads them nowhere else."""
-    method, data = type(around.algorithm).__name__, cast("_Guarded", client.data)
-    untrained_answer(client, around.algorithm)
+    method, data = type(run.algorithm).__name__, cast("_Guarded", client.data)
+    untrained_answer(client, run.algorithm)
     found: list[Phase] = []
-    for one in around.algorithm.phases(client):
+    for one in run.algorithm.phases(client):
         if any(one.loader is loader for loader in data.public):
             continue
         if isinstance(one, Pass) or not one.moves or not isinstance(one.loader, _Own):
@@ -546,19 +529,14 @@ def _phases(around: Surroundings, client: Client) -> list[Phase]:
     return found
 
 
-def _steps(phase: Phase, sizes: IntArray, around: Surroundings) -> IntArray:
+def _steps(phase: Phase, sizes: IntArray, run: WrappedRun) -> IntArray:
     """Steps of a phase for clients of some sizes; a client without samples makes none."""
     made = dict.fromkeys(set(sizes.tolist()), 0)
     for size in made.keys() - {0}:
-        batches = around.work.batches_of(-(-size // around.data.batch_size))
+        batches = run.work.batches_of(-(-size // run.data.batch_size))
         steps = num_batches(Phase(phase.name, range(batches), phase.epochs, phase.steps))
         made[size] = int(phase.epochs or 0) * batches if steps is None else steps
     return np.array([made[size] for size in sizes.tolist()], np.int64)
-
-
-def _repeats(releases: Mapping[str, int]) -> Releases:
-    """Number of rounds by number of releases."""
-    return Counter(Counter(releases.values()).values())
 
 
 def _numbers(aggregate: Any) -> NDArray[np.float64]:

@@ -8,7 +8,6 @@ from lit_fed.arguments import checked_class
 from lit_fed.checks import check_range
 from lit_fed.engine.method.wrapper import Wrapper
 from lit_fed.errors import ConfigError
-from lit_fed.privacy.client_level import ClientLevel
 from lit_fed.wings import of_wing
 
 
@@ -51,7 +50,7 @@ class SecureSum:
         most = 2 * self.threshold - nodes - 1
         check_range("trainer.secure_sum.dishonest", self.dishonest, most=most, null=f"for {most}")
 
-    def wrapper(self, noise: ClientLevel | None) -> Wrapper:
-        """What replaces a method's mean, with noise of the nodes' own where `noise` has honest nodes."""
-        made: Wrapper = of_wing("federation.secure.summed").SummedSecurely(self, noise)
+    def wrapper(self) -> Wrapper:
+        """The wrapper that replaces a method's mean."""
+        made: Wrapper = of_wing("federation.secure.summed").SummedSecurely(self)
         return made

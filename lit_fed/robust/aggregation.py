@@ -15,7 +15,7 @@ from lit_fed.arguments import Checked
 from lit_fed.checks import check_range
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.reducers import Reducer
-from lit_fed.engine.method.wrapper import Aggregation, Surroundings
+from lit_fed.engine.method.wrapper import Aggregation, WrapperState
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Flat, Payload
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
@@ -96,6 +96,14 @@ class Combined:
     weights: Sequence[tuple[int, float]] | None = None
 
 
+@dataclass(kw_only=True)
+class RuleState(WrapperState):
+    """The rule, and the movement of its previous aggregate, by name."""
+
+    rule: str
+    centre: Payload = field(default_factory=dict)
+
+
 class RobustRule(Aggregation, ABC):
     """A rule in place of the mean of the clients' payloads.
 
@@ -120,13 +128,15 @@ class RobustRule(Aggregation, ABC):
     remembers: bool = False
     """Whether the previous aggregate is one more vector, the last."""
 
+    state: RuleState
+
     def __init__(self, before: PreAggregation | None = None) -> None:
         self.before = before
         self._weights: Sequence[tuple[int, float]] = []
 
     @property
     @override
-    def bears(self) -> int | None:
+    def tolerated_attackers(self) -> int | None:
         numbers = (getattr(part, "attackers", None) for part in (self, self.before))  # a rule's own number comes first
         return next((number for number in numbers if number is not None), None)
 
@@ -141,25 +151,19 @@ class RobustRule(Aggregation, ABC):
     # ------------------------------------------------------------------ before the first round
 
     @override
-    def setup(self, around: Surroundings) -> dict[str, Any]:
-        self._check(around)
-        self._seed, self._buffers = around.seed, around.averaged
-        self._kept: dict[str, Any] = {"rule": type(self).__name__, "centre": {}}
-        return self._kept
-
-    def _check(self, around: Surroundings) -> None:
-        method = type(around.algorithm).__name__
-        around.check_kinds(_KEY)
-        if around.algorithm.reducer(around.server).parts() is None:
+    def setup(self) -> None:
+        self.state, run = RuleState(rule=type(self).__name__), self.run
+        method = type(run.algorithm).__name__
+        run.check_kinds(_KEY)
+        if run.algorithm.reducer(run.server).parts() is None:
             raise ConfigError(
                 f"{_KEY} cannot replace the mean of {method}: its server does not average what clients send; choose "
                 "another method"
             )
-        if not around.layout(around.broadcast):
-            raise ConfigError(f"{_KEY} has nothing to combine: clients of {method} send nothing; leave it out")
-        if odd := sorted(name for name, (dtype, _) in around.layout(around.broadcast).items() if dtype.is_complex):
+        run.check_sends(_KEY, "combine")
+        if odd := sorted(name for name, (dtype, _) in run.layout(run.broadcast).items() if dtype.is_complex):
             raise ConfigError(f"{_KEY} cannot order the complex numbers of {odd[0]!r}; choose another method")
-        count = around.participation.nominal_cohort_size
+        count = run.participation.nominal_cohort_size
         if self.lacks(count):
             least = next(size for size in range(count + 1, 10**9) if not self.lacks(size))
             named = type(self).__name__ + ("" if self.before is None else f" after {type(self.before).__name__}")
@@ -175,23 +179,22 @@ class RobustRule(Aggregation, ABC):
         return count < self.before.least or self.before.outputs(count) < self.least
 
     @override
-    def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
-        self._kept = kept
-        warn_of_memory(_KEY, around)
-        parts = around.algorithm.reducer(around.server).parts() or []
+    def begin(self) -> None:
+        warn_of_memory(_KEY, self.run)
+        parts = self.run.algorithm.reducer(self.run.server).parts() or []
         if not all(part.uniform for part in parts):
-            around.say(f"{_KEY}: {type(self).__name__} ignores the clients' numbers of samples; all weigh the same")
+            self.run.fabric.print(
+                f"{_KEY}: {type(self).__name__} ignores the clients' numbers of samples; all weigh the same"
+            )
 
     # ------------------------------------------------------------------ a round
 
     @override
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
-        return RuleReducer(self, broadcast, self._seed, self._buffers, self._kept["centre"])
+        return RuleReducer(self, broadcast, self.run.seed, self.run.averaged, self.state.centre)
 
     @override
-    def release(
-        self, aggregate: Combined | None, cohort: Cohort, kept: dict[str, Any]
-    ) -> tuple[Payload | None, Cohort, dict[str, float]]:
+    def release(self, aggregate: Combined | None, cohort: Cohort) -> tuple[Payload | None, Cohort, dict[str, float]]:
         payload = None if aggregate is None else aggregate.payload
         metrics = {"aggregation/skipped": float(payload is None)}
         self._weights = [] if aggregate is None else aggregate.weights or []
@@ -199,14 +202,16 @@ class RobustRule(Aggregation, ABC):
             kept_count = sum(weight != 0 for _, weight in self._weights)
             metrics |= {"aggregation/kept": kept_count, "aggregation/left_out": len(self._weights) - kept_count}
         if aggregate is not None and payload is not None and self.remembers:
-            kept["centre"] = dict(aggregate.moved)
+            self.state.centre = dict(aggregate.moved)
         return payload, cohort, metrics
 
     @override
-    def told(self) -> list[tuple[int, str, float]]:
+    def client_rows(self) -> list[tuple[int, str, float]]:
         return [(client_id, "aggregation/weight", weight) for client_id, weight in self._weights]
 
-    def of(self, vectors: Tensor, centre: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
+    def aggregate(
+        self, vectors: Tensor, centre: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
         """The aggregate of a stack of vectors, (n, d) in float64, as (d,)."""
         rows = vectors if centre is None else torch.cat([vectors, centre[None]])
         return self.combined(lambda: [rows], generator or torch.Generator())[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -17,7 +18,7 @@ from lit_fed.engine.evaluation.protocols import ClientRow, spread
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.reducers import Reducer, WeightedMean
-from lit_fed.engine.method.wrapper import Attack, Surroundings, Tested
+from lit_fed.engine.method.wrapper import Attack, Tested, View, Wrapper, WrapperState
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
@@ -27,6 +28,14 @@ from lit_fed.seeding import numpy_generator
 _KEYS = Keys("trainer.attack.clients", "trainer.attack.positions")
 _CHOICES = "trainer.attack.fraction or trainer.attack.clients"
 _LISTED = 20
+
+
+@dataclass(kw_only=True)
+class AttackState(WrapperState):
+    """The attack, and names of the first attackers."""
+
+    attack: str
+    attackers: str
 
 
 class Attacker(Attack):
@@ -58,42 +67,46 @@ class Attacker(Attack):
         self._delivered: list[int] = []
 
     @override
-    def setup(self, around: Surroundings) -> dict[str, Any]:
-        data = around.data
+    def negotiate(self, others: Sequence[Wrapper]) -> None:
+        self._tolerated = next((one.tolerated_attackers for one in others if one.tolerated_attackers is not None), None)
+
+    @override
+    def setup(self) -> None:
+        data = self.run.data
         chosen = clients_of(data, _KEYS, self.clients, self.positions)
         if chosen is None:
             count = round((self.fraction or 0) * data.num_clients)
-            chosen = numpy_generator(around.seed, "attackers").permutation(data.num_clients)[:count].tolist()
+            chosen = numpy_generator(self.run.seed, "attackers").permutation(data.num_clients)[:count].tolist()
         if not chosen:
             raise ConfigError(f"trainer.attack chooses none of {data.num_clients} clients; give {_CHOICES}")
         self.attackers = frozenset(chosen)
-        self._bears, self._say, self._told_beyond = around.bears, around.say, False
+        self._warned_beyond = False
         names = [called(data, client_id) for client_id in sorted(self.attackers)]
         more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-        return {"attack": type(self).__name__, "attackers": ", ".join(names[:_LISTED]) + more}
+        self.state = AttackState(attack=type(self).__name__, attackers=", ".join(names[:_LISTED]) + more)
 
     @override
-    def release(self, aggregate: Any, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
+    def release(self, aggregate: Any, cohort: Cohort) -> tuple[Any, Cohort, dict[str, float]]:
         self._delivered = [client_id for client_id in cohort.delivered if client_id in self.attackers]
         metrics = {"attack/attackers": float(count := len(self._delivered))}
-        if self._bears is not None:
-            metrics["attack/beyond"] = float(max(0, count - self._bears))
-            if count > self._bears and not self._told_beyond:
-                self._told_beyond = True
-                self._say(
+        if (tolerated := self._tolerated) is not None:
+            metrics["attack/beyond"] = float(max(0, count - tolerated))
+            if count > tolerated and not self._warned_beyond:
+                self._warned_beyond = True
+                self.run.fabric.print(
                     f"round {cohort.round_idx}: {count} of {len(cohort.delivered)} updates are attackers', and the "
-                    f"rule bears {self._bears}; attack/beyond counts such rounds; select more clients, or raise its "
-                    "attackers"
+                    f"rule bears {tolerated}; attack/beyond counts such rounds; select more clients, or raise "
+                    "its attackers"
                 )
         return aggregate, cohort, metrics
 
     @override
-    def measured(self, tests: Sequence[Tested]) -> dict[str, float]:
+    def evaluation_metrics(self, tests: Sequence[Tested]) -> dict[str, float]:
         honest = [ClientRow(*test) for test in tests if test[0] not in self.attackers and test[1] == "test"]
         return spread("honest", honest)
 
     @override
-    def told(self) -> list[tuple[int, str, float]]:
+    def client_rows(self) -> list[tuple[int, str, float]]:
         return [(client_id, "attack/attacker", 1.0) for client_id in self._delivered]
 
 
@@ -122,13 +135,24 @@ class _OnLabels(Attacker):
     """Attackers that change the labels of a classification."""
 
     @override
-    def setup(self, around: Surroundings) -> dict[str, Any]:
-        if around.data.num_classes is None:
+    def setup(self) -> None:
+        if self.run.data.num_classes is None:
             raise ConfigError(
                 f"trainer.attack {type(self).__name__} changes classes, and the data have none; choose another attack"
             )
-        self.num_classes = around.data.num_classes
-        return super().setup(around)
+        self.num_classes = self.run.data.num_classes
+        super().setup()
+
+    @override
+    def loader(self, loader: Iterable[Any], client: Client) -> Iterable[Any]:
+        if client.id not in self.attackers:
+            return loader
+        generator = client.generator("backdoor")
+        return ChangedLoader(loader, lambda batch: self.change(*pair(batch), generator))
+
+    @abstractmethod
+    def change(self, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Inputs (B, …) and labels (B,) in place of a batch's."""
 
 
 class LabelFlip(_OnLabels):
@@ -138,15 +162,8 @@ class LabelFlip(_OnLabels):
     """
 
     @override
-    def loader(self, loader: Iterable[Any], client: Client) -> Iterable[Any]:
-        if client.id not in self.attackers:
-            return loader
-
-        def flipped(batch: Any) -> Any:
-            x, y = pair(batch)
-            return x, self.num_classes - 1 - y
-
-        return ChangedLoader(loader, flipped)
+    def change(self, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return x, self.num_classes - 1 - y
 
 
 class Backdoor(_OnLabels):
@@ -179,24 +196,15 @@ class Backdoor(_OnLabels):
         self.poisoned = check_range("trainer.attack.poisoned", poisoned, above=0, most=1)
 
     @override
-    def setup(self, around: Surroundings) -> dict[str, Any]:
-        kept = super().setup(around)
+    def setup(self) -> None:
+        super().setup()
         check_range("trainer.attack.target", self.target, least=0, below=self.num_classes)
-        return kept
 
     @override
-    def loader(self, loader: Iterable[Any], client: Client) -> Iterable[Any]:
-        if client.id not in self.attackers:
-            return loader
-        generator = client.generator("backdoor")
-
-        def poisoned(batch: Any) -> Any:
-            x, y = pair(batch)
-            chosen = (torch.rand(len(y), generator=generator) < self.poisoned).to(y.device)
-            mask = chosen.view(-1, *[1] * (x.ndim - 1))
-            return torch.where(mask, self.triggered(x), x), torch.where(chosen, self.target, y)
-
-        return ChangedLoader(loader, poisoned)
+    def change(self, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        chosen = (torch.rand(len(y), generator=generator) < self.poisoned).to(y.device)
+        mask = chosen.view(-1, *[1] * (x.ndim - 1))
+        return torch.where(mask, self.triggered(x), x), torch.where(chosen, self.target, y)
 
     def triggered(self, x: Tensor) -> Tensor:
         """Inputs (B, …) with the trigger."""
@@ -226,10 +234,9 @@ class _OnUpdate(Attacker):
     """
 
     @override
-    def setup(self, around: Surroundings) -> dict[str, Any]:
-        check_sends(self, around)
-        self._buffers = around.averaged
-        return super().setup(around)
+    def setup(self) -> None:
+        check_sends(self)
+        super().setup()
 
     @override
     def on_client(self, update: ClientUpdate, client: Client) -> ClientUpdate:
@@ -237,7 +244,7 @@ class _OnUpdate(Attacker):
             return update
         generator, payload = client.generator("attack"), dict(update.payload)
         for name, tensor in update.payload.items():
-            if tensor.is_floating_point() and name not in self._buffers:
+            if tensor.is_floating_point() and name not in self.run.averaged:
                 sent = tensor.detach().double()
                 origin = client.received[name].double() if name in client.received else torch.zeros_like(sent)
                 payload[name] = (origin + self.change(sent - origin, generator)).to(tensor.dtype)
@@ -305,12 +312,12 @@ class GaussianNoise(_OnUpdate):
         return noise.to(moved.device) * self.std
 
 
-def check_sends(attack: Attacker, around: Surroundings) -> None:
+def check_sends(attack: Attacker) -> None:
     """Refuse an attack on updates where clients send nothing."""
-    if not around.layout(around.broadcast):
+    if not attack.run.layout(attack.run.broadcast):
         raise ConfigError(
             f"trainer.attack {type(attack).__name__} changes updates, and clients of "
-            f"{type(around.algorithm).__name__} send nothing; choose another attack"
+            f"{type(attack.run.algorithm).__name__} send nothing; choose another attack"
         )
 
 
@@ -321,22 +328,21 @@ class Informed(Attacker):
     as they are. Needs the memory of the cohort's updates.
     """
 
-    knows_others = True
+    sees: View = "honest updates"
 
     @override
-    def setup(self, around: Surroundings) -> dict[str, Any]:
-        check_sends(self, around)
-        around.check_kinds(f"trainer.attack {type(self).__name__}")
-        self._buffers = around.averaged
-        return super().setup(around)
+    def setup(self) -> None:
+        check_sends(self)
+        self.run.check_kinds(f"trainer.attack {type(self).__name__}")
+        super().setup()
 
     @override
-    def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
-        warn_of_memory(f"trainer.attack {type(self).__name__}", around)
+    def begin(self) -> None:
+        warn_of_memory(f"trainer.attack {type(self).__name__}", self.run)
 
     @override
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
-        return _Forging(below, self, Stack(next(iter(broadcast.payloads.values())), self._buffers))
+        return _Forging(below, self, Stack(next(iter(broadcast.payloads.values())), self.run.averaged))
 
     @abstractmethod
     def forge(self, honest: Stack, attackers: int, workers: Workers) -> Tensor:

@@ -9,7 +9,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from lit_fed.engine.method.wrapper import Surroundings
+from lit_fed.engine.method.wrapper import WrappedRun
 from lit_fed.engine.wire.payload import ClientUpdate, Flat, Layout, Payload, joined, layout_of
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.machine import free_memory
@@ -161,18 +161,19 @@ def _gram(blocks: Blocks) -> Tensor:
     return reduce(torch.add, (rows @ rows.T for rows in blocks()))
 
 
-def warn_of_memory(key: str, around: Surroundings) -> None:
+def warn_of_memory(key: str, run: WrappedRun) -> None:
     """Print a warning if the single updates of a cohort do not fit into the free memory of their device.
 
     Args:
         key: The setting that needs single updates.
-        around: The run.
+        run: The run.
     """
-    size = sum(shape.numel() * dtype.itemsize for dtype, shape in around.layout(around.broadcast).values())
-    cohort = around.participation.nominal_cohort_size
-    free = torch.cuda.mem_get_info(around.device)[0] if around.device.type == "cuda" else free_memory()
+    size = sum(shape.numel() * dtype.itemsize for dtype, shape in run.layout(run.broadcast).values())
+    cohort = run.participation.nominal_cohort_size
+    device = run.fabric.device
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
     if free is not None and size * cohort > free:
-        around.say(
+        run.fabric.print(
             f"warning: {key} keeps {cohort} updates of {size / 1e6:.3g} MB a round, {size * cohort / 1e9:.3g} GB over "
             f"all processes, and {free / 1e9:.3g} GB are free here; select fewer clients or add machines"
         )

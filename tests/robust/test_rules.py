@@ -35,7 +35,7 @@ def stack(*rows: Any) -> Tensor:
 
 def aggregate(rule: RobustRule, vectors: Tensor) -> Tensor:
     """The rule's result; centred clipping begins at the origin."""
-    return rule.of(vectors, ORIGIN.expand(vectors.shape[1]) if rule.remembers else None)
+    return rule.aggregate(vectors, ORIGIN.expand(vectors.shape[1]) if rule.remembers else None)
 
 
 # ---------------------------------------------------------------------- by hand
@@ -72,21 +72,21 @@ def test_the_two_definitions_of_krum_choose_differently() -> None:
     # 0, 2, 3, 6, 7, f = 1: by two neighbours 0: 4+9, 2: 1+4, 3: 1+9, 6: 1+9, 7: 1+16; the second is chosen. By three
     # neighbours 2: 1+4+16 = 21, 3: 1+9+9 = 19; the third is chosen.
     vectors = stack([0.0], [2.0], [3.0], [6.0], [7.0])
-    assert Krum(1).of(vectors).tolist() == [2.0]
-    assert Krum(1, "byzfl").of(vectors).tolist() == [3.0]
+    assert Krum(1).aggregate(vectors).tolist() == [2.0]
+    assert Krum(1, "byzfl").aggregate(vectors).tolist() == [3.0]
 
 
 def test_multi_krum_averages_the_lowest_scores() -> None:
     # Scores of 0, 1, 3, 4, 7 are 10, 5, 5, 10, 25: without the last, 8 / 4; the best two, (1 + 3) / 2.
     vectors = stack([0.0], [1.0], [3.0], [4.0], [7.0])
-    assert MultiKrum(1).of(vectors).tolist() == [2.0]
-    assert MultiKrum(1, keep=2).of(vectors).tolist() == [2.0]
-    assert MultiKrum(1, keep=1).of(vectors).tolist() == [1.0]
+    assert MultiKrum(1).aggregate(vectors).tolist() == [2.0]
+    assert MultiKrum(1, keep=2).aggregate(vectors).tolist() == [2.0]
+    assert MultiKrum(1, keep=1).aggregate(vectors).tolist() == [1.0]
 
 
 def test_the_geometric_median_of_a_cross_is_its_centre() -> None:
     # The sum of distances to (±1, 0) and (0, ±5) is smallest where the diagonals cross.
-    found = GeometricMedian().of(stack([1.0, 0.0], [-1.0, 0.0], [0.0, 5.0], [0.0, -5.0]))
+    found = GeometricMedian().aggregate(stack([1.0, 0.0], [-1.0, 0.0], [0.0, 5.0], [0.0, -5.0]))
     assert torch.allclose(found, torch.zeros(2, dtype=torch.float64), atol=1e-6)
 
 
@@ -94,12 +94,12 @@ def test_centred_clipping_moves_by_clipped_differences() -> None:
     # From (1, 0) with τ = 2: (3, 0) is 2 away, (1, 8) is cut to (0, 2), (1, 0) stays: ((2, 0) + (0, 2)) / 3.
     vectors, centre = stack([3.0, 0.0], [1.0, 8.0], [1.0, 0.0]), torch.tensor([1.0, 0.0], dtype=torch.float64)
     expected = torch.tensor([1 + 2 / 3, 2 / 3], dtype=torch.float64)
-    assert torch.allclose(CentredClipping(2.0).of(vectors, centre), expected, atol=1e-12)
+    assert torch.allclose(CentredClipping(2.0).aggregate(vectors, centre), expected, atol=1e-12)
 
 
 def test_norm_bounding_shortens_what_is_too_long() -> None:
     # (3, 4) has norm 5 and becomes (.6, .8); (0, 1) stays: the mean is (.3, .9).
-    found = NormBounding(1.0).of(stack([3.0, 4.0], [0.0, 1.0]))
+    found = NormBounding(1.0).aggregate(stack([3.0, 4.0], [0.0, 1.0]))
     assert torch.allclose(found, torch.tensor([0.3, 0.9], dtype=torch.float64), atol=1e-12)
 
 
@@ -269,4 +269,4 @@ def test_without_attackers_the_averaging_rules_are_the_mean(seed: int) -> None:
         TrimmedMean(0, NNM(0)), TrimmedMean(0, Bucketing(3)),
     ):  # fmt: skip
         assert torch.allclose(aggregate(rule, vectors), vectors.mean(0), atol=1e-12)
-    assert torch.allclose(GeometricMedian().of(vectors[:1]), vectors[0])
+    assert torch.allclose(GeometricMedian().aggregate(vectors[:1]), vectors[0])

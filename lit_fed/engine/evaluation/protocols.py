@@ -197,5 +197,5 @@ def run_protocols(
         evaluation.rows += result.rows
         if not result.metrics:
             evaluation.absent |= result.absent or {protocol.name: f"the model logged nothing on the {subset} data"}
-    evaluation.metrics |= federation.wrappers.measured(evaluation.rows)
+    evaluation.metrics |= federation.wrappers.evaluation_metrics(evaluation.rows)
     return evaluation

@@ -32,11 +32,11 @@ from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import Phase
 from lit_fed.engine.method.model import BufferPolicy, Model
 from lit_fed.engine.method.population import Population
-from lit_fed.engine.method.wrapper import Aggregation, Surroundings
+from lit_fed.engine.method.wrapper import WrappedRun
 from lit_fed.engine.storage.store import ClientStore
 from lit_fed.engine.vectorized.executor import AutoExecutor, VectorizedExecutor
 from lit_fed.engine.wire.payload import Broadcast, Channel, Layout, num_bytes
-from lit_fed.engine.wire.workers import Workers, on_first_process
+from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.machine import keep_freed_memory
 from lit_fed.networks.base import file_of, shared
@@ -69,7 +69,7 @@ def executor_maker(name: str, group_size: int | None) -> Callable[[Session], Exe
     return partial(EXECUTORS[name], group_size=group_size)
 
 
-def surroundings(federation: Federation, settings: RunSettings) -> Surroundings:
+def wrapped_run(federation: Federation, settings: RunSettings) -> WrappedRun:
     """Describe an assembled federation, whose session is at work."""
     kinds = federation.kinds
     client = next((one for one in federation.data.census.clients if kinds[one] == kinds.names[0]), 0)
@@ -79,25 +79,21 @@ def surroundings(federation: Federation, settings: RunSettings) -> Surroundings:
 
     first = next(iter(federation.loops.values()))
     averaged = first.model.buffers.keys() & set(first.model.shared_names("up"))
-    return Surroundings(
+    return WrappedRun(
         algorithm=federation.algorithm,
         server=federation.server,
         data=federation.data,
         participation=federation.participation,
         broadcast=federation.broadcast(0),
         layout=layout,
-        kinds=tuple(kinds.names),
         loops=federation.loops,
         work=federation.session.work,
         protocols=tuple(settings.protocols),
         averaged=frozenset(averaged),
         max_rounds=settings.max_rounds,
         on_client_failure=settings.on_client_failure,
-        bears=next((one.bears for one in federation.wrappers.stack if isinstance(one, Aggregation)), None),
         seed=federation.seed,
-        device=federation.fabric.device,
-        first=partial(on_first_process, federation.fabric),
-        say=federation.fabric.print,
+        fabric=federation.fabric,
     )
 
 
@@ -126,7 +122,7 @@ def assemble(
         Workers(fabric), parts.algorithm, parts.data, parts.kinds, settings.max_rounds
     )  # fmt: skip
     _set_up_population(fabric, workers, parts, settings.seed)
-    models, shown = {}, local.wrappers.shown(data) if stage == "fit" else data
+    models, shown = {}, local.wrappers.visible_data(data) if stage == "fit" else data
     for kind, task in parts.tasks.items():
         _set_up(task, TaskTrainer(fabric, max_rounds, shown, local.gradients, workers.data_parallel), stage)
         models[kind] = _adapted(task, parts, local.buffers)
@@ -161,8 +157,7 @@ def assemble(
             parts.participation.payload_bytes = _crossing(federation)
     if local.wrappers.stack:
         with session.at_work():
-            local.wrappers.around = surroundings(federation, settings)
-            local.wrappers.setup()
+            local.wrappers.setup(wrapped_run(federation, settings))
     with session.at_work():
         federation.begun_infinite = frozenset(federation.not_finite(0))
         if stage == "fit":

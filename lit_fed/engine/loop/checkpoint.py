@@ -25,7 +25,7 @@ from lightning import LightningModule
 from lit_fed.data.population.census import Contents
 from lit_fed.engine.lightning.objective import task_name
 from lit_fed.engine.method.algorithm import held_model
-from lit_fed.engine.method.wrapper import AROUND
+from lit_fed.engine.method.wrapper import STATE_PREFIX
 from lit_fed.engine.storage.files import unreadable_named, write_atomically
 from lit_fed.engine.storage.packs import Version
 from lit_fed.engine.storage.store import read_table
@@ -379,9 +379,9 @@ def _fill(content: dict[str, Any], loops: Mapping[str, LocalLoop], path: Path) -
 
 def _check_around(own: dict[str, Any], saved: dict[str, Any], path: Path, trains: bool) -> None:
     """Refuse to train on with other wrappers than those that a run began with; else take what it has."""
-    odd = sorted(key for key in own.keys() ^ saved.keys() if str(key).startswith(AROUND))
+    odd = sorted(key for key in own.keys() ^ saved.keys() if str(key).startswith(STATE_PREFIX))
     if odd and trains:
-        name = f"trainer.{odd[0].removeprefix(AROUND)}"
+        name = f"trainer.{odd[0].removeprefix(STATE_PREFIX)}"
         before, now = ("with", "without") if odd[0] in saved else ("without", "with")
         raise CheckpointError(f"{path} comes from a run {before} {name}, and this one is {now} it; keep it as it was")
     for key in odd:

@@ -54,7 +54,7 @@ def run_rounds(run: Run) -> None:
             for round_idx in range(run.start_round, run.max_rounds):
                 if run.should_stop:
                     break
-                if (why := run.federation.wrappers.exhausted(run.federation.server, round_idx)) is not None:
+                if (why := run.federation.wrappers.exhausted(round_idx)) is not None:
                     run.fabric.print(why)
                     break
                 run_round(run, round_idx)
@@ -87,7 +87,7 @@ def run_round(run: Run, round_idx: int) -> None:
     aggregate = _reduced(run, current)
     federation.keep_version(current.broadcast)
     cohort = Cohort(round_idx, tuple(ledger.delivered), federation.data.num_clients)
-    aggregate, cohort, metrics = federation.wrappers.release(aggregate, cohort, federation.server)
+    aggregate, cohort, metrics = federation.wrappers.release(aggregate, cohort)
     if aggregate is not None:
         metrics = federation.algorithm.step(federation.server, aggregate, cohort) | metrics
         _check_server(run, round_idx)
@@ -126,7 +126,7 @@ def _begin(run: Run, round_idx: int) -> Round:
     started = time.perf_counter()
     run.call("on_round_start", round_idx, plan)
     broadcast = federation.broadcast(round_idx)
-    measured = len(federation.kinds.names) == 1 and not federation.wrappers.blind
+    measured = len(federation.kinds.names) == 1 and not federation.wrappers.sees_sums_only
     buffers = next(iter(federation.loops.values())).model.buffers
     ledger = RoundLedger(DriftMeter(buffers) if measured else None)
     algorithm = federation.algorithm
@@ -220,8 +220,8 @@ def _end(run: Run, current: Round, metrics: dict[str, float]) -> None:
     metrics["time/round_s"] = time.perf_counter() - current.started
     metrics = evaluation.metrics | run.workers.gather(metrics)[0]  # the first process's clock
     run.next_round = done
-    told = [ClientRow(client_id, "train", metric, value) for client_id, metric, value in federation.wrappers.told()]
-    rows = [] if federation.wrappers.blind else current.ledger.rows + told + evaluation.rows
+    reported = [ClientRow(one, "train", metric, value) for one, metric, value in federation.wrappers.client_rows()]
+    rows = [] if federation.wrappers.sees_sums_only else current.ledger.rows + reported + evaluation.rows
     record = RoundRecord(current.round_idx, metrics, rows, current.plan)
     record = record.withheld(settings.evaluate_on) if run.withholds else record
     run.metrics = record.metrics

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lit_fed import privacy
 from lit_fed.data.population.figures import fingerprint
 from lit_fed.federation.messages.wire import PROTOCOL, Message, shown
 from lit_fed.networks import hash_of_weights
@@ -20,11 +21,6 @@ _TRAINER = (
 )  # fmt: skip
 OWN_DATA: dict[str, type] = {"root": str, "download": bool, "num_workers": int}
 """Data settings that are local to each end, with their types: where the files are and how they are read."""
-OWN_PRIVACY = {
-    "ClientLevel": ("key_file", "withhold"),  # the server makes the promise
-    "SampleLevel": ("key_file", "withhold", "noise_multiplier", "epsilon", "delta", "physical_batch"),  # each node
-}
-"""Privacy settings that are local to each end, by class."""
 
 
 def agreed(config: str) -> dict[str, str]:
@@ -36,8 +32,8 @@ def agreed(config: str) -> dict[str, str]:
         settings["normalize"] = fingerprint(file)
     agreed_on = {key: trainer[key] for key in _TRAINER if key in trainer}
     if isinstance(private := agreed_on.get("privacy"), Mapping):
-        own = OWN_PRIVACY.get(str(private.get("class_path")).rpartition(".")[2], OWN_PRIVACY["ClientLevel"])
-        alike = {key: value for key, value in (private.get("init_args") or {}).items() if key not in own}
+        kind = getattr(privacy, str(private.get("class_path")).rpartition(".")[2], privacy.ClientLevel)
+        alike = {key: value for key, value in (private.get("init_args") or {}).items() if key not in kind.own_settings}
         agreed_on["privacy"] = {**private, "init_args": alike}
     parts = {
         "trainer": agreed_on,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.federation.ends import Alert
-from lit_fed.federation.secure.summed import blind_of
+from lit_fed.federation.secure.summed import secure_sum_of
 
 if TYPE_CHECKING:
     from lit_fed.federation.secure.own_work import OwnWork
@@ -27,7 +27,7 @@ def own_work(
     smallest: int | None = None,
 ) -> OwnWork | None:
     """Return a node's part in secure sums; None without them."""
-    if (summed := blind_of(trainer)) is None:
+    if (summed := secure_sum_of(trainer)) is None:
         if smallest is not None:
             raise ConfigError(f"--smallest_sum is {smallest}, and trainer.secure_sum is null; leave it out")
         return None
@@ -57,7 +57,7 @@ def signer_of(trainer: FederatedTrainer, key: str | None, peers: str | None) -> 
     Raises:
         ConfigError: If the list of peers is missing, given in vain, or cannot be read.
     """
-    if blind_of(trainer) is None or key is None:
+    if secure_sum_of(trainer) is None or key is None:
         if peers is not None:
             raise ConfigError(f"--peers is {peers}, and names the nodes of trainer.secure_sum with TLS; leave it out")
         return None

@@ -7,19 +7,20 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from typing import Protocol as Interface
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lit_fed.engine.evaluation.protocols import Protocol
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.reducers import Reducer
-from lit_fed.engine.method.wrapper import Surroundings, Wrapper
-from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout
+from lit_fed.engine.method.wrapper import View, Wrapper
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.participation import Participation
@@ -200,8 +201,6 @@ class SummedSecurely(Wrapper):
 
     Args:
         settings: Of the sum.
-        noise: Privacy for which nodes add noise to their vectors of updates. These then have neither metrics nor the
-            number of clipped updates, which no noise would hide.
 
     Note:
         In a simulation one process holds all clients: the protocol runs, and protects nobody.
@@ -209,61 +208,74 @@ class SummedSecurely(Wrapper):
 
     name = "secure_sum"
     keeps_finite = True
-    blind = True
-    over: Over | None = None
+    sees: View = "sum"
+    hides: ClassVar[Mapping[View, str]] = dict.fromkeys(
+        ("updates", "honest updates", "payloads"), "needs single updates, which trainer.secure_sum hides in a sum"
+    )
+    noise: ClientLevel | None = None
+    """Privacy for which nodes add noise to their vectors of updates. These then have neither metrics nor the number of
+    clipped updates, which no noise would hide.
+    """
+    over_nodes: SumOverNodes | None = None
     """Runs the protocol where clients are on nodes; None in a simulation."""
 
-    def __init__(self, settings: SecureSum, noise: ClientLevel | None = None) -> None:
+    def __init__(self, settings: SecureSum) -> None:
         settings.validate()
-        self.settings, self.noise = settings, noise
+        self.settings, self.least_nodes = settings, settings.threshold
         self.logged: Logged = {}
         self._keys: dict[str, EllipticCurvePrivateKey] = {}
-        self._layout: Callable[[Broadcast], Layout]
         self._sums: NodeSums
         self._private = False
 
-    def setup(self, around: Surroundings) -> dict[str, Any]:
+    @override
+    def negotiate(self, others: Sequence[Wrapper]) -> None:
+        for private in (other for other in others if isinstance(other, ClientLevel)):
+            if private.clip_norm != self.settings.clip:
+                raise ConfigError(
+                    f"trainer.secure_sum.clip is {self.settings.clip:g} and trainer.privacy.clip_norm is "
+                    f"{private.clip_norm:g}; set them alike"
+                )
+            self.noise = private if private.honest_nodes else None
+
+    def setup(self) -> None:
         """Refuse a method or a setting that reads single updates."""
-        key, method = "trainer.secure_sum", type(around.algorithm).__name__
-        around.check_kinds(key)
-        parts = around.algorithm.reducer(around.server).parts()
+        run, key, method = self.run, "trainer.secure_sum", type(self.run.algorithm).__name__
+        run.check_kinds(key)
+        parts = run.algorithm.reducer(run.server).parts()
         if not parts:
             raise ConfigError(f"{key} cannot go around {method}: its server reads single updates, or nothing is sent")
         if len({part.uniform for part in parts}) > 1:
             raise ConfigError(f"{key} has one weight a client, and {method} weighs its parts differently")
-        if not (layout := around.layout(around.broadcast)):
-            raise ConfigError(f"{key} has nothing to sum: clients of {method} send nothing; leave it out")
-        if odd := sorted(name for name, (dtype, _) in layout.items() if not dtype.is_floating_point):
+        run.check_sends(key, "sum")
+        if odd := sorted(name for name, (dtype, _) in run.layout(run.broadcast).items() if not dtype.is_floating_point):
             raise ConfigError(f"{key} cannot sum {odd[0]!r}, which holds whole numbers; set trainer.buffers to local")
-        if not around.participation.one_model:
+        if not run.participation.one_model:
             raise ConfigError(
-                f"{key} sums a round's own updates, and under {around.participation.label} the server weighs "
+                f"{key} sums a round's own updates, and under {run.participation.label} the server weighs "
                 "each by its staleness; choose another trainer.participation"
             )
-        stragglers = around.participation.stragglers
+        stragglers = run.participation.stragglers
         if stragglers is not None and stragglers.late == "next_round":
             raise ConfigError(f"{key} sums a round's own updates; set participation.stragglers.late to lost")
-        if sends := [type(one).__name__ for one in around.protocols if type(one).layout is not Protocol.layout]:
+        if sends := [type(one).__name__ for one in run.protocols if type(one).layout is not Protocol.layout]:
             raise ConfigError(f"trainer.protocols has {sends[0]}, for which clients send tensors past {key}")
-        self.uniform = parts[0].uniform
-        self.samples, self._device = around.data.census.num_samples, around.device
-        self._layout = around.layout
-        return {}
+        self.uniform, self.samples = parts[0].uniform, run.data.census.num_samples
 
-    def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
+    def begin(self) -> None:
         """Refuse weights that are too large, and make the nodes, with keys of their own."""
-        if self.noise is not None and self.over is None and self.settings.nodes is None:
+        run = self.run
+        if self.noise is not None and self.over_nodes is None and self.settings.nodes is None:
             raise ConfigError(
                 f"trainer.privacy.honest_nodes is {self.noise.honest_nodes}, and each node adds noise of its own; set "
                 "trainer.secure_sum.nodes"
             )
-        sent, one = next(iter(around.broadcast.payloads.values())), ClientUpdate(0, {})
-        if self.over is not None and around.algorithm.arrive(one, sent, around.server) is not one:
+        sent, one = next(iter(run.broadcast.payloads.values())), ClientUpdate(0, {})
+        if self.over_nodes is not None and run.algorithm.arrive(one, sent, run.server) is not one:
             raise ConfigError(
                 "trainer.secure_sum sums updates on their nodes, and the server of "
-                f"{type(around.algorithm).__name__} changes each as it arrives; simulate it, or choose another method"
+                f"{type(run.algorithm).__name__} changes each as it arrives; simulate it, or choose another method"
             )
-        seen = around.participation.seen_clients
+        seen = run.participation.seen_clients
         heaviest = len(seen) if self.uniform else sum(map(self.samples, seen))
         if heaviest > _MOST_WEIGHT:
             raise ConfigError(
@@ -272,16 +284,16 @@ class SummedSecurely(Wrapper):
             )
         from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 
-        self._run, self._say, nodes = secrets.token_hex(8), around.say, range(self.settings.nodes or 0)
+        self._run_name, nodes = secrets.token_hex(8), range(self.settings.nodes or 0)
         self._keys = {f"node {node:03}": generate_private_key(SECP384R1()) for node in nodes}
         if self.noise is None:
-            self._check_cohorts(around.participation)
+            self._check_cohorts(run.participation)
 
     def _check_cohorts(self, participation: Participation) -> None:
         """Refuse a participation of which no round has clients on enough nodes, where the nodes are known."""
         seen = [client_id for client_id in map(int, participation.seen_clients) if self.contributes(client_id)]
-        if self.over is not None:
-            nodes, smallest = self.over.reach(seen)
+        if self.over_nodes is not None:
+            nodes, smallest = self.over_nodes.reach(seen)
         elif self.settings.nodes is not None:
             nodes, smallest = len({client_id % self.settings.nodes for client_id in seen}), self.settings.threshold
         else:
@@ -308,15 +320,19 @@ class SummedSecurely(Wrapper):
     def sums(self, broadcast: Broadcast | None, logged: Logged, grid: float | None = None) -> NodeSums:
         """A sum of updates from a broadcast, none of them added yet, and of metrics; None sums metrics alone."""
         sent = {} if broadcast is None else next(iter(broadcast.payloads.values()))
-        frame = Frame({} if broadcast is None else self._layout(broadcast), sent)
-        return NodeSums(frame, self.settings, self.uniform, self._device, logged, self._masked, grid)
+        frame = Frame({} if broadcast is None else self.run.layout(broadcast), sent)
+        return NodeSums(frame, self.settings, self.uniform, self.run.fabric.device, logged, self._masked, grid)
 
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
         """The nodes' sums in place of the method's mean, or of the bounded sum of `trainer.privacy`."""
         self.logged, self._round = {}, broadcast.round_idx
         self._private = isinstance(below, BoundedSum)
         self._sums = self.sums(broadcast, self.logged, below.grid if isinstance(below, BoundedSum) else None)
-        return self._sums if self.over is None else Elsewhere(self._sums, broadcast, self.over, self.noise is not None)
+        return (
+            self._sums
+            if self.over_nodes is None
+            else RemoteSums(self._sums, broadcast, self.over_nodes, self.noise is not None)
+        )
 
     def noised(self, words: Tensor, round_idx: int, request: bytes = b"") -> Tensor:
         """Vectors of updates by node, (nodes, words), with the noise of each node, where nodes add noise.
@@ -355,14 +371,14 @@ class SummedSecurely(Wrapper):
         vectors: dict[str, Words] = dict(zip(parties, words.cpu().numpy().view(np.uint64), strict=True))
         try:
             total, _ = secure_sum(
-                parties, vectors, identities, threshold, self._round, self._run, dishonest=self.settings.dishonest
+                parties, vectors, identities, threshold, self._round, self._run_name, dishonest=self.settings.dishonest
             )
         except TooSmall as error:
-            self._say(f"round {self._round} is skipped: {error}")
+            self.run.fabric.print(f"round {self._round} is skipped: {error}")
             return torch.zeros_like(words[0])
         return torch.from_numpy(total.view(np.int64)).to(words.device)
 
-    def release(self, aggregate: Summed, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
+    def release(self, aggregate: Summed, cohort: Cohort) -> tuple[Any, Cohort, dict[str, float]]:
         """The mean in the method's names and types, and the means of the clients' metrics."""
         metrics = aggregate.means | dict(aggregate.costs)
         if aggregate.clients is not None:
@@ -377,7 +393,7 @@ class SummedSecurely(Wrapper):
         return dict(sums.frame.payload(mean)[0]), cohort, metrics
 
 
-class Over(Interface):
+class SumOverNodes(Interface):
     """Runs the protocol over nodes."""
 
     def train(self, broadcast: Broadcast, clients: Sequence[int], sums: NodeSums) -> Summed:
@@ -387,18 +403,18 @@ class Over(Interface):
         """The number of nodes that have some clients, and the least number with clients that a sum must have."""
 
 
-class Elsewhere(Reducer[Summed]):
+class RemoteSums(Reducer[Summed]):
     """Sums updates that are on nodes.
 
     Args:
         sums: Reads the sum.
         broadcast: What the clients trained on.
-        over: Runs the protocol.
+        over_nodes: Runs the protocol.
         always: Also for no updates, to which nodes add noise.
     """
 
-    def __init__(self, sums: NodeSums, broadcast: Broadcast, over: Over, always: bool) -> None:
-        self._sums, self._broadcast, self._over, self._always = sums, broadcast, over, always
+    def __init__(self, sums: NodeSums, broadcast: Broadcast, over_nodes: SumOverNodes, always: bool) -> None:
+        self._sums, self._broadcast, self._over_nodes, self._always = sums, broadcast, over_nodes, always
         self._clients: list[int] = []
 
     def add(self, update: ClientUpdate) -> None:
@@ -409,10 +425,10 @@ class Elsewhere(Reducer[Summed]):
         """The sum over the nodes."""
         if not self._clients and not self._always:
             return self._sums.read(self._sums.words([])[0], [])
-        return self._over.train(self._broadcast, sorted(self._clients), self._sums)
+        return self._over_nodes.train(self._broadcast, sorted(self._clients), self._sums)
 
 
-def blind_of(trainer: FederatedTrainer) -> SummedSecurely | None:
+def secure_sum_of(trainer: FederatedTrainer) -> SummedSecurely | None:
     """Return the setting of secure sums; None without it."""
     found = next((one for one in trainer.local.wrappers.stack if isinstance(one, SummedSecurely)), None)
     if found is not None and found.settings.nodes is not None:

@@ -22,7 +22,7 @@ from lit_fed.federation.ends import Alert, log_line
 from lit_fed.federation.messages.frozen import Hashes, KnownHashes
 from lit_fed.federation.messages.settings import agreed
 from lit_fed.federation.messages.wire import MOST_BYTES, Message
-from lit_fed.federation.secure.summed import blind_of
+from lit_fed.federation.secure.summed import secure_sum_of
 from lit_fed.federation.server.arrivals import ArrivalOrder, FlightExecutor, arrivals_of
 from lit_fed.federation.server.executor import GridExecutor, Patience, ServerEnd
 from lit_fed.federation.server.heard import expect_consent
@@ -104,7 +104,7 @@ def federate(
     if (processes := trainer.fabric.world_size) > 1:
         raise ConfigError(f"trainer.devices starts {processes} processes; it must be 1 for the server of a federation")
     arrivals = arrivals_of(trainer.participation)
-    summed = blind_of(trainer)
+    summed = secure_sum_of(trainer)
     identity = Identity(secrets.token_hex(8))
     settings = agreed(trainer.settings.config)
     roster = Roster(grid, identity, settings, data.num_clients, log_line, limit, data.num_classes, node_clients)

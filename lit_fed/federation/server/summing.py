@@ -73,7 +73,7 @@ class Summing:
     def __init__(self, roster: Roster, summed: SummedSecurely, seconds: float) -> None:
         self.roster, self.summed, self.seconds = roster, summed, seconds
         summed.settings.check_nodes(len(roster.homes), f", and {len(roster.homes)} nodes are connected")
-        summed.over = self
+        summed.over_nodes = self
 
     def train(self, broadcast: Broadcast, clients: Sequence[int], sums: NodeSums) -> Summed:
         """Sum the updates of clients that have trained."""
@@ -106,7 +106,7 @@ class Summing:
         return check_sums(told, "the secure sum", len(clients), False, ranges)
 
     def reach(self, clients: Sequence[int]) -> tuple[int, int]:
-        """See `Over` of the sums; clients whose nodes are not connected may be on one node each."""
+        """See `SumOverNodes`; clients whose nodes are not connected may be on one node each."""
         homes = [self.roster.home(client_id) for client_id in clients]
         nodes = {home.node for home in homes if home is not None}
         return len(nodes) + homes.count(None), self._smallest()

@@ -112,7 +112,8 @@ def test_noise_of_h_nodes_has_the_deviation_that_is_accounted_for() -> None:
     privacy._share(2.0)
     privacy._key = RunKey.of_seed(1)
     assert 1 < privacy.deviation * privacy.grid * math.sqrt(3) < 1 + 4e-6
-    summed = SummedSecurely(SecureSum(4, 0.5, nodes=5), privacy)
+    summed = SummedSecurely(SecureSum(4, 0.5, nodes=5))
+    summed.negotiate([privacy])
     words = summed.noised(torch.zeros(5, 40_003, dtype=torch.int64), 0).double() * privacy.grid
     assert words[:, 40_000:].abs().max() == 0
     for part, variance in ((words[:3], 1.0), (words, 5 / 3)):
