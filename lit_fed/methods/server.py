@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lit_fed.algorithm import Cohort, Model, Payload, Population, Server, Tensors
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.methods.fedavg import FedAvg
 
@@ -50,7 +50,7 @@ class ServerOptimizer(FedAvg):
         self.server_lr = positive("server_lr", server_lr)
 
     @abstractmethod
-    def movement(self, server: Server, delta: Tensors, extra: Payload) -> tuple[Tensors, Tensors]:
+    def movement(self, server: fed.Server, delta: fed.Tensors, extra: fed.Payload) -> tuple[fed.Tensors, fed.Tensors]:
         """The movement of the server's parameters.
 
         Args:
@@ -63,13 +63,13 @@ class ServerOptimizer(FedAvg):
             The movement of each of these parameters, and metrics by name as tensors of one element.
         """
 
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """Start from the task's tensors, with empty slots."""
         return {**super().setup(models, population), **{kind: {} for kind in self.slots}}
 
-    def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: fed.Payload, cohort: fed.Cohort) -> dict[str, float]:
         """Move the parameters, replace the buffers by their mean."""
-        model: Tensors = server["model"]
+        model: fed.Tensors = server["model"]
         # In 16-bit precision the server's own tensors are 32-bit: with 16 bits a momentum of 0.99 would not move.
         delta = {
             name: mean.to(torch.promote_types(mean.dtype, torch.float32)) - model[name]
@@ -86,7 +86,7 @@ class ServerOptimizer(FedAvg):
         return dict(zip(metrics, values, strict=True))
 
 
-def slot(server: Server, kind: str, delta: Mapping[str, Tensor], start: float = 0.0) -> list[Tensor]:
+def slot(server: fed.Server, kind: str, delta: Mapping[str, Tensor], start: float = 0.0) -> list[Tensor]:
     """The server's own tensors of one kind, such as momentum, in the order of the movement.
 
     A parameter's tensor is made when the parameter travels for the first time, and stays as it is in rounds in which it
@@ -98,7 +98,7 @@ def slot(server: Server, kind: str, delta: Mapping[str, Tensor], start: float = 
         delta: Parameters by name.
         start: Value of a new tensor's entries.
     """
-    tensors: Tensors = server[kind]
+    tensors: fed.Tensors = server[kind]
     for name, tensor in delta.items():
         if name not in tensors:
             tensors[name] = torch.full_like(tensor, start)
@@ -111,7 +111,7 @@ def norm(tensors: Mapping[str, Tensor]) -> Tensor:
     return norms.square().sum().sqrt()
 
 
-def scaled(tensors: Mapping[str, Tensor], factor: float | Tensor) -> Tensors:
+def scaled(tensors: Mapping[str, Tensor], factor: float | Tensor) -> fed.Tensors:
     """Every tensor times a number."""
     return dict(zip(tensors, torch._foreach_mul(list(tensors.values()), factor), strict=True))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lit_fed.algorithm import Payload
+import lit_fed.algorithm as fed
 from lit_fed.callbacks import Callback, Run, in_place_of
 from lit_fed.callbacks.boards import show_picture
 from lit_fed.checks import check_range
@@ -151,7 +151,7 @@ def class_divergences(made: Tensor, wanted: Tensor, real: Tensor, labels: Tensor
 
 @torch.no_grad()
 def _real(
-    method: DataFree[Any], federation: Federation, kind: str, state: Payload, loader: Any
+    method: DataFree[Any], federation: Federation, kind: str, state: fed.Payload, loader: Any
 ) -> tuple[Tensor, Tensor]:
     """Features and classes of a loader's samples."""
     pairs = [(_encode(method, kind, state, x)[0], y) for x, y in federation.loops[kind].batches(loader)]
@@ -160,7 +160,7 @@ def _real(
 
 @torch.no_grad()
 def _made(
-    method: DataFree[Any], federation: Federation, kind: str, state: Payload, count: int
+    method: DataFree[Any], federation: Federation, kind: str, state: fed.Payload, count: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Features, logits and classes of pseudo-samples, in order of classes."""
     samples = method.samples_of(federation.server, range(method.num_classes), count).flatten(0, 1)
@@ -171,7 +171,7 @@ def _made(
     return features, logits, wanted
 
 
-def _encode(method: DataFree[Any], kind: str, state: Payload, x: Tensor) -> tuple[Tensor, Tensor]:
+def _encode(method: DataFree[Any], kind: str, state: fed.Payload, x: Tensor) -> tuple[Tensor, Tensor]:
     """The encoder's output, and the logits."""
     seen: list[Tensor] = []
     handle = method.decoders[kind].module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
