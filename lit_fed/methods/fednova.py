@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 from torch.optim import Adadelta, Adagrad, RMSprop, Rprop
 
 import lit_fed.algorithm as fed
 from lit_fed.errors import ConfigError
-from lit_fed.methods.server import ServerOptimizer, scaled
+from lit_fed.methods.server import MovementMean, ServerOptimizer, scaled
 
 LOCAL_STEPS = "local_steps"
 """Name in the payload of the number of effective steps."""
@@ -79,32 +78,17 @@ class FedNova(ServerOptimizer):
         return scaled(delta, self.server_lr), {"server/effective_steps": extra[LOCAL_STEPS]}
 
 
-class NormalizedMean(fed.WeightedMean):
+class NormalizedMean(MovementMean):
     r"""The model :math:`w + \tau_{\mathrm{eff}} \sum_i p_i (x_i - w) / a_i`, in memory of one model.
 
     Tensors outside of the origin are averaged, including the clients' steps, which gives τ_eff.
-
-    Args:
-        origin: w by name; constant while the reducer works.
-        uniform: Weigh every client 1 instead of by ``update.weight``.
     """
 
-    def __init__(self, origin: dict[str, Tensor], uniform: bool = False) -> None:
-        super().__init__(uniform)
-        self.origin = origin
-
-    def add(self, update: fed.ClientUpdate) -> None:
-        """Add a client's normalised movement, without changing the update."""
-        payload: dict[str, Tensor] = dict(update.payload)
-        names = [name for name in payload if name in self.origin]
-        if names:
-            steps = payload[LOCAL_STEPS]
-            moved = torch._foreach_sub([payload[name].detach() for name in names], [self.origin[n] for n in names])
-            # Rounded to the parameters' type, an integer weight's product with it is exact in float64, and the sum
-            # independent of the clients' order.
-            directions = torch._foreach_div(moved, torch.where(steps > 0, steps, torch.inf))
-            payload.update(zip(names, directions, strict=True))
-        super().add(fed.ClientUpdate(update.client_id, payload, update.weight))
+    def measured(self, movement: fed.Tensors, payload: fed.Payload) -> fed.Tensors:
+        """A client's normalised movement, rounded to the parameters' type."""
+        steps = payload[LOCAL_STEPS]
+        directions = torch._foreach_div(list(movement.values()), torch.where(steps > 0, steps, torch.inf))
+        return dict(zip(movement, directions, strict=True))
 
     def result(self, workers: fed.Workers) -> fed.Payload | None:
         """The combined model, beside the means of everything else."""

@@ -35,11 +35,15 @@ class FedPer(FedAvg):
 
     def split(self, model: fed.Model, round_idx: int) -> fed.Split:
         """The personal layers stay, all others travel."""
-        if self.personal is None:
-            personal = fed.head_names(model, self.head)
-        else:
-            trained = [name for name in model.parameters if name not in model.fixed]
-            personal = fed.chosen_names(
-                self.personal, trained, "algorithm.personal", "parameter that trains is called or begins so"
-            )
+        personal = chosen_layers(self, model, "personal")
         return fed.Split(tuple(name for name in model.parameters if name not in personal), personal)
+
+
+def chosen_layers(method: FedAvg, model: fed.Model, setting: str) -> tuple[str, ...]:
+    """The parameters that a method's setting chooses by names and patterns; the task's head if it is null."""
+    patterns: list[str] | None = getattr(method, setting)
+    if patterns is None:
+        return fed.head_names(model, method.head)
+    trained = [name for name in model.parameters if name not in model.fixed]
+    where, missing = f"algorithm.{setting}", "parameter that trains is called or begins so"
+    return fed.chosen_names(patterns, trained, where, missing)

@@ -10,6 +10,7 @@ from typing import Any
 
 import lit_fed.algorithm as fed
 from lit_fed.methods.fedavg import FedAvg
+from lit_fed.methods.fedper import chosen_layers
 
 
 class LGFedAvg(FedAvg):
@@ -39,13 +40,7 @@ class LGFedAvg(FedAvg):
 
     def split(self, model: fed.Model, round_idx: int) -> fed.Split:
         """The named layers travel, all others stay."""
-        if self.shared is None:
-            shared = fed.head_names(model, self.head)
-        else:
-            trained = [name for name in model.parameters if name not in model.fixed]
-            shared = fed.chosen_names(
-                self.shared, trained, "algorithm.shared", "parameter that trains is called or begins so"
-            )
+        shared = chosen_layers(self, model, "shared")
         modules = {name.rpartition(".")[0] for name in shared}
         buffers = tuple(name for name in model.buffers if name.rpartition(".")[0] not in modules)
         return fed.Split(shared, tuple(name for name in model.parameters if name not in shared), buffers=buffers)

@@ -8,7 +8,7 @@ Algorithm 1, describe FedAvg as gradient descent on the server with learning rat
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -84,6 +84,36 @@ class ServerOptimizer(FedAvg):
             metrics = {"server/update_norm": norm(movement), **metrics}
         values = torch.stack([metric.double() for metric in metrics.values()]).tolist() if metrics else []
         return dict(zip(metrics, values, strict=True))
+
+
+class MovementMean(fed.WeightedMean, ABC):
+    """The weighted mean of `measured` of the clients' movements, and of all other tensors that they send.
+
+    Args:
+        origin: The model that movements are measured from, by name; constant while the reducer works.
+        uniform: Weigh every client 1 instead of by ``update.weight``.
+    """
+
+    def __init__(self, origin: fed.Tensors, uniform: bool = False) -> None:
+        super().__init__(uniform)
+        self.origin = origin
+
+    @abstractmethod
+    def measured(self, movement: fed.Tensors, payload: fed.Payload) -> fed.Tensors:
+        """Tensors to average in place of, or beside, those of a client's payload.
+
+        An integer weight's product with a tensor is exact in float64 if the tensor is in the parameters' type or in
+        float32, so that the sum does not depend on the clients' order.
+        """
+
+    def add(self, update: fed.ClientUpdate) -> None:
+        """Add what is measured of a client's movement, without changing the update."""
+        payload: fed.Tensors = dict(update.payload)
+        names = [name for name in payload if name in self.origin]
+        if names:
+            moved = torch._foreach_sub([payload[name].detach() for name in names], [self.origin[n] for n in names])
+            payload |= self.measured(dict(zip(names, moved, strict=True)), payload)
+        super().add(update.with_payload(payload))
 
 
 def slot(server: fed.Server, kind: str, delta: Mapping[str, Tensor], start: float = 0.0) -> list[Tensor]:
