@@ -37,4 +37,4 @@ class FedNTD(FedAvg):
 
     def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """The task's loss and the distillation."""
-        return self.distillation.around(client, batch, super().objective)
+        return self.distillation.terms(client, batch, super().objective)

@@ -36,4 +36,4 @@ class FedProx(FedAvg):
 
     def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """The task's loss and the distance to the global model."""
-        return self.prox.around(client, batch, super().objective)
+        return self.prox.terms(client, batch, super().objective)

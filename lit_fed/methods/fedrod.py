@@ -72,7 +72,7 @@ class FedROD(FedAvg):
         begun = super().start(client)
         if self.hidden is None or client.stage == "train":
             return begun
-        return {**begun, **dict(zip(_names(client.model, "personal."), _made(client, begun), strict=True))}
+        return {**begun, **dict(zip(_names(client.model, "personal."), _personal_head(client, begun), strict=True))}
 
     def phases(self, client: fed.Client) -> list[fed.Phase | fed.Pass]:
         """One phase; in fine-tuning it trains h_p, not the hyper-network."""
@@ -90,7 +90,7 @@ class FedROD(FedAvg):
         if self.hidden is None or client.stage != "train":
             own = [parameters[name] for name in _names(client.model, "personal.")]
         else:
-            own = _made(client, parameters)
+            own = _personal_head(client, parameters)
         personal = F.linear(f.detach(), *own)
         return {
             "generic": balanced_softmax(generic, y, own_counts(client, generic)),
@@ -135,7 +135,7 @@ def _names(model: fed.Model, part: str) -> list[str]:
     return [name for name in model.parameters if name.startswith(f"{place}.{part}")]
 
 
-def _made(client: fed.Client, held: Mapping[str, Tensor]) -> list[Tensor]:
+def _personal_head(client: fed.Client, held: Mapping[str, Tensor]) -> list[Tensor]:
     """The weight (C, d) and the bias (C,), if h_g has one, that the hyper-network gives for the client's classes."""
     first, shift, second, shift_out = (held[name] for name in _names(client.model, "hyper."))
     counts = own_counts(client, first)

@@ -49,15 +49,15 @@ class Moon(FedAvg):
 
     def initial_state(self, client: fed.Client) -> fed.Tensors:
         """The initial model."""
-        return fed.add_prefix(PREVIOUS, {name: client.model.initial[name] for name in _kept(client.model)})
+        return fed.add_prefix(PREVIOUS, {name: client.model.initial[name] for name in _unfrozen(client.model)})
 
     def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """The task's loss and the contrast."""
-        return self.contrast.around(client, batch, super().objective)
+        return self.contrast.terms(client, batch, super().objective)
 
     def finish(self, client: fed.Client) -> fed.Update:
         """Send the model, and keep it as the previous one."""
-        previous = client.model.tensors(_kept(client.model))
+        previous = client.model.tensors(_unfrozen(client.model))
         return replace(super().finish(client), state=fed.add_prefix(PREVIOUS, previous))
 
 
@@ -83,5 +83,5 @@ class Contrast(fed.Regularizer):
         return model_contrast(features(client, batch), near, far, self.temperature)
 
 
-def _kept(model: fed.Model) -> Iterable[str]:
+def _unfrozen(model: fed.Model) -> Iterable[str]:
     return (name for name in model.names if name not in model.split.frozen)

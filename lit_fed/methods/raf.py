@@ -77,14 +77,14 @@ class RAF(fed.Regularizer):
         if gamma:
             self.needs = self.needs | {"no_decay"}
 
-    def around(self, client: fed.Client, batch: Any, below: Callable[[fed.Client, Any], fed.Terms]) -> fed.Terms:
+    def terms(self, client: fed.Client, batch: Any, objective: Callable[[fed.Client, Any], fed.Terms]) -> fed.Terms:
         """The terms of the objective below, at the top or at every resolution, the distillation, and the decay."""
-        terms, levels = below(client, batch), client.levels(batch)
+        terms, levels = objective(client, batch), client.levels(batch)
         share = 1.0
         if self.truth == "every" and levels:
             share = 1.0 / (1 + len(levels))
             with client.muted():  # the task logs the client's own resolution only
-                terms_by_level = [terms, *(below(client, level) for level in levels)]
+                terms_by_level = [terms, *(objective(client, level) for level in levels)]
             if not any(map(_skipped, terms_by_level)):
                 terms = {
                     name: share * torch.stack([terms_there[name] for terms_there in terms_by_level]).sum()
@@ -149,7 +149,7 @@ class FedRAF(FedAvg):
 
     def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """The task's loss, the distillation and the decay."""
-        return self.raf.around(client, batch, super().objective)
+        return self.raf.terms(client, batch, super().objective)
 
 
 class ClusterTest(Protocol):

@@ -192,21 +192,21 @@ class DataFree(fed.Algorithm[AggregateT]):
         asked = torch.tensor(self.label_prior, dtype=torch.float64, device=counted.device) * (counts.sum(0) > 0)
         return asked / asked.sum() if asked.sum() > 0 else None
 
-    def report(self, server: fed.Server, found: Mapping[str, float], round_idx: int) -> dict[str, float]:
+    def report(self, server: fed.Server, losses: Mapping[str, float], round_idx: int) -> dict[str, float]:
         """The generator's metrics of a round; warn if it collapsed or its loss exploded.
 
         Args:
             server: The server's state, with the round's generator.
-            found: The mean of each term over the round, including ``cross_entropy``.
+            losses: The mean of each term over the round, including ``cross_entropy``.
             round_idx: The round, counted from 0.
         """
-        warn_of_explosion(server, round_idx, found["cross_entropy"], self.explosion_above)
+        warn_of_explosion(server, round_idx, losses["cross_entropy"], self.explosion_above)
         there = torch.nonzero(server["prior"]).flatten().tolist()
         classes = [there[at] for at in even_subset(len(there), _MOST_WATCHED)]
         variances = class_variances(self.samples_of(server, classes))
         warn_of_collapse(server, round_idx, classes, variances, self.collapse_below)
         return {
-            **{f"server/generator_{name}": value for name, value in found.items()},
+            **{f"server/generator_{name}": value for name, value in losses.items()},
             "server/generator_variance": float(variances.min()),
             "server/label_entropy": entropy(server["prior"]),
         }

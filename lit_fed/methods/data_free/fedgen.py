@@ -198,13 +198,13 @@ class FedGen(DataFree[Arrived]):
 class _Arrivals(fed.Reducer[Arrived]):
     """The reducer of the mean networks, and of each client's classifier and label counts."""
 
-    def __init__(self, means: SlotMean, kept: Mapping[str, Mapping[str, str]]) -> None:
-        self._means, self._answers, self._kept = means, fed.Gather(), kept
+    def __init__(self, means: SlotMean, head_names: Mapping[str, Mapping[str, str]]) -> None:
+        self._means, self._answers, self._head_names = means, fed.Gather(), head_names
 
     def add(self, update: fed.ClientUpdate) -> None:
         """Sum up the network; keep the classifier and the label counts."""
         self._means.add(update)
-        kept = {name: tensor for name, tensor in update.payload.items() if name in self._kept[update.kind]}
+        kept = {name: tensor for name, tensor in update.payload.items() if name in self._head_names[update.kind]}
         self._answers.add(update.with_payload({**kept, COUNTS: update.payload[COUNTS]}))
 
     def result(self, workers: fed.Workers) -> Arrived | None:

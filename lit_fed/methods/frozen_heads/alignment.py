@@ -78,11 +78,11 @@ class Alignment(Callback):
         self.max_test_samples = check_range("Alignment.max_test_samples", max_test_samples, least=1, null="for all")
         self.rounds: list[int] = []
         self.curves: dict[str, list[float]] = {}
-        self._due = False
+        self._measures = False
         self._chosen: list[Any] | None = None
-        self._begun: dict[str, Tensor] = {}
+        self._global_model: dict[str, Tensor] = {}
         self._downloaded: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._found: list[tuple[int, dict[str, float]]] = []
+        self._client_metrics: list[tuple[int, dict[str, float]]] = []
 
     def on_fit_start(self, run: Run) -> None:
         """Choose the test samples; check for features, classes, and updates that hold whole models."""
@@ -104,25 +104,25 @@ class Alignment(Callback):
     def on_round_start(self, run: Run, round_idx: int, plan: Sequence[Participant]) -> None:
         """Decide whether to test this round's clients, and keep their download."""
         done = round_idx + 1
-        self._due = done % self.every_n_rounds == 0 or done == run.max_rounds
-        self._found, self._downloaded, self._begun = [], [], {}
-        if self._due:
+        self._measures = done % self.every_n_rounds == 0 or done == run.max_rounds
+        self._client_metrics, self._downloaded, self._global_model = [], [], {}
+        if self._measures:
             (kind,), broadcast = run.federation.kinds.names, run.federation.broadcast(round_idx)
             model = run.federation.loops[kind].model
             sent = {name: tensor for name, tensor in broadcast.payloads[kind].items() if name in model}
-            self._begun = {**broadcast.frozen[kind], **sent}
+            self._global_model = {**broadcast.frozen[kind], **sent}
 
     def on_client_end(self, run: Run, update: fed.ClientUpdate) -> None:
         """Test the client's model: its payload over its download."""
-        if self._due:
-            self._found.append((update.client_id, self._test(run.federation, update)))
+        if self._measures:
+            self._client_metrics.append((update.client_id, self._test(run.federation, update)))
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """Add the means over the clients of all processes to the round's metrics."""
-        if not self._due:
+        if not self._measures:
             return
         self._downloaded = []
-        parts = run.workers.gather(self._found)
+        parts = run.workers.gather(self._client_metrics)
         values: dict[str, list[float]] = {}
         for _, metrics_there in sorted((row for part in parts for row in part), key=lambda row: row[0]):
             for name, value in metrics_there.items():
@@ -157,12 +157,12 @@ class Alignment(Callback):
         for name in loop.model.shared_names("up"):
             if name not in update.payload:
                 raise ConfigError(f"callback Alignment tests the models that clients send, and they do not send {name}")
-        local = {name: update.payload.get(name, tensor) for name, tensor in self._begun.items()}
+        local = {name: update.payload.get(name, tensor) for name, tensor in self._global_model.items()}
         totals: Tensor | None = None
         with _observing(loop, head) as view:
             for position, batch in enumerate(self._batches(federation)):
                 if position == len(self._downloaded):
-                    self._downloaded.append(view(batch, self._begun))
+                    self._downloaded.append(view(batch, self._global_model))
                 y = loop.state.client.targets(batch)
                 values = _compare(view(batch, local), self._downloaded[position], y)
                 group = F.one_hot(observed[y].long(), len(_GROUPS)).to(values)

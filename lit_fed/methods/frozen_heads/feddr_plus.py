@@ -84,4 +84,4 @@ class FedDrPlus(DotRegression):
     def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """Dot-regression and, weighed by the stage's β, the distance from the downloaded features."""
         distillation = self.distillation if client.fine_tuning is None else self.fine_tuning
-        return distillation.around(client, batch, super().objective)
+        return distillation.terms(client, batch, super().objective)

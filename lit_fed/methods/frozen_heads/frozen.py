@@ -103,11 +103,11 @@ class NewHead(FrozenHead):
         return server
 
 
-def put_head(task: LightningModule, head: nn.Module, made: nn.Module) -> None:
+def put_head(task: LightningModule, head: nn.Module, new_head: nn.Module) -> None:
     """Put another module in the place of a task's head."""
     names = [name for name, module in task.named_modules(remove_duplicate=False) if module is head]
     for name in names:
-        task.set_submodule(name, made)
+        task.set_submodule(name, new_head)
     if not names:
         raise ConfigError(
             f"the head of model {fed.task_name(task)} is not one of its submodules; name one as algorithm.head"

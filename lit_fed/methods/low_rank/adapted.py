@@ -192,18 +192,18 @@ class _WithFactors(fed.Reducer[fed.Payload]):
     """A weighted mean of tensors by name, and what a method makes of single clients' adapters."""
 
     def __init__(self, method: Products) -> None:
-        self.method, self.kept = method, fed.Gather()
+        self.method, self.updates = method, fed.Gather()
         self.mean = fed.WeightedMean(uniform=method.weighting == "uniform")
 
     @override
     def add(self, update: fed.ClientUpdate) -> None:
         factors = sorted(_names(self.method.adapters[update.kind]))
-        self.kept.add(update.with_payload({name: update.payload[name] for name in factors}))
+        self.updates.add(update.with_payload({name: update.payload[name] for name in factors}))
         self.mean.add(self.method.averaged(update))
 
     @override
     def result(self, workers: fed.Workers) -> fed.Payload | None:
-        updates, mean = self.kept.result(workers), self.mean.result(workers)
+        updates, mean = self.updates.result(workers), self.mean.result(workers)
         if updates is None:
             return None
         weights = [1.0 if self.mean.uniform else float(update.weight) for update in updates]

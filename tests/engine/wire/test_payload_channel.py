@@ -47,7 +47,7 @@ def test_an_update_crosses_once() -> None:
 
 
 def test_a_vector_crosses_without_being_taken_apart() -> None:
-    flat = Flat.of({"w": torch.ones(3)}, {})
+    flat = Flat.copy_of({"w": torch.ones(3)}, {})
     assert flat is not None
     received = Channel().receive(ClientUpdate(0, {"w": torch.ones(3)}, flat=flat))
     assert received.flat is flat
