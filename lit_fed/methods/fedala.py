@@ -64,12 +64,8 @@ class FedALA(FedAvg):
         """The first model's top layers, and W = 1."""
         local = {name: client.model.initial[name] for name in self._top(client.model)}
         weights = {name: torch.ones_like(tensor) for name, tensor in local.items()}
-        learnt = torch.zeros((), device=client.device)
-        return {
-            **fed.add_prefix(LOCAL, local),
-            **fed.add_prefix(WEIGHT, weights),
-            **({LEARNT: learnt} if local else {}),
-        }
+        learnt = {LEARNT: torch.zeros((), device=client.device)} if local else {}
+        return {**fed.add_prefix(LOCAL, local), **fed.add_prefix(WEIGHT, weights), **learnt}
 
     def start(self, client: fed.Client) -> fed.Tensors:
         """The merged model, with the W of the client's last training."""

@@ -53,10 +53,8 @@ class FedDyn(FedAvg):
 
     def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """Start with a shift of zero."""
-        return {
-            **super().setup(models, population),
-            "shift": fed.zeros_like(self.model.tensors(self.model.split.shared)),
-        }
+        server = super().setup(models, population)
+        return {**server, "shift": fed.zeros_like(self.model.tensors(self.model.split.shared))}
 
     def initial_state(self, client: fed.Client) -> fed.Tensors:
         """A dual variable of zeros."""

@@ -103,11 +103,8 @@ class TeacherError(Callback):
         self.reference = state["reference"]
 
     def _train_reference(self, federation: Federation) -> Tensor:
-        server, data, kind = (
-            fed.ServerLoop(federation.fabric, federation.loops),
-            federation.data,
-            federation.kinds.names[0],
-        )
+        server = fed.ServerLoop(federation.fabric, federation.loops)
+        data, kind = federation.data, federation.kinds.names[0]
         begin, seed = federation.loops[kind].model.copy(), (federation.seed, "teacher error")
         trained, _ = server.train(kind, begin, data.train_dataloader(), _own_loss, epochs=self.epochs, seed=seed)
         return server.predict(kind, trained, data.public_loader()).double().softmax(1)
