@@ -42,7 +42,7 @@ def measure(cohort: int, values: int, rounds: int) -> dict[str, Any]:
     """The two bandwidths in GB/s for a cohort of updates of so many values each, and the median of their ratios."""
     workers = Workers(Fabric(accelerator="cpu", devices=1))
     payloads = [{"w": torch.randn(values // 2, 2), "b": torch.randn(values % 2)} for _ in range(min(cohort, DISTINCT))]
-    first = Flat.of(payloads[0], {})
+    first = Flat.copy_of(payloads[0], {})
     assert first is not None
     flats = [Flat(first.layout, torch.cat([payload["w"].flatten(), payload["b"]])) for payload in payloads]
     updates = [

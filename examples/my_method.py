@@ -11,10 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from lit_fed import Client, Cohort, Payload
-from lit_fed.algorithm import zeros_like
+import lit_fed.algorithm as fed
 from lit_fed.losses import proximal
 from lit_fed.methods import FedAvg
 
@@ -36,19 +34,19 @@ class Anchored(FedAvg):
         super().__init__(**kwargs)
         self.mu, self.momentum = mu, momentum
 
-    def setup(self, *args: Any) -> dict[str, Any]:
+    def setup(self, *args: Any) -> fed.Server:
         """The server's state: what a checkpoint holds and a resumed run goes on with."""
         server = super().setup(*args)
-        return {**server, "velocity": zeros_like(self.model.tensors(self.model.split.shared))}
+        return {**server, "velocity": fed.zeros_like(self.model.tensors(self.model.split.shared))}
 
-    def objective(self, client: Client, batch: Any) -> dict[str, Tensor]:
+    def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """Every term is logged by its name, ``train/anchor``, and added to the loss."""
         terms = super().objective(client, batch)
         if anchor := client.anchor:  # empty under a plain lightning.Trainer
             terms["anchor"] = self.mu * proximal((client.parameters[name] for name in anchor), anchor.values())
         return terms
 
-    def step(self, server: dict[str, Any], aggregate: Payload, cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: fed.Payload, cohort: fed.Cohort) -> dict[str, float]:
         """Move the global model; what is returned is logged with the round."""
         velocity = server["velocity"]
         for name, v in velocity.items():

@@ -64,7 +64,7 @@ class LitFedError(Exception):
         super().__init__(brief(str(message) if _spoken[-1] == "YAML" else _in_python(str(message))))
         self.details = details
 
-    def told(self) -> str:
+    def remote_text(self) -> str:
         """The text for other machines, without data or paths; empty to send the type alone."""
         return ""
 
@@ -85,7 +85,7 @@ class BudgetSpent(ConfigError):
     """Samples of a client, or sums of a node, that have spent their privacy budget."""
 
     @override
-    def told(self) -> str:
+    def remote_text(self) -> str:
         return str(self)  # the account, which the server is told anyway
 
 
@@ -93,7 +93,7 @@ class NonFiniteUpdate(LitFedError, ArithmeticError):
     """NaN or infinity in a client's loss or update, which is never aggregated."""
 
     @override
-    def told(self) -> str:
+    def remote_text(self) -> str:
         return str(self)  # names of metrics
 
 
@@ -116,7 +116,7 @@ class ClientTimeout(LitFedError):
         self.limit = limit
 
     @override
-    def told(self) -> str:
+    def remote_text(self) -> str:
         return self.limit
 
 
@@ -136,7 +136,7 @@ class WireError(LitFedError):
     """An invalid message from another machine; it is discarded."""
 
     @override
-    def told(self) -> str:
+    def remote_text(self) -> str:
         return str(self)  # about the other machine's own message
 
 
@@ -188,10 +188,10 @@ def place_of(stack: StackSummary) -> str:
 def outline(error: BaseException) -> str:
     """Describe an error, which may quote data, for another machine.
 
-    Our errors without data are told in full (`LitFedError.told`), others by type, place in lit_fed, and the operating
-    system's reason, such as a full disk.
+    Our errors without data are sent in full (`LitFedError.remote_text`), others by type, place in lit_fed, and the
+    operating system's reason, such as a full disk.
     """
-    if isinstance(error, LitFedError) and (text := error.told()):
+    if isinstance(error, LitFedError) and (text := error.remote_text()):
         return text
     package, place = Path(__file__).parent, "code outside of lit_fed"
     for frame in traceback.extract_tb(error.__traceback__):

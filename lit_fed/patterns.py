@@ -34,22 +34,22 @@ def chosen_names(
     return tuple(name for name in names if any(_chooses(wanted, name) for wanted in patterns))
 
 
-def unknown_name(key: str, word: str, what: str, known: Iterable[str]) -> ConfigError:
+def unknown_name(key: str, word: str, what: str, names: Iterable[str]) -> ConfigError:
     """Return an error for an unknown name, with similar names.
 
     Args:
         key: The setting.
         word: Its value.
         what: Clause after "no", such as "parameter is called or begins so".
-        known: All names; a dotted name may be similar by its last part.
+        names: All names; a dotted name may be similar by its last part.
     """
     by_part: dict[str, str] = {}
-    for name in known:
+    for name in names:
         by_part.setdefault(name.rpartition(".")[2], name)
     whole, core = list(by_part.values()), word.strip("*?.")
     close = dict.fromkeys(
         [
-            *get_close_matches(core, list(known), n=_MOST),
+            *get_close_matches(core, list(names), n=_MOST),
             *(by_part[part] for part in get_close_matches(core.rpartition(".")[2], by_part, n=_MOST)),
         ]
     )

@@ -77,7 +77,7 @@ class GlobalTest(Protocol):
 
 
 def global_loops(
-    protocol: str, federation: Federation, round_idx: int, found: Evaluation
+    protocol: str, federation: Federation, round_idx: int, evaluation: Evaluation
 ) -> Iterator[tuple[str, LocalLoop]]:
     """The loop of each kind, with the global model loaded, and the prefix of its metrics.
 
@@ -85,15 +85,15 @@ def global_loops(
         protocol: Its name, which is the prefix for a single kind.
         federation: Has the models.
         round_idx: The last round.
-        found: Receives the reason for a missing global model, or one with personal parts.
+        evaluation: Receives the reason for a missing global model, or one with personal parts.
     """
     models, method = federation.global_models(round_idx), type(federation.algorithm).__name__
     if not models:
-        found.absent[protocol] = f"{method} has no global model"
+        evaluation.absent[protocol] = f"{method} has no global model"
     for kind, state in models.items():
         loop = federation.loops[kind]
         if federation.is_partly_personal(round_idx, kind):
-            found.absent[protocol] = f"under {method} a part of every model is personal"
+            evaluation.absent[protocol] = f"under {method} a part of every model is personal"
             continue
         loop.model.load(state)
         yield protocol if len(federation.kinds.names) == 1 else f"{protocol}_{kind}", loop

@@ -352,7 +352,7 @@ class FederatedTrainer(Checked):
 
     def describe(self, config: str, told: tuple[str, ...] = ()) -> None:
         """Set the resolved configuration in YAML, which the run's folder keeps, and the keys that the user set."""
-        self.settings = replace(self.settings, config=config, told=told)
+        self.settings = replace(self.settings, config=config, given_keys=told)
 
     @property
     def max_rounds(self) -> int:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 import torch
@@ -87,6 +88,42 @@ def test_a_protocol_is_an_evaluation() -> None:
 def takes_protocol_of_typing(node: ast.AST) -> bool:
     names = node.names if isinstance(node, ast.ImportFrom) and node.module == "typing" else []
     return any(name.name == "Protocol" and name.asname != "Interface" for name in names)
+
+
+# ---------------------------------------------------------------------- sizes
+
+CODE_LINES = {
+    "lit_fed/*.py": 1_620,
+    "lit_fed/callbacks": 1_460,
+    "lit_fed/command": 1_810,
+    "lit_fed/data": 6_470,
+    "lit_fed/engine": 9_040,
+    "lit_fed/federation": 6_480,
+    "lit_fed/handover": 450,
+    "lit_fed/losses": 100,
+    "lit_fed/methods": 4_030,
+    "lit_fed/networks": 1_140,
+    "lit_fed/participation": 700,
+    "lit_fed/poses": 3_120,
+    "lit_fed/privacy": 1_820,
+    "lit_fed/robust": 760,
+    "lit_fed/studies": 4_720,
+    "lit_fed/tasks": 200,
+}
+"""The largest number of code lines of each room, as `benchmarks/lines.py` counts them."""
+SLACK = 40  # lines below its number that a room may have
+
+
+def test_a_room_grows_only_with_its_number() -> None:
+    """A commit that raises a number names the ability that needs the lines; a room that shrinks lowers its number."""
+    table = run_path(str(ROOT / "benchmarks" / "lines.py"))["table"]
+    rooms = table((path.relative_to(ROOT), path.read_text(encoding="utf-8")) for path in SOURCES)
+    code = {room: counts["code"] for room, counts in rooms.items() if room != "lit_fed"}
+    assert code.keys() == CODE_LINES.keys(), "edit the rooms of CODE_LINES in tests/test_rooms.py"
+    wrong = {room: lines for room, lines in code.items() if not 0 <= CODE_LINES[room] - lines <= SLACK}
+    assert wrong == {}, (
+        f"edit CODE_LINES in tests/test_rooms.py: {wrong}; name the ability in the commit that makes a room larger"
+    )
 
 
 # ---------------------------------------------------------------------- the public face

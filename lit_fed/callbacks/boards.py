@@ -79,7 +79,7 @@ class Column(NamedTuple):
     leads: bool
 
 
-def columns_of(own: Settings, told: Sequence[str], others: Sequence[Settings]) -> dict[str, Column]:
+def columns_of(own: Settings, given_keys: Sequence[str], others: Sequence[Settings]) -> dict[str, Column]:
     """The columns of HParams: the method, settings that differ between runs, settings that the user asked for.
 
     The method and the differing settings come first; if they fill fewer than the five columns that TensorBoard shows,
@@ -88,10 +88,10 @@ def columns_of(own: Settings, told: Sequence[str], others: Sequence[Settings]) -
 
     Args:
         own: The run's HParams.
-        told: The keys that its user asked for, most recent first.
+        given_keys: The keys that its user asked for, most recent first.
         others: The HParams of the runs beside it.
     """
-    keys = [_class_key(key) for key in told]
+    keys = [_class_key(key) for key in given_keys]
     merged: Settings = {}
     for settings in (*others, own):
         merged |= settings

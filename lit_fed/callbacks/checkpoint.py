@@ -59,7 +59,7 @@ class Checkpoint(Callback):
         self.best_round = -1
         self.by: str | None = None  # the metric of `best`
         self._announced = False
-        self._kept: dict[str, dict[str, Version]] = {}  # file name -> the client states that it needs
+        self._used: dict[str, dict[str, Version]] = {}  # file name -> the client states that it needs
         self._apart: dict[str, str | None] = {}  # file name -> what a private run keeps apart from it
         self._unread = False  # whether an unreadable checkpoint may need further states
 
@@ -74,7 +74,7 @@ class Checkpoint(Callback):
         self._unread = False
         if not start:
             self.best, self.best_round, self.by = None, -1, None
-            self._kept, self._apart, self._announced = {}, {}, False
+            self._used, self._apart, self._announced = {}, {}, False
         if first:
             remove_half_written(folder)
         if on_first_process(run.fabric, lambda: not last.is_file()):
@@ -87,7 +87,7 @@ class Checkpoint(Callback):
             for path in sorted(path for path in folder.glob("*.ckpt") if _OWN.fullmatch(path.name)):
                 try:
                     content = read_checkpoint(path)
-                    self._kept[path.name] = read_table(apart_of(content, path)["clients"])
+                    self._used[path.name] = read_table(apart_of(content, path)["clients"])
                     self._apart[path.name] = content.get("apart")
                 except CheckpointError as error:  # the run resumes from another checkpoint
                     self._unread |= isinstance(error, UnreadableFile)
@@ -109,12 +109,12 @@ class Checkpoint(Callback):
             for name in names[1:]:
                 _link(folder / "last.ckpt", folder / name)
             before = {seal for seal in self._apart.values() if seal is not None}
-            self._kept |= dict.fromkeys(names, index)
+            self._used |= dict.fromkeys(names, index)
             self._apart |= dict.fromkeys(names, apart)
             self._drop_old_rounds(folder)
             for seal in before.difference(self._apart.values()):
                 apart_file(folder, seal).unlink(missing_ok=True)
-        run.federation.store.collect_garbage(self._kept.values(), delete=run.fabric.is_global_zero and not self._unread)
+        run.federation.store.collect_garbage(self._used.values(), delete=run.fabric.is_global_zero and not self._unread)
 
     def on_fit_end(self, run: Run) -> None:
         """Print why ``best.ckpt`` is missing."""
@@ -152,10 +152,10 @@ class Checkpoint(Callback):
         )
 
     def _drop_old_rounds(self, folder: Path) -> None:
-        rounds = sorted((n for n in self._kept if n.startswith("round=")), key=lambda n: int(n[6:].split(".")[0]))
+        rounds = sorted((n for n in self._used if n.startswith("round=")), key=lambda n: int(n[6:].split(".")[0]))
         for name in rounds[: len(rounds) - self.keep_last] if self.keep_last else []:
             (folder / name).unlink(missing_ok=True)
-            del self._kept[name], self._apart[name]
+            del self._used[name], self._apart[name]
 
     def _folder(self, run: Run) -> Path:
         return run.log_dir / "checkpoints"

@@ -182,7 +182,7 @@ def _continues(run: Run) -> bool:
 def _compared(run: Run, settings: Settings) -> tuple[dict[str, Column], list[str]]:
     """Columns for the settings that tell runs apart, and for the metrics that the task declares, else the losses."""
     names = list(run.names.directions) or ["loss"]
-    columns = columns_of(hparams_of(settings), run.settings.told, list(runs_beside(run.log_dir)))
+    columns = columns_of(hparams_of(settings), run.settings.given_keys, list(runs_beside(run.log_dir)))
     return columns, [f"global/{name}" for name in names] + [f"clients/{names[0]}_mean"]
 
 

@@ -169,14 +169,14 @@ def export_network(
     return Exported(folder, (*written, "MODEL_CARD.md"), lacking)
 
 
-def _stored(found: Any, path: Path) -> tuple[tuple[int, ...], str]:
+def _stored(stored: Any, path: Path) -> tuple[tuple[int, ...], str]:
     """Shape and type of an input as a checkpoint holds them."""
-    if not isinstance(found, tuple) or len(found) != 2:
+    if not isinstance(stored, tuple) or len(stored) != 2:
         raise ConfigError(
             f"{path} does not describe the inputs; give the shape of one without the batch, and its type: "
             "--shape '[1,28,28]' --dtype uint8, in Python stored=((1, 28, 28), 'uint8')"
         )
-    return tuple(found[0]), str(found[1])
+    return tuple(stored[0]), str(stored[1])
 
 
 def _example(shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -208,10 +208,10 @@ def _attempt(step: Callable[[], T], name: str, lacking: dict[str, str]) -> T | N
         return None
 
 
-def _weights(deployed: DeployedNetwork, told: str) -> bytes:
+def _weights(deployed: DeployedNetwork, facts: str) -> bytes:
     """The network's tensors and the facts; tensors that share memory are stored once each."""
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in deployed.network.state_dict().items()}
-    return save(tensors, metadata={"format": "pt", "lit_fed": told})
+    return save(tensors, metadata={"format": "pt", "lit_fed": facts})
 
 
 def _program(deployed: DeployedNetwork, example: Tensor) -> ExportedProgram:
@@ -269,10 +269,10 @@ def _check_equal(found: Any, wanted: Any, rtol: float, atol: float) -> None:
 
 
 def _write_pt2(
-    program: ExportedProgram, deployed: DeployedNetwork, batches: Sequence[Tensor], path: Path, told: str
+    program: ExportedProgram, deployed: DeployedNetwork, batches: Sequence[Tensor], path: Path, facts: str
 ) -> bool:
     content = io.BytesIO()  # torch reports an unwritable file as a network that cannot be exported
-    torch.export.save(program, content, extra_files={FACTS: told})
+    torch.export.save(program, content, extra_files={FACTS: facts})
     path.write_bytes(content.getvalue())
     again = torch.export.load(path).module()
     with torch.no_grad():
@@ -282,7 +282,7 @@ def _write_pt2(
 
 
 def _write_onnx(
-    program: ExportedProgram, deployed: DeployedNetwork, batches: Sequence[Tensor], path: Path, told: str
+    program: ExportedProgram, deployed: DeployedNetwork, batches: Sequence[Tensor], path: Path, facts: str
 ) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter's own parts
@@ -291,7 +291,7 @@ def _write_onnx(
         names = list(wanted) if isinstance(wanted, dict) else None
         made = torch.onnx.export(program, (batches[0],), input_names=["inputs"], output_names=names, verbose=False)
     assert made is not None
-    made.model.metadata_props["lit_fed"] = told
+    made.model.metadata_props["lit_fed"] = facts
     made.save(path)
     if find_spec("onnxruntime") is not None:
         import onnxruntime

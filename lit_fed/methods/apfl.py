@@ -12,7 +12,7 @@ from typing import Any, cast
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from lit_fed.algorithm import Client, Model, Payload, Population, Server, Split, Stage, Tensors, Terms
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.methods.fedavg import FedAvg
 
@@ -66,7 +66,7 @@ class APFL(FedAvg):
                         module.register_parameter(MIXTURE, nn.Parameter(w.new_tensor(self.alpha)))
                     module.register_parameter(f"{name}{OWN}", made.setdefault(w, nn.Parameter(w.detach().clone())))
 
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """Give α its digits in the run's precision, which `adapt` does not know."""
         for model in models.values():
             for held in ({name: model.tensor(name) for name in model.parameters}, model.initial):
@@ -75,19 +75,19 @@ class APFL(FedAvg):
                         held[name].fill_(self.alpha)
         return super().setup(models, population)
 
-    def split(self, model: Model, round_idx: int) -> Split:
+    def split(self, model: fed.Model, round_idx: int) -> fed.Split:
         """V and α stay."""
         personal = tuple(name for name in model.parameters if name.endswith(OWN))
-        return Split(tuple(name for name in model.parameters if name not in personal), personal)
+        return fed.Split(tuple(name for name in model.parameters if name not in personal), personal)
 
     # ------------------------------------------------------------------ client
 
-    def start(self, client: Client) -> Tensors:
+    def start(self, client: fed.Client) -> fed.Tensors:
         """The global model, v and α for training, the mixture for tests."""
         begun = super().start(client)
         return begun if client.stage == "train" else {**begun, **self._mixed(begun)}
 
-    def objective(self, client: Client, batch: Any) -> Terms:
+    def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """The task's loss at w, and at the mixture with w constant."""
         terms = super().objective(client, batch)
         if client.stage != "train" or any(cast("Tensor | None", term) is None for term in terms.values()):
@@ -98,7 +98,7 @@ class APFL(FedAvg):
         assert own is not None, "the task did not skip this batch"
         return {**terms, "own": own}
 
-    def _mixed(self, held: Mapping[str, Tensor]) -> Tensors:
+    def _mixed(self, held: Mapping[str, Tensor]) -> fed.Tensors:
         """V̄ under the names of w."""
         found = next((held[name] for name in held if name.endswith(MIXTURE)), None)
         alpha = self.alpha if found is None else found.clamp(0, 1)
@@ -107,7 +107,7 @@ class APFL(FedAvg):
 
     # ------------------------------------------------------------------ server
 
-    def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
+    def broadcast(self, server: fed.Server, round_idx: int, kind: str, stage: fed.Stage = "train") -> fed.Payload:
         """The global model; for tests also its first v, which it does not use."""
         own = self.model.split.personal if stage == "test" else ()
         return {**super().broadcast(server, round_idx, kind, stage), **{name: server["model"][name] for name in own}}

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lit_fed.algorithm import Client, Tensors, Update, add_prefix, split_prefix, zeros_like
+import lit_fed.algorithm as fed
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.server import decay
 
@@ -44,17 +44,17 @@ class ClientMomentum(FedAvg):
         super().__init__(**kwargs)
         self.beta = decay("beta", beta)
 
-    def initial_state(self, client: Client) -> Tensors:
+    def initial_state(self, client: fed.Client) -> fed.Tensors:
         """m_i = 0, of no weight in the first round."""
         shared = client.model.tensors(client.model.split.shared)
         begun = torch.zeros((), device=client.device)
-        return {**add_prefix(MOMENTUM, zeros_like(shared)), BEGUN: begun}
+        return {**fed.add_prefix(MOMENTUM, fed.zeros_like(shared)), BEGUN: begun}
 
-    def finish(self, client: Client) -> Update:
+    def finish(self, client: fed.Client) -> fed.Update:
         """Send w_g + m_i; keep m_i."""
         payload, w_g = dict(super().finish(client).payload), client.received
-        momentum, rest = split_prefix(MOMENTUM, client.state)
+        momentum, rest = fed.split_prefix(MOMENTUM, client.state)
         beta = self.beta * rest[BEGUN]
         momentum |= {n: m + (1 - beta) * (payload[n] - w_g[n] - m) for n, m in momentum.items() if n in payload}
         payload |= {n: w_g[n] + m for n, m in momentum.items() if n in payload}
-        return Update(payload, {**add_prefix(MOMENTUM, momentum), BEGUN: torch.ones_like(rest[BEGUN])})
+        return fed.Update(payload, {**fed.add_prefix(MOMENTUM, momentum), BEGUN: torch.ones_like(rest[BEGUN])})

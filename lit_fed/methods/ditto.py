@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.algorithm import Client, Pass, Phase, Tensors, Terms, Update, add_prefix, split_prefix
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.losses import proximal
 from lit_fed.methods.fedavg import FedAvg
@@ -40,24 +40,24 @@ class Ditto(FedAvg):
         check_range("algorithm.own_epochs", own_epochs, least=1, null="for the global model's epochs or steps")
         self.own_epochs = own_epochs
 
-    def initial_state(self, client: Client) -> Tensors:
+    def initial_state(self, client: fed.Client) -> fed.Tensors:
         """The initial model."""
-        return add_prefix(OWN, client.model.initial)
+        return fed.add_prefix(OWN, client.model.initial)
 
-    def start(self, client: Client) -> Tensors:
+    def start(self, client: fed.Client) -> fed.Tensors:
         """The global model for training, the client's own for tests."""
-        return super().start(client) if client.stage == "train" else split_prefix(OWN, client.state)[0]
+        return super().start(client) if client.stage == "train" else fed.split_prefix(OWN, client.state)[0]
 
-    def phases(self, client: Client) -> list[Phase | Pass]:
+    def phases(self, client: fed.Client) -> list[fed.Phase | fed.Pass]:
         """The global model, then the own one."""
         phases = super().phases(client)
         if client.stage != "train":
             return phases
         epochs, steps = (client.work.epochs, client.work.steps) if self.own_epochs is None else (self.own_epochs, None)
-        begin = split_prefix(OWN, client.state)[0]
-        return [*phases, Phase("own", client.train_loader(), epochs=epochs, steps=steps, begin=begin)]
+        begin = fed.split_prefix(OWN, client.state)[0]
+        return [*phases, fed.Phase("own", client.train_loader(), epochs=epochs, steps=steps, begin=begin)]
 
-    def objective(self, client: Client, batch: Any) -> Terms:
+    def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """The task's loss, and for the own model its distance to the global one."""
         terms = super().objective(client, batch)
         if client.phase != "own":
@@ -65,7 +65,7 @@ class Ditto(FedAvg):
         w_g = client.anchor
         return {**terms, "distance": self.lam * proximal((client.parameters[n] for n in w_g), w_g.values())}
 
-    def finish(self, client: Client) -> Update:
+    def finish(self, client: fed.Client) -> fed.Update:
         """Send the trained global model; keep the own model."""
         trained = {name: client.left[name] for name in client.model.shared_names("up")}
-        return Update(trained, add_prefix(OWN, client.model.tensors()))
+        return fed.Update(trained, fed.add_prefix(OWN, client.model.tensors()))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lit_fed.algorithm import Client, Model, Pass, Phase, Tensors, Terms, Update, add_prefix, split_prefix
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.losses import proximal
 from lit_fed.methods.fedavg import FedAvg
@@ -60,30 +60,30 @@ class FedALA(FedAvg):
         self.eta = positive("eta", eta)
         self.threshold = positive("threshold", threshold)
 
-    def initial_state(self, client: Client) -> Tensors:
+    def initial_state(self, client: fed.Client) -> fed.Tensors:
         """The first model's top layers, and W = 1."""
         local = {name: client.model.initial[name] for name in self._top(client.model)}
         weights = {name: torch.ones_like(tensor) for name, tensor in local.items()}
-        learnt = torch.zeros((), device=client.device)
-        return {**add_prefix(LOCAL, local), **add_prefix(WEIGHT, weights), **({LEARNT: learnt} if local else {})}
+        learnt = {LEARNT: torch.zeros((), device=client.device)} if local else {}
+        return {**fed.add_prefix(LOCAL, local), **fed.add_prefix(WEIGHT, weights), **learnt}
 
-    def start(self, client: Client) -> Tensors:
+    def start(self, client: fed.Client) -> fed.Tensors:
         """The merged model, with the W of the client's last training."""
-        return {**super().start(client), **_merged(client, split_prefix(WEIGHT, client.state)[0])}
+        return {**super().start(client), **_merged(client, fed.split_prefix(WEIGHT, client.state)[0])}
 
-    def phases(self, client: Client) -> list[Phase | Pass]:
+    def phases(self, client: fed.Client) -> list[fed.Phase | fed.Pass]:
         """W, then the round's work; W alone before a test."""
-        local = split_prefix(LOCAL, client.state)[0]
+        local = fed.split_prefix(LOCAL, client.state)[0]
         alike = all(torch.equal(tensor, client.received[name]) for name, tensor in local.items())
-        learn = [] if alike else [Phase(ALA, _Learning(self, client), epochs=1, trains=tuple(local), moves=False)]
+        learn = [] if alike else [fed.Phase(ALA, _Learning(self, client), epochs=1, trains=tuple(local), moves=False)]
         return [*learn, *super().phases(client)]
 
-    def objective(self, client: Client, batch: Any) -> Terms:
+    def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """The task's loss; while W is learnt, also move W, and the model with it."""
         if client.phase != ALA:
             return super().objective(client, batch)
-        weights = client.results.get(WEIGHT) or split_prefix(WEIGHT, client.state)[0]
-        local = split_prefix(LOCAL, client.state)[0]
+        weights = client.results.get(WEIGHT) or fed.split_prefix(WEIGHT, client.state)[0]
+        local = fed.split_prefix(LOCAL, client.state)[0]
         merged = {name: tensor.requires_grad_() for name, tensor in _merged(client, weights).items()}
         with client.muted():
             loss = client.run(batch, {**client.model.copy(client.model.buffers), **merged}).loss
@@ -99,15 +99,15 @@ class FedALA(FedAvg):
         still = proximal((client.parameters[name] for name in local), client.model.copy(local).values())  # 0
         return {"task": loss.detach() + still}
 
-    def finish(self, client: Client) -> Update:
+    def finish(self, client: fed.Client) -> fed.Update:
         """Send the model; keep its top layers and W."""
         local = client.model.tensors(self._top(client.model))
-        weights = client.results.get(WEIGHT) or split_prefix(WEIGHT, client.state)[0]
+        weights = client.results.get(WEIGHT) or fed.split_prefix(WEIGHT, client.state)[0]
         learnt = {name: torch.ones_like(client.state[name]) for name in (LEARNT,) if WEIGHT in client.results}
-        state = {**client.state, **add_prefix(LOCAL, local), **add_prefix(WEIGHT, weights), **learnt}
+        state = {**client.state, **fed.add_prefix(LOCAL, local), **fed.add_prefix(WEIGHT, weights), **learnt}
         return replace(super().finish(client), state=state)
 
-    def _top(self, model: Model) -> tuple[str, ...]:
+    def _top(self, model: fed.Model) -> tuple[str, ...]:
         """Names of the parameters in the last modules that have some."""
         modules = list(dict.fromkeys(name.rpartition(".")[0] for name in model.split.shared))
         top = set(modules[max(0, len(modules) - self.layers) :])
@@ -124,7 +124,7 @@ class _Learning:
         client: Its results hold the losses so far, and take a mark at the end.
     """
 
-    def __init__(self, method: FedALA, client: Client) -> None:
+    def __init__(self, method: FedALA, client: fed.Client) -> None:
         self._method, self._client = method, client  # without a length: a group cannot tell how many batches
 
     def __iter__(self) -> Iterator[Any]:
@@ -143,7 +143,7 @@ class _Learning:
         return len(losses) > _STEADY and float(last.std(correction=0)) < self._method.threshold
 
 
-def _merged(client: Client, weights: Tensors) -> Tensors:
+def _merged(client: fed.Client, weights: fed.Tensors) -> fed.Tensors:
     """The top layers Θ_i + (Θ − Θ_i) ⊙ W."""
-    local = split_prefix(LOCAL, client.state)[0]
+    local = fed.split_prefix(LOCAL, client.state)[0]
     return {name: own + (client.received[name] - own) * weights[name] for name, own in local.items()}

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from lit_fed.algorithm import ClientUpdate, Payload, Server
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.methods.fedavg import FedAvg
 
@@ -65,7 +65,7 @@ class FedAsync(FedAvg):
         late = staleness - self.b if self.weight == "hinge" else 0.0
         return self.alpha / (self.a * max(late, 0.0) + 1)
 
-    def arrive(self, update: ClientUpdate, begun: Payload, server: Server) -> ClientUpdate:
+    def arrive(self, update: fed.ClientUpdate, begun: fed.Payload, server: fed.Server) -> fed.ClientUpdate:
         """The present model with the client's mixed in."""
         present, share = server["model"], self.mixing(update.staleness)
         mixed = {

@@ -9,22 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from lit_fed.algorithm import (
-    Algorithm,
-    ClientUpdate,
-    Cohort,
-    Model,
-    Payload,
-    Population,
-    Reducer,
-    Server,
-    Stage,
-    WeightedMean,
-    sole,
-)
+import lit_fed.algorithm as fed
 
 
-class FedAvg(Algorithm[Payload]):
+class FedAvg(fed.Algorithm[fed.Payload]):
     r"""Averages the clients' models: :math:`w_{t+1} = \sum_{k \in S_t} \frac{n_k}{n} w^k_{t+1}`.
 
     The base of every method with one global model. Clients minimise the task's own loss, so any LightningModule works,
@@ -44,24 +32,26 @@ class FedAvg(Algorithm[Payload]):
         super().__init__(**kwargs)
         self.weighting = weighting
 
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """Take the task's parameters and buffers as the first global model."""
-        self.model = sole(models, self)
+        self.model = fed.sole(models, self)
         return {"model": self.model.copy()}
 
-    def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
+    def broadcast(self, server: fed.Server, round_idx: int, kind: str, stage: fed.Stage = "train") -> fed.Payload:
         """The shared part of the global model."""
         return {name: server["model"][name] for name in self.model.shared_names("down")}
 
-    def reducer(self, server: Server) -> Reducer[Payload]:
+    def reducer(self, server: fed.Server) -> fed.Reducer[fed.Payload]:
         """A weighted mean."""
-        return WeightedMean(uniform=self.weighting == "uniform")
+        return fed.WeightedMean(uniform=self.weighting == "uniform")
 
-    def arrive(self, update: ClientUpdate, begun: Payload, server: Server) -> ClientUpdate:
+    def arrive(self, update: fed.ClientUpdate, begun: fed.Payload, server: fed.Server) -> fed.ClientUpdate:
         """A stale client's movement, added to the present model."""
         return self.moved(update, begun, server)
 
-    def moved(self, update: ClientUpdate, begun: Payload, server: Server, share: float = 1.0) -> ClientUpdate:
+    def moved(
+        self, update: fed.ClientUpdate, begun: fed.Payload, server: fed.Server, share: float = 1.0
+    ) -> fed.ClientUpdate:
         """The present model plus a share of the movement from the model that a client started from, if it is stale."""
         if not update.staleness:
             return update
@@ -72,7 +62,7 @@ class FedAvg(Algorithm[Payload]):
         }
         return update.with_payload({**update.payload, **moved})
 
-    def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: fed.Payload, cohort: fed.Cohort) -> dict[str, float]:
         """Replace the global model's shared tensors by their mean."""
         for name, mean in aggregate.items():
             server["model"][name].copy_(mean)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lit_fed.algorithm import Payload, Server, Tensors
+import lit_fed.algorithm as fed
 from lit_fed.methods.server import ServerOptimizer, decay, scaled, slot
 
 
@@ -35,7 +35,7 @@ class FedAvgM(ServerOptimizer):
         super().__init__(**kwargs)
         self.beta = decay("beta", beta)
 
-    def movement(self, server: Server, delta: Tensors, extra: Payload) -> tuple[Tensors, Tensors]:
+    def movement(self, server: fed.Server, delta: fed.Tensors, extra: fed.Payload) -> tuple[fed.Tensors, fed.Tensors]:
         """The momentum times the learning rate."""
         momentum = slot(server, "momentum", delta)
         if momentum:

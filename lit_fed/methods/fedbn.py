@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lit_fed.algorithm import Model, Split, task_name
+import lit_fed.algorithm as fed
 from lit_fed.errors import ConfigError
 from lit_fed.methods.fedavg import FedAvg
 
@@ -31,15 +31,15 @@ class FedBN(FedAvg):
         ``trainer.buffers``.
     """
 
-    def split(self, model: Model, round_idx: int) -> Split:
+    def split(self, model: fed.Model, round_idx: int) -> fed.Split:
         """The parameters and buffers of batch norm stay, all others travel."""
         norms = [(name, one) for name, one in model.task.named_modules() if isinstance(one, _BatchNorm)]
         own = {f"{name}.{key}" for name, one in norms for key in one.state_dict()}
         if own <= set(model.fixed):
             raise ConfigError(
-                f"algorithm FedBN needs batch norm in model {task_name(model.task)}; choose a network with batch norm, "
-                "such as resnet18, or FedAvg"
+                f"algorithm FedBN needs batch norm in model {fed.task_name(model.task)}; choose a network with batch "
+                "norm, such as resnet18, or FedAvg"
             )
         personal = tuple(name for name in model.parameters if name in own)
         buffers = tuple(name for name in model.buffers if name in own)
-        return Split(tuple(name for name in model.parameters if name not in own), personal, buffers=buffers)
+        return fed.Split(tuple(name for name in model.parameters if name not in own), personal, buffers=buffers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from lit_fed.algorithm import ClientUpdate, Payload, Server, Tensors
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.methods.server import ServerOptimizer, scaled
 
@@ -44,10 +44,10 @@ class FedBuff(ServerOptimizer):
         super().__init__(server_lr=server_lr, weighting=weighting, **kwargs)
         self.exponent = check_range("algorithm.exponent", exponent, least=0)
 
-    def arrive(self, update: ClientUpdate, begun: Payload, server: Server) -> ClientUpdate:
+    def arrive(self, update: fed.ClientUpdate, begun: fed.Payload, server: fed.Server) -> fed.ClientUpdate:
         """The present model plus the client's movement times its weight."""
         return self.moved(update, begun, server, (1 + update.staleness) ** -self.exponent)
 
-    def movement(self, server: Server, delta: Tensors, extra: Payload) -> tuple[Tensors, Tensors]:
+    def movement(self, server: fed.Server, delta: fed.Tensors, extra: fed.Payload) -> tuple[fed.Tensors, fed.Tensors]:
         """The mean movement times the learning rate."""
         return scaled(delta, self.server_lr), {}

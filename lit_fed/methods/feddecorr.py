@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from lit_fed.algorithm import Client, Regularizer
+import lit_fed.algorithm as fed
 from lit_fed.losses import decorrelation
 from lit_fed.methods.regularizers import features
 
 
-class FedDecorr(Regularizer):
+class FedDecorr(fed.Regularizer):
     r"""Correlation between the features' dimensions, :math:`\tfrac{1}{d^2}\|K\|_F^2`, over any method's objective.
 
     K is the correlation matrix of the features, the head's input, over a batch; see `lit_fed.losses.decorrelation`. The
@@ -30,6 +30,6 @@ class FedDecorr(Regularizer):
     name = "feddecorr"
     needs = frozenset({"loss", "features", "body"})
 
-    def term(self, client: Client, batch: Any) -> Tensor:
+    def term(self, client: fed.Client, batch: Any) -> Tensor:
         """Between 1/d and 1."""
         return decorrelation(features(client, batch).flatten(1))

@@ -12,19 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from lit_fed.algorithm import (
-    Client,
-    Cohort,
-    Model,
-    Payload,
-    Population,
-    Server,
-    Tensors,
-    Update,
-    add_prefix,
-    split_prefix,
-    zeros_like,
-)
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.methods.fedavg import FedAvg
 
@@ -63,29 +51,30 @@ class FedDyn(FedAvg):
         super().__init__(weighting, **kwargs)
         self.alpha = check_range("algorithm.alpha", alpha, least=0)
 
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """Start with a shift of zero."""
-        return {**super().setup(models, population), "shift": zeros_like(self.model.tensors(self.model.split.shared))}
+        server = super().setup(models, population)
+        return {**server, "shift": fed.zeros_like(self.model.tensors(self.model.split.shared))}
 
-    def initial_state(self, client: Client) -> Tensors:
+    def initial_state(self, client: fed.Client) -> fed.Tensors:
         """A dual variable of zeros."""
-        return add_prefix(DUAL, zeros_like(client.model.tensors(client.model.split.shared)))
+        return fed.add_prefix(DUAL, fed.zeros_like(client.model.tensors(client.model.split.shared)))
 
-    def correct(self, client: Client, gradients: Tensors) -> Tensors:
+    def correct(self, client: fed.Client, gradients: fed.Tensors) -> fed.Tensors:
         """Add the gradient of the two terms."""
-        dual = split_prefix(DUAL, client.state)[0]
+        dual = fed.split_prefix(DUAL, client.state)[0]
         if client.stage != "train" or not self.alpha:
             return gradients
         moved = {n: client.model.tensor(n) - client.received[n] for n in gradients if n in dual}
         return gradients | {n: torch.add(gradients[n] - dual[n], m, alpha=self.alpha) for n, m in moved.items()}
 
-    def finish(self, client: Client) -> Update:
+    def finish(self, client: fed.Client) -> fed.Update:
         """Send the model; keep the updated dual variable."""
-        dual, w_g = split_prefix(DUAL, client.state)[0], client.received
+        dual, w_g = fed.split_prefix(DUAL, client.state)[0], client.received
         dual = {n: g - self.alpha * (client.model.tensor(n) - w_g[n]) for n, g in dual.items()}
-        return replace(super().finish(client), state=add_prefix(DUAL, dual))
+        return replace(super().finish(client), state=fed.add_prefix(DUAL, dual))
 
-    def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: fed.Payload, cohort: fed.Cohort) -> dict[str, float]:
         """Move the shift, then the model."""
         model, shift = server["model"], server["shift"]
         if self.alpha:

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from lit_fed.algorithm import ClientUpdate, Model, Payload, Population, Reducer, Server, Stage, Tensors, WeightedMean
-from lit_fed.methods.server import ServerOptimizer, norm, positive, scaled
+import lit_fed.algorithm as fed
+from lit_fed.methods.server import MovementMean, ServerOptimizer, norm, positive, scaled
 
 SQUARED_NORM = "squared_norm"
 
@@ -49,25 +48,25 @@ class FedExP(ServerOptimizer):
         self.epsilon = positive("epsilon", epsilon)
         self.average_last_two = average_last_two
 
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """Start without a previous iterate."""
         return {**super().setup(models, population), "previous": None}
 
-    def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
+    def broadcast(self, server: fed.Server, round_idx: int, kind: str, stage: fed.Stage = "train") -> fed.Payload:
         """The last iterate for training, otherwise the mean of the last two, if two exist."""
         iterate = super().broadcast(server, round_idx, kind, stage)
         if stage == "train":
             return iterate
         # A round's frozen tensors must be equal before and after its step, so only travelling tensors are averaged.
-        previous: Tensors = server["previous"] or {}
+        previous: fed.Tensors = server["previous"] or {}
         means = {name: torch.lerp(previous[name], w, 0.5) for name, w in iterate.items() if name in previous}
         return {**iterate, **means}
 
-    def reducer(self, server: Server) -> Reducer[Payload]:
+    def reducer(self, server: fed.Server) -> fed.Reducer[fed.Payload]:
         """A mean of models and of the clients' squared movements."""
-        return MovementMean({n: server["model"][n] for n in self.model.split.shared}, self.weighting == "uniform")
+        return SquaredNorms({n: server["model"][n] for n in self.model.split.shared}, self.weighting == "uniform")
 
-    def movement(self, server: Server, delta: Tensors, extra: Payload) -> tuple[Tensors, Tensors]:
+    def movement(self, server: fed.Server, delta: fed.Tensors, extra: fed.Payload) -> tuple[fed.Tensors, fed.Tensors]:
         """The mean movement times η_g."""
         if not delta:
             return {}, {}
@@ -78,25 +77,9 @@ class FedExP(ServerOptimizer):
         return scaled(delta, step_size), {"server/step_size": step_size}
 
 
-class MovementMean(WeightedMean):
-    r"""The weighted mean of the models, and of :math:`\|x_i - w\|^2` over their parameters as ``squared_norm``.
+class SquaredNorms(MovementMean):
+    r"""The weighted mean of the models, and of :math:`\|x_i - w\|^2` over their parameters as ``squared_norm``."""
 
-    Args:
-        origin: w by name; constant while the reducer works.
-        uniform: Weigh every client 1 instead of by ``update.weight``.
-    """
-
-    def __init__(self, origin: dict[str, Tensor], uniform: bool = False) -> None:
-        super().__init__(uniform)
-        self.origin = origin
-
-    def add(self, update: ClientUpdate) -> None:
-        """Add a client's model and the square of its distance."""
-        names = [name for name in update.payload if name in self.origin]
-        payload: dict[str, Tensor] = dict(update.payload)
-        if names:
-            models, origin = [payload[name].detach() for name in names], [self.origin[name] for name in names]
-            square = norm(dict(zip(names, torch._foreach_sub(models, origin), strict=True))).square()
-            # In float32 an integer weight's product with it is exact in float64, so that the order does not matter.
-            payload[SQUARED_NORM] = square.float()
-        super().add(ClientUpdate(update.client_id, payload, update.weight))
+    def measured(self, movement: fed.Tensors, payload: fed.Payload) -> fed.Tensors:
+        """The square of a client's distance, in float32."""
+        return {SQUARED_NORM: norm(movement).square().float()}

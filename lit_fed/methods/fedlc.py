@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.algorithm import Client, Tensors, Terms
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.losses import calibrated_cross_entropy
 from lit_fed.methods.fedavg import FedAvg
@@ -39,12 +39,12 @@ class FedLC(FedAvg):
         super().__init__(**kwargs)
         self.tau = check_range("algorithm.tau", tau, least=0)
 
-    def start(self, client: Client) -> Tensors:
+    def start(self, client: fed.Client) -> fed.Tensors:
         """The global model; look up the client's class counts."""
         look_up_counts(client)
         return super().start(client)
 
-    def objective(self, client: Client, batch: Any) -> Terms:
+    def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """The calibrated cross-entropy."""
         found = logits(client, batch)
         counts = own_counts(client, found)

@@ -10,25 +10,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 from torch.optim import Adadelta, Adagrad, RMSprop, Rprop
 
-from lit_fed.algorithm import (
-    Client,
-    ClientUpdate,
-    Model,
-    Payload,
-    Population,
-    Reducer,
-    Server,
-    Tensors,
-    Update,
-    WeightedMean,
-    Workers,
-    task_name,
-)
+import lit_fed.algorithm as fed
 from lit_fed.errors import ConfigError
-from lit_fed.methods.server import ServerOptimizer, scaled
+from lit_fed.methods.server import MovementMean, ServerOptimizer, scaled
 
 LOCAL_STEPS = "local_steps"
 """Name in the payload of the number of effective steps."""
@@ -66,60 +52,45 @@ class FedNova(ServerOptimizer):
     needs = frozenset({"one_optimizer"})
     nonnegative = frozenset({LOCAL_STEPS})
 
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """Refuse steps that cannot be counted."""
         server = super().setup(models, population)
         optimizer = self.model.optimizer
         if optimizer is not None and issubclass(optimizer, UNEVEN):
             raise ConfigError(
-                f"model {task_name(self.model.task)} has {optimizer.__name__}, and algorithm FedNova counts steps, "
+                f"model {fed.task_name(self.model.task)} has {optimizer.__name__}, and algorithm FedNova counts steps, "
                 "which must be of even length; use torch.optim.SGD, Adam or AdamW"
             )
         return server
 
-    def finish(self, client: Client) -> Update:
+    def finish(self, client: fed.Client) -> fed.Update:
         """The model, and one number."""
         update = super().finish(client)
         steps = torch.tensor(client.steps.steps, dtype=torch.float32, device=client.device)
         return replace(update, payload={**update.payload, LOCAL_STEPS: steps})
 
-    def reducer(self, server: Server) -> Reducer[Payload]:
+    def reducer(self, server: fed.Server) -> fed.Reducer[fed.Payload]:
         """A mean of normalised movements."""
         return NormalizedMean({n: server["model"][n] for n in self.model.split.shared}, self.weighting == "uniform")
 
-    def movement(self, server: Server, delta: Tensors, extra: Payload) -> tuple[Tensors, Tensors]:
+    def movement(self, server: fed.Server, delta: fed.Tensors, extra: fed.Payload) -> tuple[fed.Tensors, fed.Tensors]:
         """The combined movement times the learning rate."""
         return scaled(delta, self.server_lr), {"server/effective_steps": extra[LOCAL_STEPS]}
 
 
-class NormalizedMean(WeightedMean):
+class NormalizedMean(MovementMean):
     r"""The model :math:`w + \tau_{\mathrm{eff}} \sum_i p_i (x_i - w) / a_i`, in memory of one model.
 
     Tensors outside of the origin are averaged, including the clients' steps, which gives τ_eff.
-
-    Args:
-        origin: w by name; constant while the reducer works.
-        uniform: Weigh every client 1 instead of by ``update.weight``.
     """
 
-    def __init__(self, origin: dict[str, Tensor], uniform: bool = False) -> None:
-        super().__init__(uniform)
-        self.origin = origin
+    def measured(self, movement: fed.Tensors, payload: fed.Payload) -> fed.Tensors:
+        """A client's normalised movement, rounded to the parameters' type."""
+        steps = payload[LOCAL_STEPS]
+        directions = torch._foreach_div(list(movement.values()), torch.where(steps > 0, steps, torch.inf))
+        return dict(zip(movement, directions, strict=True))
 
-    def add(self, update: ClientUpdate) -> None:
-        """Add a client's normalised movement, without changing the update."""
-        payload: dict[str, Tensor] = dict(update.payload)
-        names = [name for name in payload if name in self.origin]
-        if names:
-            steps = payload[LOCAL_STEPS]
-            moved = torch._foreach_sub([payload[name].detach() for name in names], [self.origin[n] for n in names])
-            # Rounded to the parameters' type, an integer weight's product with it is exact in float64, and the sum
-            # independent of the clients' order.
-            directions = torch._foreach_div(moved, torch.where(steps > 0, steps, torch.inf))
-            payload.update(zip(names, directions, strict=True))
-        super().add(ClientUpdate(update.client_id, payload, update.weight))
-
-    def result(self, workers: Workers) -> Payload | None:
+    def result(self, workers: fed.Workers) -> fed.Payload | None:
         """The combined model, beside the means of everything else."""
         mean = super().result(workers)
         if mean is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.algorithm import Client, Terms
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.regularizers import NTD
@@ -35,6 +35,6 @@ class FedNTD(FedAvg):
         super().__init__(**kwargs)
         self.distillation = NTD(check_range("algorithm.beta", beta, least=0), positive("temperature", temperature))
 
-    def objective(self, client: Client, batch: Any) -> Terms:
+    def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """The task's loss and the distillation."""
-        return self.distillation.around(client, batch, super().objective)
+        return self.distillation.terms(client, batch, super().objective)

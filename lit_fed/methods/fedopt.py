@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_fed.algorithm import Payload, Server, Tensors
+import lit_fed.algorithm as fed
 from lit_fed.methods.server import ServerOptimizer, decay, positive, slot
 
 
@@ -49,7 +49,7 @@ class FedOpt(ServerOptimizer):
     def accumulate(self, v: list[Tensor], delta: list[Tensor]) -> None:
         """Update the second moments in place."""
 
-    def movement(self, server: Server, delta: Tensors, extra: Payload) -> tuple[Tensors, Tensors]:
+    def movement(self, server: fed.Server, delta: fed.Tensors, extra: fed.Payload) -> tuple[fed.Tensors, fed.Tensors]:
         """η m / (√v + τ)."""
         if not delta:
             return {}, {}

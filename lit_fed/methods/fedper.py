@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.algorithm import Model, Split, chosen_names, head_names
+import lit_fed.algorithm as fed
 from lit_fed.methods.fedavg import FedAvg
 
 
@@ -33,13 +33,17 @@ class FedPer(FedAvg):
         if personal is None:
             self.needs = self.needs | {"head", "body"}
 
-    def split(self, model: Model, round_idx: int) -> Split:
+    def split(self, model: fed.Model, round_idx: int) -> fed.Split:
         """The personal layers stay, all others travel."""
-        if self.personal is None:
-            personal = head_names(model, self.head)
-        else:
-            trained = [name for name in model.parameters if name not in model.fixed]
-            personal = chosen_names(
-                self.personal, trained, "algorithm.personal", "parameter that trains is called or begins so"
-            )
-        return Split(tuple(name for name in model.parameters if name not in personal), personal)
+        personal = chosen_layers(self, model, "personal")
+        return fed.Split(tuple(name for name in model.parameters if name not in personal), personal)
+
+
+def chosen_layers(method: FedAvg, model: fed.Model, setting: str) -> tuple[str, ...]:
+    """The parameters that a method's setting chooses by names and patterns; the task's head if it is null."""
+    patterns: list[str] | None = getattr(method, setting)
+    if patterns is None:
+        return fed.head_names(model, method.head)
+    trained = [name for name in model.parameters if name not in model.fixed]
+    where, missing = f"algorithm.{setting}", "parameter that trains is called or begins so"
+    return fed.chosen_names(patterns, trained, where, missing)

@@ -13,26 +13,7 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from lit_fed.algorithm import (
-    Algorithm,
-    Client,
-    ClientUpdate,
-    Cohort,
-    Model,
-    Pass,
-    Payload,
-    Phase,
-    Population,
-    Reducer,
-    Server,
-    Split,
-    Stage,
-    Tensors,
-    Terms,
-    Update,
-    WeightedMean,
-    head_of,
-)
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.losses import feature_distillation
@@ -44,7 +25,7 @@ AggregateT = TypeVar("AggregateT")
 PROTOTYPES, KNOWN, COUNTS = "prototypes", "known", "labels/counts"
 
 
-class Prototypes(Algorithm[AggregateT]):
+class Prototypes(fed.Algorithm[AggregateT]):
     r"""Clients send the mean features of their classes, and draw their features to the server's: :math:`\ell + \lambda
     \cdot \mathrm{mean}_d (f(x) - \bar C^y)^2`, a mean over the batch.
 
@@ -67,13 +48,13 @@ class Prototypes(Algorithm[AggregateT]):
 
     def adapt(self, task: LightningModule) -> None:
         """Make the head compare with prototypes in evaluation."""
-        head = head_of(task, self.head)
+        head = fed.head_of(task, self.head)
         if head is None or isinstance(head, PrototypeHead):
             return
         linear = linear_head(task, head, f"algorithm {type(self).__name__} compares the features of the head")
         put_head(task, head, PrototypeHead(linear))
 
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """Start without prototypes."""
         shapes = {kind: _head(model.task)[1].prototypes.shape for kind, model in models.items()}
         first, (classes, length) = next(iter(shapes.items()))
@@ -89,28 +70,28 @@ class Prototypes(Algorithm[AggregateT]):
         like = torch.empty(0, device=weight.device, dtype=torch.promote_types(weight.dtype, torch.float32))
         return {PROTOTYPES: like.new_zeros(classes, length), KNOWN: like.new_zeros(classes), "begun": False}
 
-    def split(self, model: Model, round_idx: int) -> Split:
+    def split(self, model: fed.Model, round_idx: int) -> fed.Split:
         """Everything stays, buffers too."""
-        return Split(shared=(), personal=tuple(model.parameters))
+        return fed.Split(shared=(), personal=tuple(model.parameters))
 
     # ------------------------------------------------------------------ client
 
-    def start(self, client: Client) -> Tensors:
+    def start(self, client: fed.Client) -> fed.Tensors:
         """The client's model with the newest prototypes."""
         place = _head(client.model.task)[0]
         newest = {f"{place}.{name}": tensor for name, tensor in client.received.items()}
         return {**super().start(client), **newest}
 
-    def phases(self, client: Client) -> list[Phase | Pass]:
+    def phases(self, client: fed.Client) -> list[fed.Phase | fed.Pass]:
         """Training, then the pass that gathers the prototypes."""
         phases = super().phases(client)
         if client.stage != "train":
             return phases
         classes, length = _head(client.model.task)[1].prototypes.shape
         example = {"sums": torch.empty(classes, length, device="meta"), COUNTS: torch.empty(classes, device="meta")}
-        return [*phases, Pass(PROTOTYPES, client.train_loader(), _gathered, gather="sum", example=example)]
+        return [*phases, fed.Pass(PROTOTYPES, client.train_loader(), _gathered, gather="sum", example=example)]
 
-    def objective(self, client: Client, batch: Any) -> Terms:
+    def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """The task's loss, and the distance to the prototypes."""
         terms = super().objective(client, batch)
         if KNOWN not in client.received or not self.lam:
@@ -120,24 +101,24 @@ class Prototypes(Algorithm[AggregateT]):
         near = torch.where(known, client.received[PROTOTYPES][y], f.detach())
         return {**terms, PROTOTYPES: self.lam * feature_distillation(f, near)}
 
-    def finish(self, client: Client) -> Update:
+    def finish(self, client: fed.Client) -> fed.Update:
         """The prototypes (C, d) and the samples of each class (C,)."""
         found = client.results[PROTOTYPES]
         counts = found[COUNTS]
-        return Update({PROTOTYPES: found["sums"] / counts.clamp(min=1).unsqueeze(1), COUNTS: counts})
+        return fed.Update({PROTOTYPES: found["sums"] / counts.clamp(min=1).unsqueeze(1), COUNTS: counts})
 
     # ------------------------------------------------------------------ server
 
-    def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
+    def broadcast(self, server: fed.Server, round_idx: int, kind: str, stage: fed.Stage = "train") -> fed.Payload:
         """The prototypes and the classes that have one, once there are any."""
         return {name: server[name] for name in (PROTOTYPES, KNOWN)} if server["begun"] else {}
 
-    def forecast(self, server: Server, round_idx: int, kind: str) -> Payload:
+    def forecast(self, server: fed.Server, round_idx: int, kind: str) -> fed.Payload:
         """Nothing in the first round."""
         return {name: server[name] for name in (PROTOTYPES, KNOWN)} if round_idx else {}
 
 
-class FedProto(Prototypes[Payload]):
+class FedProto(Prototypes[fed.Payload]):
     r"""`Prototypes`, whose server takes their mean by class: :math:`\bar C^c = \sum_i n_i^c C_i^c / \sum_i n_i^c`.
 
     Args:
@@ -157,11 +138,11 @@ class FedProto(Prototypes[Payload]):
         super().__init__(**kwargs)
         self.weighting = weighting
 
-    def reducer(self, server: Server) -> Reducer[Payload]:
+    def reducer(self, server: fed.Server) -> fed.Reducer[fed.Payload]:
         """Sums by class."""
         return ByClass(self.weighting == "uniform")
 
-    def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: fed.Payload, cohort: fed.Cohort) -> dict[str, float]:
         """Take the mean of every class that the round has."""
         weights = aggregate[COUNTS]
         found = weights > 0
@@ -171,7 +152,7 @@ class FedProto(Prototypes[Payload]):
         return {"server/prototypes": float(server[KNOWN].sum())}
 
 
-class ByClass(WeightedMean):
+class ByClass(fed.WeightedMean):
     """Means over clients of :math:`w_i^c C_i^c` and :math:`w_i^c`, in float64.
 
     Args:
@@ -182,7 +163,7 @@ class ByClass(WeightedMean):
         super().__init__(uniform=True)
         self._plain = plain
 
-    def add(self, update: ClientUpdate) -> None:
+    def add(self, update: fed.ClientUpdate) -> None:
         """Weigh a client's prototypes."""
         counts = update.payload[COUNTS].double()
         weights = (counts > 0).double() if self._plain else counts
@@ -224,7 +205,7 @@ def _head(task: LightningModule) -> tuple[str, PrototypeHead]:
     return next((name, module) for name, module in task.named_modules() if isinstance(module, PrototypeHead))
 
 
-def _gathered(client: Client, batch: Any) -> Tensors:
+def _gathered(client: fed.Client, batch: Any) -> fed.Tensors:
     """Sums of features by class (C, d), and samples of each class (C,), of a batch."""
     found, y = taught_features(client, batch, {}), client.targets(batch)
     classes = len(_head(client.model.task)[1].known)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.algorithm import Client, Terms
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.regularizers import Prox
@@ -34,6 +34,6 @@ class FedProx(FedAvg):
         super().__init__(**kwargs)
         self.prox = Prox(weight=check_range("algorithm.mu", mu, least=0))
 
-    def objective(self, client: Client, batch: Any) -> Terms:
+    def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """The task's loss and the distance to the global model."""
-        return self.prox.around(client, batch, super().objective)
+        return self.prox.terms(client, batch, super().objective)

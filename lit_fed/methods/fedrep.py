@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.algorithm import Client, Pass, Phase
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.methods.fedper import FedPer
 
@@ -34,11 +34,11 @@ class FedRep(FedPer):
         super().__init__(**kwargs)
         self.body_epochs = check_range("algorithm.body_epochs", body_epochs, least=1)
 
-    def phases(self, client: Client) -> list[Phase | Pass]:
+    def phases(self, client: fed.Client) -> list[fed.Phase | fed.Pass]:
         """The head, then the body; skip a part without parameters."""
         if client.stage != "train":
             return super().phases(client)
         split, work = client.model.split, client.work
-        head = Phase("head", client.train_loader(), epochs=work.epochs, steps=work.steps, trains=split.personal)
-        body = Phase("body", client.train_loader(), epochs=self.body_epochs, trains=split.shared)
+        head = fed.Phase("head", client.train_loader(), epochs=work.epochs, steps=work.steps, trains=split.personal)
+        body = fed.Phase("body", client.train_loader(), epochs=self.body_epochs, trains=split.shared)
         return [phase for phase in (head, body) if phase.trains]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from lit_fed.algorithm import Client, Model, Pass, Payload, Phase, Server, Split, Stage, Tensors, Terms, head_of
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.losses import balanced_softmax
 from lit_fed.methods.fedavg import FedAvg
@@ -52,45 +52,45 @@ class FedROD(FedAvg):
 
     def adapt(self, task: LightningModule) -> None:
         """Put the personal classifier, and the hyper-network, beside the task's head."""
-        head = head_of(task, self.head)
+        head = fed.head_of(task, self.head)
         if head is None or isinstance(head, TwoHeads):
             return
         linear = linear_head(task, head, "algorithm FedROD adds to the head")
         put_head(task, head, TwoHeads(linear, self.hidden))
 
-    def split(self, model: Model, round_idx: int) -> Split:
+    def split(self, model: fed.Model, round_idx: int) -> fed.Split:
         """A linear h_p stays; one that is made neither trains nor travels."""
         own = tuple(_names(model, "personal."))
         shared = tuple(name for name in model.parameters if name not in own)
-        return Split(shared, own) if self.hidden is None else Split(shared, frozen=own)
+        return fed.Split(shared, own) if self.hidden is None else fed.Split(shared, frozen=own)
 
     # ------------------------------------------------------------------ client
 
-    def start(self, client: Client) -> Tensors:
+    def start(self, client: fed.Client) -> fed.Tensors:
         """The global model with the client's h_p; the hyper-network makes it for a test."""
         look_up_counts(client)
         begun = super().start(client)
         if self.hidden is None or client.stage == "train":
             return begun
-        return {**begun, **dict(zip(_names(client.model, "personal."), _made(client, begun), strict=True))}
+        return {**begun, **dict(zip(_names(client.model, "personal."), _personal_head(client, begun), strict=True))}
 
-    def phases(self, client: Client) -> list[Phase | Pass]:
+    def phases(self, client: fed.Client) -> list[fed.Phase | fed.Pass]:
         """One phase; in fine-tuning it trains h_p, not the hyper-network."""
         phases = super().phases(client)
         for phase in phases if client.fine_tuning is not None and self.hidden is not None else ():
-            assert isinstance(phase, Phase), "as fine-tuning is"
+            assert isinstance(phase, fed.Phase), "as fine-tuning is"
             hyper = set(_names(client.model, "hyper."))
             phase.trains = [name for name in client.parameters if name not in hyper]
         return phases
 
-    def objective(self, client: Client, batch: Any) -> Terms:
+    def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """The generic and the personal loss, without parameters in common."""
         f, y, parameters = features(client, batch), client.targets(batch), client.parameters
         generic = F.linear(f, *(parameters[name] for name in _names(client.model, "generic.")))
         if self.hidden is None or client.stage != "train":
             own = [parameters[name] for name in _names(client.model, "personal.")]
         else:
-            own = _made(client, parameters)
+            own = _personal_head(client, parameters)
         personal = F.linear(f.detach(), *own)
         return {
             "generic": balanced_softmax(generic, y, own_counts(client, generic)),
@@ -99,7 +99,7 @@ class FedROD(FedAvg):
 
     # ------------------------------------------------------------------ server
 
-    def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
+    def broadcast(self, server: fed.Server, round_idx: int, kind: str, stage: fed.Stage = "train") -> fed.Payload:
         """The shared part; for tests also a linear h_p of 0, with which the global model predicts by z_g."""
         own = self.model.split.personal if stage == "test" else ()
         return {**super().broadcast(server, round_idx, kind, stage), **{name: server["model"][name] for name in own}}
@@ -129,13 +129,13 @@ class TwoHeads(nn.Module):
         return logits
 
 
-def _names(model: Model, part: str) -> list[str]:
+def _names(model: fed.Model, part: str) -> list[str]:
     """Names of the parameters of a part of the head: ``generic.``, ``personal.`` or ``hyper.``."""
     place = next(name for name, module in model.task.named_modules() if isinstance(module, TwoHeads))
     return [name for name in model.parameters if name.startswith(f"{place}.{part}")]
 
 
-def _made(client: Client, held: Mapping[str, Tensor]) -> list[Tensor]:
+def _personal_head(client: fed.Client, held: Mapping[str, Tensor]) -> list[Tensor]:
     """The weight (C, d) and the bias (C,), if h_g has one, that the hyper-network gives for the client's classes."""
     first, shift, second, shift_out = (held[name] for name in _names(client.model, "hyper."))
     counts = own_counts(client, first)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.algorithm import Client, Tensors, Terms
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.losses import restricted_softmax
 from lit_fed.methods.fedavg import FedAvg
@@ -39,12 +39,12 @@ class FedRS(FedAvg):
         super().__init__(**kwargs)
         self.alpha = check_range("algorithm.alpha", alpha, least=0, most=1)
 
-    def start(self, client: Client) -> Tensors:
+    def start(self, client: fed.Client) -> fed.Tensors:
         """The global model; look up the client's class counts."""
         look_up_counts(client)
         return super().start(client)
 
-    def objective(self, client: Client, batch: Any) -> Terms:
+    def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """The cross-entropy of the restricted softmax."""
         found = logits(client, batch)
         counts = own_counts(client, found)

@@ -12,21 +12,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from lit_fed.algorithm import (
-    Client,
-    Cohort,
-    Model,
-    Payload,
-    Population,
-    Server,
-    Stage,
-    Tensors,
-    Terms,
-    Update,
-    add_prefix,
-    split_prefix,
-    zeros_like,
-)
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.methods.fedavg import FedAvg
 
@@ -66,7 +52,7 @@ class FedSAM(FedAvg):
         super().__init__(weighting=weighting, **kwargs)
         self.rho = check_range("algorithm.rho", rho, least=0)
 
-    def terms(self, client: Client, batch: Any, public: bool = False) -> Terms:
+    def terms(self, client: fed.Client, batch: Any, public: bool = False) -> fed.Terms:
         """The objective at the perturbed weights."""
         if not self.rho or public:
             return super().terms(client, batch, public)
@@ -83,7 +69,7 @@ class FedSAM(FedAvg):
             return there
         return {name: self.share * term + (1 - self.share) * here[name] for name, term in there.items()}
 
-    def ascent(self, client: Client, gradients: Tensors) -> Tensors:
+    def ascent(self, client: fed.Client, gradients: fed.Tensors) -> fed.Tensors:
         """The perturbation by parameter name, from the gradients at w."""
         return scaled_to(self.rho, gradients)
 
@@ -120,30 +106,30 @@ class MoFedSAM(FedSAM):
         super().__init__(rho, weighting, **kwargs)
         self.alpha = check_range("algorithm.alpha", alpha, above=0, most=1)
 
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """Start with Δ = 0."""
         server = super().setup(models, population)
-        return {**server, "movement": zeros_like(self.model.tensors(self.model.split.shared))}
+        return {**server, "movement": fed.zeros_like(self.model.tensors(self.model.split.shared))}
 
-    def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
+    def broadcast(self, server: fed.Server, round_idx: int, kind: str, stage: fed.Stage = "train") -> fed.Payload:
         """The global model and, for training, Δ."""
         model = super().broadcast(server, round_idx, kind, stage)
-        return {**model, **add_prefix(MOVEMENT, server["movement"])} if stage == "train" else model
+        return {**model, **fed.add_prefix(MOVEMENT, server["movement"])} if stage == "train" else model
 
-    def correct(self, client: Client, gradients: Tensors) -> Tensors:
+    def correct(self, client: fed.Client, gradients: fed.Tensors) -> fed.Tensors:
         """Mix each gradient with Δ."""
-        movement, _ = split_prefix(MOVEMENT, client.received)
+        movement, _ = fed.split_prefix(MOVEMENT, client.received)
         mixed = {n: self.alpha * gradients[n] + (1 - self.alpha) * d for n, d in movement.items() if n in gradients}
         return {**gradients, **mixed}
 
-    def finish(self, client: Client) -> Update:
+    def finish(self, client: fed.Client) -> fed.Update:
         """Send the model and ηK."""
         made = super().finish(client)
         exact = torch.promote_types(next(iter(client.parameters.values())).dtype, torch.float32)
         distance = torch.tensor(client.steps.distance, device=client.device, dtype=exact)
         return replace(made, payload={**made.payload, DISTANCE: distance})
 
-    def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: fed.Payload, cohort: fed.Cohort) -> dict[str, float]:
         """Measure Δ, then average."""
         model = {name: tensor for name, tensor in aggregate.items() if name != DISTANCE}
         for name, movement in server["movement"].items():
@@ -151,7 +137,7 @@ class MoFedSAM(FedSAM):
         return super().step(server, model, cohort)
 
 
-def scaled_to(length: float, tensors: Tensors) -> Tensors:
+def scaled_to(length: float, tensors: fed.Tensors) -> fed.Tensors:
     """Tensors scaled to a norm over all of them together; 0 where they are."""
     norm = torch.stack([tensor.norm() for tensor in tensors.values()]).norm().clamp_min(_SMALLEST_NORM)
     return {name: length * tensor / norm for name, tensor in tensors.items()}

@@ -10,20 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from lit_fed.algorithm import (
-    Client,
-    Cohort,
-    Model,
-    Payload,
-    Population,
-    Server,
-    Stage,
-    Tensors,
-    Update,
-    add_prefix,
-    split_prefix,
-    zeros_like,
-)
+import lit_fed.algorithm as fed
 from lit_fed.methods.feddyn import FedDyn
 from lit_fed.methods.fedsam import FedSAM, scaled_to
 
@@ -65,20 +52,20 @@ class FedSMOO(FedSAM, FedDyn):
 
     # ------------------------------------------------------------------ client
 
-    def initial_state(self, client: Client) -> Tensors:
+    def initial_state(self, client: fed.Client) -> fed.Tensors:
         """FedDyn's dual variable, and μ_i = 0."""
         shared = client.model.tensors(client.model.split.shared)
-        return {**super().initial_state(client), **add_prefix(MU, zeros_like(shared))}
+        return {**super().initial_state(client), **fed.add_prefix(MU, fed.zeros_like(shared))}
 
-    def start(self, client: Client) -> Tensors:
+    def start(self, client: fed.Client) -> fed.Tensors:
         """The global model; μ_i begins where it ended."""
-        mu = split_prefix(MU, client.state)[0]
-        client.results |= {_MU: mu, _LAST: zeros_like(mu)}
+        mu = fed.split_prefix(MU, client.state)[0]
+        client.results |= {_MU: mu, _LAST: fed.zeros_like(mu)}
         return super().start(client)
 
-    def ascent(self, client: Client, gradients: Tensors) -> Tensors:
+    def ascent(self, client: fed.Client, gradients: fed.Tensors) -> fed.Tensors:
         """The perturbation ŝ_i; moves μ_i."""
-        mu, (common, _) = client.results.get(_MU, {}), split_prefix(COMMON, client.received)
+        mu, (common, _) = client.results.get(_MU, {}), fed.split_prefix(COMMON, client.received)
         pulls = {name: tensor + common[name] if name in common else tensor for name, tensor in mu.items()}
         found = scaled_to(self.rho, {name: g - pulls[name] if name in pulls else g for name, g in gradients.items()})
         moved = {name: mu[name] + found[name] for name in mu if name in found}
@@ -86,27 +73,27 @@ class FedSMOO(FedSAM, FedDyn):
         client.results[_LAST] = {name: found[name] for name in moved}
         return found
 
-    def finish(self, client: Client) -> Update:
+    def finish(self, client: fed.Client) -> fed.Update:
         """Send the model and μ_i − ŝ_i; keep both dual variables."""
         made, mu, last = super().finish(client), client.results[_MU], client.results[_LAST]
-        sent = add_prefix(COMMON, {name: t - last[name] if name in last else t for name, t in mu.items()})
-        return replace(made, payload={**made.payload, **sent}, state={**made.state, **add_prefix(MU, mu)})
+        sent = fed.add_prefix(COMMON, {name: t - last[name] if name in last else t for name, t in mu.items()})
+        return replace(made, payload={**made.payload, **sent}, state={**made.state, **fed.add_prefix(MU, mu)})
 
     # ------------------------------------------------------------------ server
 
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """Start with s = 0."""
         server = super().setup(models, population)
-        return {**server, "perturbation": zeros_like(self.model.tensors(self.model.split.shared))}
+        return {**server, "perturbation": fed.zeros_like(self.model.tensors(self.model.split.shared))}
 
-    def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
+    def broadcast(self, server: fed.Server, round_idx: int, kind: str, stage: fed.Stage = "train") -> fed.Payload:
         """The global model and, for training, s."""
         model = super().broadcast(server, round_idx, kind, stage)
-        return {**model, **add_prefix(COMMON, server["perturbation"])} if stage == "train" else model
+        return {**model, **fed.add_prefix(COMMON, server["perturbation"])} if stage == "train" else model
 
-    def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: fed.Payload, cohort: fed.Cohort) -> dict[str, float]:
         """Move s, then the model as FedDyn."""
-        duals, model = split_prefix(COMMON, aggregate)
+        duals, model = fed.split_prefix(COMMON, aggregate)
         for name, tensor in scaled_to(self.rho, duals).items():
             server["perturbation"][name].copy_(tensor)
         return super().step(server, model, cohort)

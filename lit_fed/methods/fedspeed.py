@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from lit_fed.algorithm import Client, Cohort, Model, Payload, Population, Server, Update, split_prefix
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.methods.feddyn import DUAL, FedDyn
 from lit_fed.methods.fedsam import FedSAM
@@ -52,17 +52,17 @@ class FedSpeed(FedSAM, FedDyn):
         self.share = check_range("algorithm.alpha", alpha, least=0, most=1)
         self.alpha = positive("lam", lam)  # FedDyn's α
 
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """Start as FedAvg: the server has no state of its own."""
         return super(FedDyn, self).setup(models, population)
 
-    def finish(self, client: Client) -> Update:
+    def finish(self, client: fed.Client) -> fed.Update:
         """Send the corrected model; keep the updated correction."""
         made = super().finish(client)
-        dual = split_prefix(DUAL, made.state)[0]
+        dual = fed.split_prefix(DUAL, made.state)[0]
         corrected = {name: made.payload[name] - tensor / self.alpha for name, tensor in dual.items()}
         return replace(made, payload={**made.payload, **corrected})
 
-    def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: fed.Payload, cohort: fed.Cohort) -> dict[str, float]:
         """Average."""
         return super(FedDyn, self).step(server, aggregate, cohort)

@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_fed.algorithm import ClientUpdate, Cohort, Gather, Model, Population, Reducer, Server
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.methods.fedproto import COUNTS, KNOWN, PROTOTYPES, Prototypes
 from lit_fed.methods.server import positive
 from lit_fed.seeding import derive_seed, torch_generator
 
 
-class FedTGP(Prototypes[list[ClientUpdate]]):
+class FedTGP(Prototypes[list[fed.ClientUpdate]]):
     r"""`lit_fed.methods.fedproto.Prototypes` that the server trains to lie apart.
 
     A network of the server makes every class's prototype from an embedding, :math:`\hat P_c = \mathrm{MLP}(e_c)`, and
@@ -61,7 +61,7 @@ class FedTGP(Prototypes[list[ClientUpdate]]):
         self.margin = check_range("algorithm.margin", margin, least=0)
         self.server_lr = positive("server_lr", server_lr)
 
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """Start with random embeddings and layers."""
         server = super().setup(models, population)
         classes, length = server[PROTOTYPES].shape
@@ -73,11 +73,11 @@ class FedTGP(Prototypes[list[ClientUpdate]]):
         self.generator = made.to(server[PROTOTYPES])
         return {**server, "generator": {name: tensor.clone() for name, tensor in made.state_dict().items()}}
 
-    def reducer(self, server: Server) -> Reducer[list[ClientUpdate]]:
+    def reducer(self, server: fed.Server) -> fed.Reducer[list[fed.ClientUpdate]]:
         """Every client's prototypes."""
-        return Gather()
+        return fed.Gather()
 
-    def step(self, server: Server, aggregate: list[ClientUpdate], cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: list[fed.ClientUpdate], cohort: fed.Cohort) -> dict[str, float]:
         """Train the network on the round's prototypes, and make all classes' prototypes."""
         sent = [update.payload[PROTOTYPES][update.payload[COUNTS] > 0] for update in aggregate]
         points = torch.cat(sent).to(server[PROTOTYPES])

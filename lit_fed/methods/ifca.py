@@ -13,24 +13,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from lit_fed.algorithm import (
-    Client,
-    ClientUpdate,
-    Cohort,
-    Model,
-    Payload,
-    Population,
-    Reducer,
-    Server,
-    Stage,
-    Tensors,
-    Update,
-    WeightedMean,
-    add_prefix,
-    batch_size_of,
-    map_tensors,
-    split_prefix,
-)
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.methods.fedavg import FedAvg
@@ -69,18 +52,18 @@ class IFCA(FedAvg):
         super().__init__(weighting, **kwargs)
         self.clusters = check_range("algorithm.clusters", clusters, least=1)
 
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """Start with K different models."""
-        first: Tensors = super().setup(models, population)["model"]
+        first: fed.Tensors = super().setup(models, population)["model"]
         made = [first, *(self._anew(derive_seed(population.seed, "IFCA", k)) for k in range(1, self.clusters))]
         if any(all(torch.equal(one[name], first[name]) for name in self.model.parameters) for one in made[1:]):
             raise ConfigError(
                 "algorithm IFCA begins with models of different weights, and no module of the network has "
                 "reset_parameters; define it, or set algorithm.clusters to 1"
             )
-        return add_prefix(CLUSTERS, {name: torch.stack([one[name] for one in made]) for name in first})
+        return fed.add_prefix(CLUSTERS, {name: torch.stack([one[name] for one in made]) for name in first})
 
-    def _anew(self, seed: int) -> Tensors:
+    def _anew(self, seed: int) -> fed.Tensors:
         model = self.model
         device = next(iter(model.parameters.values())).device
         with model.preserved(), torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -92,9 +75,9 @@ class IFCA(FedAvg):
 
     # ------------------------------------------------------------------ client
 
-    def start(self, client: Client) -> Tensors:
+    def start(self, client: fed.Client) -> fed.Tensors:
         """The model with the lowest loss on the client's training data."""
-        stacks = split_prefix(CLUSTERS, client.received)[0]
+        stacks = fed.split_prefix(CLUSTERS, client.received)[0]
         models = [{name: stack[k] for name, stack in stacks.items()} for k in range(self.clusters)]
         found = self._losses(client, models) if client.data is not None and self.clusters > 1 else [0.0]
         chosen = min(range(len(found)), key=found.__getitem__)
@@ -102,39 +85,39 @@ class IFCA(FedAvg):
         client.results[CHOSEN] = {CHOSEN: hot}
         return {**super().start(client), **models[chosen]}
 
-    def _losses(self, client: Client, models: list[Tensors]) -> list[float]:
+    def _losses(self, client: fed.Client, models: list[fed.Tensors]) -> list[float]:
         """Sums of each model's losses over the client's samples."""
         sums = torch.zeros(len(models), dtype=torch.float64, device=client.device)
         for batch in client.train_loader():
-            here = map_tensors(batch, lambda tensor: tensor.to(client.device))
+            here = fed.map_tensors(batch, lambda tensor: tensor.to(client.device))
             losses = [loss.double() for model in models if (loss := client.teach(here, model).loss) is not None]
             if losses:  # the task may skip a batch
-                sums += batch_size_of(here) * torch.stack(losses)
+                sums += fed.batch_size_of(here) * torch.stack(losses)
         found: list[float] = sums.tolist()
         return found
 
-    def finish(self, client: Client) -> Update:
+    def finish(self, client: fed.Client) -> fed.Update:
         """Send the model and its cluster."""
         made = super().finish(client)
         return replace(made, payload={**made.payload, **client.results[CHOSEN]})
 
     # ------------------------------------------------------------------ server
 
-    def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
+    def broadcast(self, server: fed.Server, round_idx: int, kind: str, stage: fed.Stage = "train") -> fed.Payload:
         """The models of all clusters."""
         return {f"{CLUSTERS}{name}": server[CLUSTERS + name] for name in self.model.shared_names("down")}
 
-    def reducer(self, server: Server) -> Reducer[Payload]:
+    def reducer(self, server: fed.Server) -> fed.Reducer[fed.Payload]:
         """Sums by cluster."""
         return ByCluster(self.weighting == "uniform")
 
-    def arrive(self, update: ClientUpdate, begun: Payload, server: Server) -> ClientUpdate:
+    def arrive(self, update: fed.ClientUpdate, begun: fed.Payload, server: fed.Server) -> fed.ClientUpdate:
         """A stale client's movement, added to its cluster's present model."""
         k = int(update.payload[CHOSEN].argmax())
-        models = [{n: t[k] for n, t in split_prefix(CLUSTERS, held)[0].items()} for held in (begun, server)]
+        models = [{n: t[k] for n, t in fed.split_prefix(CLUSTERS, held)[0].items()} for held in (begun, server)]
         return self.moved(update, models[0], {"model": models[1]})
 
-    def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: fed.Payload, cohort: fed.Cohort) -> dict[str, float]:
         """Replace the models of the clusters that the round has."""
         shares = aggregate[CHOSEN]
         found = shares > 0
@@ -146,10 +129,10 @@ class IFCA(FedAvg):
         return {"server/clusters": float(found.sum())}
 
 
-class ByCluster(WeightedMean):
+class ByCluster(fed.WeightedMean):
     """Means of every tensor times the one-hot cluster, (K, …), in float64, and of the one-hot cluster (K,)."""
 
-    def add(self, update: ClientUpdate) -> None:
+    def add(self, update: fed.ClientUpdate) -> None:
         """Put a client's tensors into its cluster's row."""
         hot = update.payload[CHOSEN].double()
         rows = {n: hot.view(-1, *[1] * t.dim()) * t.double() for n, t in update.payload.items() if n != CHOSEN}

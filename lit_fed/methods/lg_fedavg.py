@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.algorithm import Model, Split, chosen_names, head_names
+import lit_fed.algorithm as fed
 from lit_fed.methods.fedavg import FedAvg
+from lit_fed.methods.fedper import chosen_layers
 
 
 class LGFedAvg(FedAvg):
@@ -37,15 +38,9 @@ class LGFedAvg(FedAvg):
         if shared is None:
             self.needs = self.needs | {"head", "body"}
 
-    def split(self, model: Model, round_idx: int) -> Split:
+    def split(self, model: fed.Model, round_idx: int) -> fed.Split:
         """The named layers travel, all others stay."""
-        if self.shared is None:
-            shared = head_names(model, self.head)
-        else:
-            trained = [name for name in model.parameters if name not in model.fixed]
-            shared = chosen_names(
-                self.shared, trained, "algorithm.shared", "parameter that trains is called or begins so"
-            )
+        shared = chosen_layers(self, model, "shared")
         modules = {name.rpartition(".")[0] for name in shared}
         buffers = tuple(name for name in model.buffers if name.rpartition(".")[0] not in modules)
-        return Split(shared, tuple(name for name in model.parameters if name not in shared), buffers=buffers)
+        return fed.Split(shared, tuple(name for name in model.parameters if name not in shared), buffers=buffers)

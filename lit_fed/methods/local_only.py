@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lit_fed.algorithm import Algorithm, Cohort, Model, Payload, Population, Reducer, Server, Split, Stage, WeightedMean
+import lit_fed.algorithm as fed
 
 
-class LocalOnly(Algorithm[Payload]):
+class LocalOnly(fed.Algorithm[fed.Payload]):
     """Clients keep everything, buffers too, and send nothing.
 
     Each client starts from the same initial model. There is no global model; `ClientTest` tests each client's model.
@@ -18,22 +18,22 @@ class LocalOnly(Algorithm[Payload]):
 
     needs = frozenset()
 
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """An empty server state."""
         return {}
 
-    def split(self, model: Model, round_idx: int) -> Split:
+    def split(self, model: fed.Model, round_idx: int) -> fed.Split:
         """Everything stays."""
-        return Split(shared=(), personal=tuple(model.parameters))
+        return fed.Split(shared=(), personal=tuple(model.parameters))
 
-    def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
+    def broadcast(self, server: fed.Server, round_idx: int, kind: str, stage: fed.Stage = "train") -> fed.Payload:
         """Nothing."""
         return {}
 
-    def reducer(self, server: Server) -> Reducer[Payload]:
+    def reducer(self, server: fed.Server) -> fed.Reducer[fed.Payload]:
         """A mean of nothing."""
-        return WeightedMean()
+        return fed.WeightedMean()
 
-    def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: fed.Payload, cohort: fed.Cohort) -> dict[str, float]:
         """Never called, because clients send no tensors."""
         return {}

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lit_fed.algorithm import Client, Model, Regularizer, Tensors, Terms, Update, add_prefix, split_prefix
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.losses import model_contrast
 from lit_fed.methods.fedavg import FedAvg
@@ -47,21 +47,21 @@ class Moon(FedAvg):
         super().__init__(**kwargs)
         self.contrast = Contrast(check_range("algorithm.mu", mu, least=0), positive("temperature", temperature))
 
-    def initial_state(self, client: Client) -> Tensors:
+    def initial_state(self, client: fed.Client) -> fed.Tensors:
         """The initial model."""
-        return add_prefix(PREVIOUS, {name: client.model.initial[name] for name in _kept(client.model)})
+        return fed.add_prefix(PREVIOUS, {name: client.model.initial[name] for name in _unfrozen(client.model)})
 
-    def objective(self, client: Client, batch: Any) -> Terms:
+    def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """The task's loss and the contrast."""
-        return self.contrast.around(client, batch, super().objective)
+        return self.contrast.terms(client, batch, super().objective)
 
-    def finish(self, client: Client) -> Update:
+    def finish(self, client: fed.Client) -> fed.Update:
         """Send the model, and keep it as the previous one."""
-        previous = client.model.tensors(_kept(client.model))
-        return replace(super().finish(client), state=add_prefix(PREVIOUS, previous))
+        previous = client.model.tensors(_unfrozen(client.model))
+        return replace(super().finish(client), state=fed.add_prefix(PREVIOUS, previous))
 
 
-class Contrast(Regularizer):
+class Contrast(fed.Regularizer):
     """The contrast between the global and the client's previous model.
 
     Args:
@@ -76,12 +76,12 @@ class Contrast(Regularizer):
         super().__init__(weight)
         self.temperature = temperature
 
-    def term(self, client: Client, batch: Any) -> Tensor:
+    def term(self, client: fed.Client, batch: Any) -> Tensor:
         """The mean over the batch."""
-        previous = split_prefix(PREVIOUS, client.state)[0]
+        previous = fed.split_prefix(PREVIOUS, client.state)[0]
         near, far = taught_features(client, batch), taught_features(client, batch, previous)
         return model_contrast(features(client, batch), near, far, self.temperature)
 
 
-def _kept(model: Model) -> Iterable[str]:
+def _unfrozen(model: fed.Model) -> Iterable[str]:
     return (name for name in model.names if name not in model.split.frozen)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.algorithm import Client, Tensors, Terms, halve_batch
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.methods.fedavg import FedAvg
 
@@ -44,15 +44,15 @@ class PerFedAvg(FedAvg):
         self.alpha = check_range("algorithm.alpha", alpha, least=0)
         self.first_order = first_order
 
-    def terms(self, client: Client, batch: Any, public: bool = False) -> Terms:
+    def terms(self, client: fed.Client, batch: Any, public: bool = False) -> fed.Terms:
         """The objective on the second half, after the step on the first."""
         if client.stage == "personal":
             return super().terms(client, batch, public)
-        first, second = halve_batch(batch)
+        first, second = fed.halve_batch(batch)
         with client.at(self._ahead(client, first)):
             return super().terms(client, second, public)
 
-    def _ahead(self, client: Client, batch: Any) -> Tensors:
+    def _ahead(self, client: fed.Client, batch: Any) -> fed.Tensors:
         """The parameters after one gradient step on a batch; empty if the task skips it."""
         with client.muted():
             loss = client.run(batch).loss

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from lit_fed.algorithm import Client, Cohort, Payload, Server, Tensors, Terms, Update, add_prefix, split_prefix
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.losses import proximal
 from lit_fed.methods.fedavg import FedAvg
@@ -66,17 +66,17 @@ class PFedMe(FedAvg):
         self.personal_lr = positive("personal_lr", personal_lr)
         self.beta = positive("beta", beta)
 
-    def initial_state(self, client: Client) -> Tensors:
+    def initial_state(self, client: fed.Client) -> fed.Tensors:
         """The initial model."""
-        return add_prefix(OWN, {name: client.model.initial[name] for name in client.model.split.shared})
+        return fed.add_prefix(OWN, {name: client.model.initial[name] for name in client.model.split.shared})
 
-    def start(self, client: Client) -> Tensors:
+    def start(self, client: fed.Client) -> fed.Tensors:
         """The global model for training, θ for tests."""
         begun = super().start(client)
-        own = split_prefix(OWN, client.state)[0]
+        own = fed.split_prefix(OWN, client.state)[0]
         return begun if client.stage == "train" or client.is_new else {**begun, **own}
 
-    def objective(self, client: Client, batch: Any) -> Terms:
+    def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """Move θ; then the envelope, whose gradient at w is λ(w − θ)."""
         if client.stage != "train":
             return super().objective(client, batch)
@@ -97,12 +97,12 @@ class PFedMe(FedAvg):
         client.results[OWN] = own
         return {"envelope": self.lam * proximal((client.parameters[name] for name in shared), own.values())}
 
-    def finish(self, client: Client) -> Update:
+    def finish(self, client: fed.Client) -> fed.Update:
         """Send w; keep θ."""
-        own = client.results.get(OWN) or split_prefix(OWN, client.state)[0]
-        return replace(super().finish(client), state=add_prefix(OWN, own))
+        own = client.results.get(OWN) or fed.split_prefix(OWN, client.state)[0]
+        return replace(super().finish(client), state=fed.add_prefix(OWN, own))
 
-    def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: fed.Payload, cohort: fed.Cohort) -> dict[str, float]:
         """Move by β towards the mean; buffers are the mean."""
         model, shared = server["model"], self.model.split.shared
         moved = {name: torch.lerp(model[name], aggregate[name], self.beta) for name in shared}

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.algorithm import Client, LocalLoop, Regularizer, Terms
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.losses import resolution_distillation
@@ -26,7 +26,7 @@ from lit_fed.protocols import EvalSubset, Evaluation, Federation, Protocol, glob
 Truth = Literal["top", "every"]
 
 
-class RAF(Regularizer):
+class RAF(fed.Regularizer):
     r"""Distillation from each of a batch's resolutions to the next lower one, over any method's objective.
 
     :math:`\mathcal{L}_{\mathrm{task}}(y^{(0)}) + \alpha \sum_{i \ge 1} \mathrm{mean}\bigl(\mathrm{sg}(y^{(i-1)}) -
@@ -77,14 +77,14 @@ class RAF(Regularizer):
         if gamma:
             self.needs = self.needs | {"no_decay"}
 
-    def around(self, client: Client, batch: Any, below: Callable[[Client, Any], Terms]) -> Terms:
+    def terms(self, client: fed.Client, batch: Any, objective: Callable[[fed.Client, Any], fed.Terms]) -> fed.Terms:
         """The terms of the objective below, at the top or at every resolution, the distillation, and the decay."""
-        terms, levels = below(client, batch), client.levels(batch)
+        terms, levels = objective(client, batch), client.levels(batch)
         share = 1.0
         if self.truth == "every" and levels:
             share = 1.0 / (1 + len(levels))
             with client.muted():  # the task logs the client's own resolution only
-                terms_by_level = [terms, *(below(client, level) for level in levels)]
+                terms_by_level = [terms, *(objective(client, level) for level in levels)]
             if not any(map(_skipped, terms_by_level)):
                 terms = {
                     name: share * torch.stack([terms_there[name] for terms_there in terms_by_level]).sum()
@@ -103,7 +103,7 @@ class RAF(Regularizer):
             terms["l2"] = 0.5 * self.gamma / numbers * total
         return terms
 
-    def term(self, client: Client, batch: Any) -> Tensor:
+    def term(self, client: fed.Client, batch: Any) -> Tensor:
         """The sum over neighbouring resolutions of the distance of the lower one's outputs to the higher one's."""
         teacher, distances = logits(client, batch), []
         weigh: Any = getattr(client.model.task, "map_weights", None)
@@ -147,9 +147,9 @@ class FedRAF(FedAvg):
         self.raf = RAF(check_range("algorithm.alpha", alpha, least=0), gamma, truth, upsampling=upsampling)
         self.needs = self.raf.needs
 
-    def objective(self, client: Client, batch: Any) -> Terms:
+    def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """The task's loss, the distillation and the decay."""
-        return self.raf.around(client, batch, super().objective)
+        return self.raf.terms(client, batch, super().objective)
 
 
 class ClusterTest(Protocol):
@@ -222,13 +222,13 @@ def _groups(federation: Federation) -> dict[str, list[str]]:
 
 
 @torch.no_grad()
-def _features(loop: LocalLoop, loader: Iterable[Any]) -> Tensor:
+def _features(loop: fed.LocalLoop, loader: Iterable[Any]) -> Tensor:
     """The task's features of all batches, (n, d)."""
     task: Any = loop.model.task
     with loop.mode("predict"), loop.autocast():
         return torch.cat([task.test_features(batch) for batch in loop.batches(loader)])
 
 
-def _skipped(terms: Terms) -> bool:
+def _skipped(terms: fed.Terms) -> bool:
     """Whether the task skips the batch by returning None."""
     return any(cast("Tensor | None", term) is None for term in terms.values())

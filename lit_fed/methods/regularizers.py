@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_fed.algorithm import Client, Regularizer
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.losses import feature_distillation, knowledge_distillation, not_true_distillation, proximal
 
 
-class Prox(Regularizer):
+class Prox(fed.Regularizer):
     r"""Distance between the weights, :math:`\tfrac12\|w - w_g\|^2` over the parameters the server sent.
 
     Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: "Federated Optimization in Heterogeneous Networks", MLSys 2020, Eq. 2;
@@ -29,13 +29,13 @@ class Prox(Regularizer):
 
     name = "prox"
 
-    def term(self, client: Client, batch: Any) -> Tensor:
+    def term(self, client: fed.Client, batch: Any) -> Tensor:
         """Half the squared distance."""
         anchor = client.anchor
         return proximal((client.parameters[name] for name in anchor), anchor.values())
 
 
-class KD(Regularizer):
+class KD(fed.Regularizer):
     """Distillation of the softened class probabilities; see `lit_fed.losses.knowledge_distillation`.
 
     Args:
@@ -54,7 +54,7 @@ class KD(Regularizer):
         super().__init__(weight, objective_weight)
         self.temperature = check_range(f"{type(self).__name__}.temperature", temperature, above=0)
 
-    def term(self, client: Client, batch: Any) -> Tensor:
+    def term(self, client: fed.Client, batch: Any) -> Tensor:
         """τ² times the divergence from the teacher."""
         return knowledge_distillation(logits(client, batch), taught_logits(client, batch), self.temperature)
 
@@ -65,13 +65,13 @@ class NTD(KD):
     name = "ntd"
     needs = frozenset({"loss", "logits", "targets"})
 
-    def term(self, client: Client, batch: Any) -> Tensor:
+    def term(self, client: fed.Client, batch: Any) -> Tensor:
         """τ² times the divergence over the C − 1 not-true classes."""
         y = client.targets(batch)
         return not_true_distillation(logits(client, batch), taught_logits(client, batch), y, self.temperature)
 
 
-class LD(Regularizer):
+class LD(fed.Regularizer):
     """Mean squared error between the logits, over batch and classes; a regression's predictions serve as well.
 
     Kim, Oh, Kim, Cho, Yun: "Comparing Kullback-Leibler Divergence and Mean Squared Error Loss in Knowledge
@@ -81,18 +81,18 @@ class LD(Regularizer):
     name = "ld"
     needs = frozenset({"loss", "outputs"})
 
-    def term(self, client: Client, batch: Any) -> Tensor:
+    def term(self, client: fed.Client, batch: Any) -> Tensor:
         """The mean over B × C."""
         return F.mse_loss(logits(client, batch), taught_logits(client, batch))
 
 
-class FD(Regularizer):
+class FD(fed.Regularizer):
     """Distance between the raw features; see `lit_fed.losses.feature_distillation`."""
 
     name = "fd"
     needs = frozenset({"loss", "features", "body"})
 
-    def term(self, client: Client, batch: Any) -> Tensor:
+    def term(self, client: fed.Client, batch: Any) -> Tensor:
         """The mean over B × d."""
         return feature_distillation(features(client, batch), taught_features(client, batch))
 
@@ -103,22 +103,22 @@ def declared(outputs: Tensor | None) -> Tensor:
     return outputs
 
 
-def logits(client: Client, batch: Any) -> Tensor:
+def logits(client: fed.Client, batch: Any) -> Tensor:
     """The client's logits (B, C)."""
     return declared(client.run(batch).logits)
 
 
-def features(client: Client, batch: Any) -> Tensor:
+def features(client: fed.Client, batch: Any) -> Tensor:
     """The client's features (B, d)."""
     return declared(client.run(batch).features)
 
 
-def taught_logits(client: Client, batch: Any) -> Tensor:
+def taught_logits(client: fed.Client, batch: Any) -> Tensor:
     """The downloaded model's logits (B, C)."""
     return declared(client.teach(batch).logits)
 
 
-def taught_features(client: Client, batch: Any, tensors: Any = None) -> Tensor:
+def taught_features(client: fed.Client, batch: Any, tensors: Any = None) -> Tensor:
     """Features (B, d) of the downloaded model, or of a model with other tensors."""
     return declared(client.teach(batch, tensors).features)
 
@@ -130,14 +130,14 @@ def taught_features(client: Client, batch: Any, tensors: Any = None) -> Tensor:
 _RESULT = "classes"  # in a client's results, so that groups stack them
 
 
-def look_up_counts(client: Client) -> None:
+def look_up_counts(client: fed.Client) -> None:
     """Keep the client's class counts for its work; a plain ``lightning.Trainer`` has none."""
     if client.data is not None:
         counts = torch.from_numpy(client.population.census.class_counts(client.id)).to(client.device)
         client.results[_RESULT] = {"counts": counts}
 
 
-def own_counts(client: Client, logits: Tensor) -> Tensor:
+def own_counts(client: fed.Client, logits: Tensor) -> Tensor:
     """The client's samples of each class, (C,), for logits (B, C); equal under a plain ``lightning.Trainer``."""
     if _RESULT not in client.results:
         return torch.ones(logits.shape[1], dtype=torch.int64, device=logits.device)

@@ -11,29 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from lit_fed.algorithm import (
-    NEEDS,
-    ByPrefix,
-    Client,
-    Cohort,
-    EffectiveSteps,
-    Model,
-    Pass,
-    Payload,
-    Phase,
-    Population,
-    Reducer,
-    Server,
-    Stage,
-    Tensors,
-    Update,
-    WeightedMean,
-    add_prefix,
-    head_names,
-    split_prefix,
-    task_name,
-    zeros_like,
-)
+import lit_fed.algorithm as fed
 from lit_fed.errors import ConfigError
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.server import positive
@@ -99,18 +77,18 @@ class Scaffold(FedAvg):
         self.server_lr = positive("server_lr", server_lr)
         self.needs = self.needs | ({"loss"} if option == 1 else set()) | ({"head"} if freeze_head else set())
 
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """Start with a control variate of zeros."""
         server = super().setup(models, population)
         self._reads = self._choose_option(population) == 1
-        names = head_names(self.model, self.head) if self.freeze_head else ()
+        names = fed.head_names(self.model, self.head) if self.freeze_head else ()
         self._head = {name for name in names if self.model.parameters[name].ndim > 1}  # its weight, not its bias
-        return {**server, "control": zeros_like(self.model.tensors(self.model.split.shared))}
+        return {**server, "control": fed.zeros_like(self.model.tensors(self.model.split.shared))}
 
-    def _choose_option(self, population: Population) -> int:
+    def _choose_option(self, population: fed.Population) -> int:
         """The option for the task's optimizer; 2 where nothing trains, because both send the same."""
-        task, optimizer = task_name(self.model.task), self.model.optimizer
-        if optimizer is None or EffectiveSteps.measures(optimizer):
+        task, optimizer = fed.task_name(self.model.task), self.model.optimizer
+        if optimizer is None or fed.EffectiveSteps.measures(optimizer):
             option = self.option or 2
         elif self.option == 2:
             raise ConfigError(
@@ -120,7 +98,7 @@ class Scaffold(FedAvg):
         elif not self.model.task.automatic_optimization:
             raise ConfigError(
                 f"model {task} optimises by hand with {optimizer.__name__}, and algorithm Scaffold needs "
-                f"{NEEDS['loss']}"
+                f"{fed.NEEDS['loss']}"
             )
         else:
             option = 1
@@ -130,60 +108,60 @@ class Scaffold(FedAvg):
 
     # ------------------------------------------------------------------ client
 
-    def initial_state(self, client: Client) -> Tensors:
+    def initial_state(self, client: fed.Client) -> fed.Tensors:
         """c_i = 0."""
-        return add_prefix(CONTROL, zeros_like(client.model.tensors(client.model.split.shared)))
+        return fed.add_prefix(CONTROL, fed.zeros_like(client.model.tensors(client.model.split.shared)))
 
-    def phases(self, client: Client) -> list[Phase | Pass]:
+    def phases(self, client: fed.Client) -> list[fed.Phase | fed.Pass]:
         """In option 1, one pass without steps before training."""
         reads = self._reads and client.stage == "train"
-        control = [Phase("control", client.train_loader(), epochs=1, moves=False)] if reads else []
+        control = [fed.Phase("control", client.train_loader(), epochs=1, moves=False)] if reads else []
         return [*control, *super().phases(client)]
 
-    def start(self, client: Client) -> Tensors:
+    def start(self, client: fed.Client) -> fed.Tensors:
         """The global model. Compute the correction c − c_i once; it is empty in tests, which receive no c."""
-        control, received = split_prefix(CONTROL, client.state)[0], client.received
+        control, received = fed.split_prefix(CONTROL, client.state)[0], client.received
         client.results["correction"] = {
             name: received[CONTROL + name] - c_i for name, c_i in control.items() if CONTROL + name in received
         }
         return super().start(client)
 
-    def correct(self, client: Client, gradients: Tensors) -> Tensors:
+    def correct(self, client: fed.Client, gradients: fed.Tensors) -> fed.Tensors:
         """G + c − c_i."""
         correction = client.results["correction"]
         return {n: g + correction[n] if n in correction else g for n, g in self._without_head(gradients).items()}
 
-    def finish(self, client: Client) -> Update:
+    def finish(self, client: fed.Client) -> fed.Update:
         """Send the model and c_i⁺ − c_i; keep c_i⁺."""
         w_g, correction = client.received, client.results["correction"]
-        control, _ = split_prefix(CONTROL, client.state)
+        control, _ = fed.split_prefix(CONTROL, client.state)
         new = dict(control)
         if self._reads:
             gradients = self._without_head(client.results["control"])
             new |= {name: gradients.get(name, torch.zeros_like(control[name])) for name in correction}
         elif distance := client.steps.distance:
             new |= {n: (w_g[n] - client.model.tensor(n)) / distance - correction[n] for n in correction}
-        change = add_prefix(CHANGE, {n: new[n] - control[n] for n in correction})
-        return Update({**super().finish(client).payload, **change}, add_prefix(CONTROL, new))
+        change = fed.add_prefix(CHANGE, {n: new[n] - control[n] for n in correction})
+        return fed.Update({**super().finish(client).payload, **change}, fed.add_prefix(CONTROL, new))
 
-    def _without_head(self, gradients: Tensors) -> Tensors:
+    def _without_head(self, gradients: fed.Tensors) -> fed.Tensors:
         """The gradients, with zeros for the last layer's weight if `freeze_head` is set."""
-        return {**gradients, **zeros_like({name: g for name, g in gradients.items() if name in self._head})}
+        return {**gradients, **fed.zeros_like({name: g for name, g in gradients.items() if name in self._head})}
 
     # ------------------------------------------------------------------ server
 
-    def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
+    def broadcast(self, server: fed.Server, round_idx: int, kind: str, stage: fed.Stage = "train") -> fed.Payload:
         """The global model and, for training, the control variate."""
         model = super().broadcast(server, round_idx, kind, stage)
-        return {**model, **add_prefix(CONTROL, server["control"])} if stage == "train" else model
+        return {**model, **fed.add_prefix(CONTROL, server["control"])} if stage == "train" else model
 
-    def reducer(self, server: Server) -> Reducer[Payload]:
+    def reducer(self, server: fed.Server) -> fed.Reducer[fed.Payload]:
         """One mean for the models, one for the changes."""
-        return ByPrefix(super().reducer(server), {CHANGE: WeightedMean(uniform=True)})
+        return fed.ByPrefix(super().reducer(server), {CHANGE: fed.WeightedMean(uniform=True)})
 
-    def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: fed.Payload, cohort: fed.Cohort) -> dict[str, float]:
         """Move the model and the control variate."""
-        change, mean = split_prefix(CHANGE, aggregate)
+        change, mean = fed.split_prefix(CHANGE, aggregate)
         for name, tensor in mean.items():
             w = server["model"][name]
             moves = self.server_lr != 1.0 and name in server["control"]

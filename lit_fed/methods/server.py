@@ -8,14 +8,14 @@ Algorithm 1, describe FedAvg as gradient descent on the server with learning rat
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from lit_fed.algorithm import Cohort, Model, Payload, Population, Server, Tensors
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.methods.fedavg import FedAvg
 
@@ -50,7 +50,7 @@ class ServerOptimizer(FedAvg):
         self.server_lr = positive("server_lr", server_lr)
 
     @abstractmethod
-    def movement(self, server: Server, delta: Tensors, extra: Payload) -> tuple[Tensors, Tensors]:
+    def movement(self, server: fed.Server, delta: fed.Tensors, extra: fed.Payload) -> tuple[fed.Tensors, fed.Tensors]:
         """The movement of the server's parameters.
 
         Args:
@@ -63,13 +63,13 @@ class ServerOptimizer(FedAvg):
             The movement of each of these parameters, and metrics by name as tensors of one element.
         """
 
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """Start from the task's tensors, with empty slots."""
         return {**super().setup(models, population), **{kind: {} for kind in self.slots}}
 
-    def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: fed.Payload, cohort: fed.Cohort) -> dict[str, float]:
         """Move the parameters, replace the buffers by their mean."""
-        model: Tensors = server["model"]
+        model: fed.Tensors = server["model"]
         # In 16-bit precision the server's own tensors are 32-bit: with 16 bits a momentum of 0.99 would not move.
         delta = {
             name: mean.to(torch.promote_types(mean.dtype, torch.float32)) - model[name]
@@ -86,7 +86,37 @@ class ServerOptimizer(FedAvg):
         return dict(zip(metrics, values, strict=True))
 
 
-def slot(server: Server, kind: str, delta: Mapping[str, Tensor], start: float = 0.0) -> list[Tensor]:
+class MovementMean(fed.WeightedMean, ABC):
+    """The weighted mean of `measured` of the clients' movements, and of all other tensors that they send.
+
+    Args:
+        origin: The model that movements are measured from, by name; constant while the reducer works.
+        uniform: Weigh every client 1 instead of by ``update.weight``.
+    """
+
+    def __init__(self, origin: fed.Tensors, uniform: bool = False) -> None:
+        super().__init__(uniform)
+        self.origin = origin
+
+    @abstractmethod
+    def measured(self, movement: fed.Tensors, payload: fed.Payload) -> fed.Tensors:
+        """Tensors to average in place of, or beside, those of a client's payload.
+
+        An integer weight's product with a tensor is exact in float64 if the tensor is in the parameters' type or in
+        float32, so that the sum does not depend on the clients' order.
+        """
+
+    def add(self, update: fed.ClientUpdate) -> None:
+        """Add what is measured of a client's movement, without changing the update."""
+        payload: fed.Tensors = dict(update.payload)
+        names = [name for name in payload if name in self.origin]
+        if names:
+            moved = torch._foreach_sub([payload[name].detach() for name in names], [self.origin[n] for n in names])
+            payload |= self.measured(dict(zip(names, moved, strict=True)), payload)
+        super().add(update.with_payload(payload))
+
+
+def slot(server: fed.Server, kind: str, delta: Mapping[str, Tensor], start: float = 0.0) -> list[Tensor]:
     """The server's own tensors of one kind, such as momentum, in the order of the movement.
 
     A parameter's tensor is made when the parameter travels for the first time, and stays as it is in rounds in which it
@@ -98,7 +128,7 @@ def slot(server: Server, kind: str, delta: Mapping[str, Tensor], start: float = 
         delta: Parameters by name.
         start: Value of a new tensor's entries.
     """
-    tensors: Tensors = server[kind]
+    tensors: fed.Tensors = server[kind]
     for name, tensor in delta.items():
         if name not in tensors:
             tensors[name] = torch.full_like(tensor, start)
@@ -111,7 +141,7 @@ def norm(tensors: Mapping[str, Tensor]) -> Tensor:
     return norms.square().sum().sqrt()
 
 
-def scaled(tensors: Mapping[str, Tensor], factor: float | Tensor) -> Tensors:
+def scaled(tensors: Mapping[str, Tensor], factor: float | Tensor) -> fed.Tensors:
     """Every tensor times a number."""
     return dict(zip(tensors, torch._foreach_mul(list(tensors.values()), factor), strict=True))
 

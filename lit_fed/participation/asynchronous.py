@@ -120,16 +120,16 @@ class Asynchronous(Participation):
 
     @override
     def plan(self, round_idx: int) -> list[Participant]:
-        return self._at(round_idx).plan
+        return self._step_at(round_idx).plan
 
     @override
     def at_work(self, round_idx: int) -> list[Participant]:
-        self._at(round_idx)
+        self._step_at(round_idx)
         return [one for *_, one in sorted(self._flying)]
 
     @override
     def clock(self, round_idx: int, before: float) -> float:
-        return self._at(round_idx).time
+        return self._step_at(round_idx).time
 
     @override
     def metrics(self, round_idx: int, before: float) -> dict[str, float]:
@@ -151,7 +151,7 @@ class Asynchronous(Participation):
     def _rewind(self) -> None:
         self._steps, self._reached = self._queue() if self.replay is None else self._replayed(), -1
 
-    def _at(self, round_idx: int) -> Step:
+    def _step_at(self, round_idx: int) -> Step:
         """A step; an earlier one than the last asked for costs all steps before it."""
         self._require_setup()
         if round_idx < self._reached:
@@ -160,15 +160,15 @@ class Asynchronous(Participation):
             self._step, self._reached = next(self._steps), self._reached + 1
         return self._step
 
-    def _queue(self, begun: Sequence[Participant] = (), started: int = 0, version: int = 0) -> Iterator[Step]:
+    def _queue(self, in_flight: Sequence[Participant] = (), started: int = 0, version: int = 0) -> Iterator[Step]:
         """The steps from a version on.
 
         Args:
-            begun: The clients at work, in the order of their starts.
+            in_flight: The clients at work, in the order of their starts.
             started: Number of all starts so far.
             version: Steps taken so far.
         """
-        flying = [(one.ended, number, self._place(one.client_id), one) for number, one in enumerate(begun)]
+        flying = [(one.ended, number, self._place(one.client_id), one) for number, one in enumerate(in_flight)]
         self._flying = flying  # a heap by (time, number of the start)
         busy = sorted(place for _, _, place, _ in flying)  # seen clients in flight, or ended since the last step
         ended: list[Participant] = []

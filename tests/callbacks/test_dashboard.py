@@ -102,7 +102,7 @@ def a_run(folder: Path, start_round: int = 0, rank_zero: bool = True, config: st
         "log_dir": folder,
         "resumed_from": folder if start_round else None,
         "settings": SimpleNamespace(
-            config=config, told=more.pop("told", ()), enable_pictures=more.pop("enable_pictures", True)
+            config=config, given_keys=more.pop("given_keys", ()), enable_pictures=more.pop("enable_pictures", True)
         ),
         "federation": a_federation(),
         "next_round": start_round,
@@ -325,7 +325,7 @@ def test_hparams_come_from_the_config_without_scalars_of_their_own(tmp_path: Pat
 
 def test_columns_of_hparams_are_what_was_asked_for_last_first(tmp_path: Path) -> None:
     told = ("trainer.max_rounds", "trainer.protocols", "model.lr", "model.class_path")
-    Dashboard().on_fit_start(a_run(tmp_path / "version_0", told=told))
+    Dashboard().on_fit_start(a_run(tmp_path / "version_0", given_keys=told))
     columns = ["trainer.max_rounds", "trainer.protocols.0", "trainer.protocols.1", "model.lr", "model"]
     assert read_hparams(tmp_path / "version_0")["columns"] == columns  # nobody asked for nesterov and milestones
 
@@ -335,14 +335,14 @@ def test_columns_of_hparams_begin_with_what_differs_between_the_runs_beside(tmp_
     (tmp_path / "version_0/config.yaml").write_text(CONFIG.replace("[1, 2]", "[9]"), encoding="utf-8")
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged/config.yaml").write_text("[", encoding="utf-8")
-    Dashboard().on_fit_start(a_run(tmp_path / "version_1", told=("trainer.max_rounds",)))
+    Dashboard().on_fit_start(a_run(tmp_path / "version_1", given_keys=("trainer.max_rounds",)))
     assert read_hparams(tmp_path / "version_1")["columns"] == ["model.milestones", "trainer.max_rounds"]
 
 
 def test_the_columns_of_hparams_are_those_of_the_newest_run(tmp_path: Path) -> None:
     """Of the columns of several runs TensorBoard takes any."""
     for name in ("version_0", "version_1"):
-        Dashboard().on_fit_start(a_run(tmp_path / name, told=("model.lr",)))
+        Dashboard().on_fit_start(a_run(tmp_path / name, given_keys=("model.lr",)))
     assert "columns" not in read_hparams(tmp_path / "version_0")
     assert read_hparams(tmp_path / "version_0")["params"]["model.lr"] == 0.1
     assert read_hparams(tmp_path / "version_1")["columns"] == ["model.lr"]

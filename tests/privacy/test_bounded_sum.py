@@ -23,7 +23,7 @@ values = st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=3, max_size
 
 def update(client_id: int, *numbers: float) -> ClientUpdate:
     payload = {"w": torch.tensor(numbers[:2]), "b": torch.tensor(numbers[2:])}
-    return ClientUpdate(client_id, payload, flat=Flat.of(payload, {}))
+    return ClientUpdate(client_id, payload, flat=Flat.copy_of(payload, {}))
 
 
 def total(updates: list[ClientUpdate], norm: float, received: dict[str, Tensor]) -> Released:

@@ -260,7 +260,7 @@ def layouts_of(session: Session, client_ids: Iterable[int], broadcast: Broadcast
     for client_id in client_ids:
         kind = session.kinds[client_id]
         if kind not in layouts:
-            data = cast("Any", _Elsewhere(session.data))
+            data = cast("Any", _RemoteClientsData(session.data))
             client = Client(
                 client_id, broadcast.round_idx, "train", session.seed, session.loops[kind].model, data, session.work,
                 received=broadcast.payloads[kind],
@@ -269,7 +269,7 @@ def layouts_of(session: Session, client_ids: Iterable[int], broadcast: Broadcast
     return layouts
 
 
-class _Elsewhere:
+class _RemoteClientsData:
     """The data of remote clients: metadata, and loaders without batches."""
 
     def __init__(self, data: Any) -> None:

@@ -49,14 +49,14 @@ class Answer(NamedTuple):
 
     Args:
         payload: Sent.
-        kept: Kept until the client next takes part: personal tensors and the method's state.
+        local_state: Kept until the client next takes part: personal tensors and the method's state.
         weight: Weight in a weighted mean; None for the number of samples.
         flat: The payload as one vector, where it can be one.
         finite: Whether all of them are finite, as far as a sum of each tensor tells.
     """
 
     payload: Payload
-    kept: Tensors
+    local_state: Tensors
     weight: float | None
     flat: Flat | None
     finite: bool
@@ -90,7 +90,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self._taken: Broadcast | None = None
-        self._begun: dict[str, Tensors] = {}  # by kind: start of clients that keep nothing of the model
+        self._starts: dict[str, Tensors] = {}  # by kind: start of clients that keep nothing of the model
         self._fits: dict[str, Layout] = {}  # by kind: layout of a state that the method can continue from
         self._layout: Mapping[str, torch.Size] = {}  # of the last payload, shared by equal ones
 
@@ -154,9 +154,9 @@ class Session:
             client.begun = self.algorithm.start(client)
         else:  # one mapping for all clients of the kind
             kind = self.kinds[client_id]
-            if kind not in self._begun:
-                self._begun[kind] = self.algorithm.start(client)
-            client.begun = self._begun[kind]
+            if kind not in self._starts:
+                self._starts[kind] = self.algorithm.start(client)
+            client.begun = self._starts[kind]
         return client
 
     def check_kept(self, broadcast: Broadcast) -> None:
@@ -181,13 +181,13 @@ class Session:
             self.divide(broadcast.round_idx)
             for kind, frozen in broadcast.frozen.items():
                 self.loops[kind].model.load(frozen)
-            self._taken, self._begun = broadcast, {}
+            self._taken, self._starts = broadcast, {}
         kind = self.kinds[client_id]
         loop = self.loops[kind]
         model = loop.model
         client = Client(
             client_id, broadcast.round_idx, stage, self.seed, model, self.data, self.work, fine_tuning,
-            received=broadcast.payloads[kind], around=self.wrappers.loader_of(stage),
+            received=broadcast.payloads[kind], wrap_loader=self.wrappers.loader_of(stage),
         )  # fmt: skip
         frozen = broadcast.frozen.get(kind, {})  # the task may hold what another client began with
         client.model = ModelView(model, lambda name: _first(name, client.own, client.received, frozen, model.initial))
@@ -241,10 +241,10 @@ class Session:
     def answer(self, client: Client) -> Answer:
         """The method's answer for a trained client."""
         made = self.algorithm.finish(client)
-        flat = Flat.of(made.payload, self._layout)
+        flat = Flat.copy_of(made.payload, self._layout)
         if flat is not None:
             self._layout = flat.layout
-        kept = self.kept(client, made.state)
+        kept = self.local_state(client, made.state)
         sent = made.payload.values() if flat is None else [flat.values]
         return Answer(made.payload, kept, made.weight, flat, are_finite([*sent, *kept.values()]))
 
@@ -257,8 +257,8 @@ class Session:
             NonFiniteUpdate: See `check_finite`.
         """
         self.check_finite(client, metrics, answer)
-        if answer.kept:
-            self.store.put(client.id, answer.kept)
+        if answer.local_state:
+            self.store.put(client.id, answer.local_state)
         if (rate := self.loop(client).optimizers.rate_of(client.round_idx)) is not None:
             metrics["lr"] = rate
         weight = client.num_samples if answer.weight is None else answer.weight
@@ -276,22 +276,22 @@ class Session:
             return
         bad = [name for name, value in metrics.items() if not math.isfinite(value)]
         if not bad:
-            bad = ["the update"] if not_finite(answer.payload) else self._newly_infinite(client, answer.kept)
+            bad = ["the update"] if not_finite(answer.payload) else self._newly_infinite(client, answer.local_state)
         if bad:
             raise NonFiniteUpdate(f"{', '.join(bad)} is not finite; try a smaller learning rate")
 
-    def _newly_infinite(self, client: Client, kept: Tensors) -> list[str]:
-        if not (odd := not_finite(kept)):
+    def _newly_infinite(self, client: Client, local_state: Tensors) -> list[str]:
+        if not (odd := not_finite(local_state)):
             return []
         begun = {n: t for n, t in client.model.initial.items() if n in odd}
         begun |= add_prefix(_STATE, self.algorithm.initial_state(client))
         spoiled = [name for name in odd if name not in not_finite(begun)]
         return [f"its kept {spoiled[0].removeprefix(_STATE)}"] if spoiled else []
 
-    def kept(self, client: Client, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def local_state(self, client: Client, method_state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors that a client keeps until it next takes part: personal ones and the method's state."""
         model = client.model
-        return {**model.tensors(model.personal_names), **add_prefix(_STATE, state)}
+        return {**model.tensors(model.personal_names), **add_prefix(_STATE, method_state)}
 
 
 def _first(name: str, *held: Mapping[str, Tensor]) -> Tensor | None:
@@ -299,11 +299,11 @@ def _first(name: str, *held: Mapping[str, Tensor]) -> Tensor | None:
     return next((tensors[name] for tensors in held if name in tensors), None)
 
 
-def _check_alike(client_id: int, kept: Payload, like: Payload) -> None:
+def _check_alike(client_id: int, stored: Payload, initial: Payload) -> None:
     """Refuse kept tensors that differ in layout from the initial ones; tensors added later are not checked."""
-    for name, begun in like.items():
-        if name not in kept or layout_of({name: kept[name]}) != layout_of({name: begun}):
-            raise _foreign(client_id, name, kept.get(name), begun)
+    for name, tensor in initial.items():
+        if name not in stored or layout_of({name: stored[name]}) != layout_of({name: tensor}):
+            raise _foreign(client_id, name, stored.get(name), tensor)
 
 
 def _foreign(client_id: int, name: str, there: Tensor | None = None, here: Tensor | None = None) -> CheckpointError:

@@ -72,7 +72,7 @@ def extremes(data: FederatedDataModule, kinds: Kinds, kind: str, work: LocalWork
     return Extremes(own[least], int(smallest[least]), own[int(sizes.argmax())])
 
 
-def try_out(loop: LocalLoop, data: FederatedDataModule, found: Extremes, work: LocalWork, max_rounds: int) -> None:
+def try_out(loop: LocalLoop, data: FederatedDataModule, extremes: Extremes, work: LocalWork, max_rounds: int) -> None:
     """Take one training step on the smallest batch, and step the schedules through all rounds.
 
     Only a task whose ``training_step`` and ``configure_optimizers`` are declared free of side effects by `same_for_all`
@@ -82,7 +82,7 @@ def try_out(loop: LocalLoop, data: FederatedDataModule, found: Extremes, work: L
     Args:
         loop: The task's, at work.
         data: The population.
-        found: Its extremes.
+        extremes: Its extremes.
         work: Length of a client's training.
         max_rounds: Rounds in all.
     """
@@ -91,11 +91,11 @@ def try_out(loop: LocalLoop, data: FederatedDataModule, found: Extremes, work: L
     if not (same_for_all(task.training_step) and same_for_all(task.configure_optimizers)):
         return
     if task.automatic_optimization and not any(overrides(task, hook) for hook in _BEFORE):
-        batch = next(loop.batches(_loader(data, found.client_id, work)), None)
+        batch = next(loop.batches(_loader(data, extremes.client_id, work)), None)
         if batch is not None:
-            size = min(found.smallest, batch_size_of(batch))
-            _take_step(loop, first_samples(batch, size), size, found.client_id)
-    loop.expect(Phase("train", _loader(data, found.busiest, work), work.epochs, work.steps))
+            size = min(extremes.smallest, batch_size_of(batch))
+            _take_step(loop, first_samples(batch, size), size, extremes.client_id)
+    loop.expect(Phase("train", _loader(data, extremes.busiest, work), work.epochs, work.steps))
     _run_schedules(loop, max_rounds)
 
 
@@ -124,19 +124,19 @@ def _form(sample: Any) -> str:
     return ", ".join(f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape[1:])}" for one in tensors)
 
 
-def told_of_schedule(loop: LocalLoop, data: FederatedDataModule, found: Extremes, work: LocalWork) -> str:
+def schedule_line(loop: LocalLoop, data: FederatedDataModule, extremes: Extremes, work: LocalWork) -> str:
     """A line on a schedule by steps: its number of steps, and whether its learning rate rises to the last step.
 
     Args:
         loop: The task's, at work.
         data: The population.
-        found: Its extremes.
+        extremes: Its extremes.
         work: Length of a client's training.
 
     Returns:
         The line; empty without such a schedule, and for one that spans the run and turns.
     """
-    loop.expect(Phase("train", _loader(data, found.busiest, work), work.epochs, work.steps))
+    loop.expect(Phase("train", _loader(data, extremes.busiest, work), work.epochs, work.steps))
     optimizers, _, by_step = loop.optimizers.make()
     if not by_step or not loop.objective.automatic_optimization:
         return ""
@@ -153,7 +153,7 @@ def told_of_schedule(loop: LocalLoop, data: FederatedDataModule, found: Extremes
     )
 
 
-def told_of_length(loop: LocalLoop) -> str:
+def length_line(loop: LocalLoop) -> str:
     """A line on a schedule by rounds whose length is not the run's; empty without one.
 
     A schedule that ends before the run counts where its rate then turns (``T_max``), and not a warm-up.

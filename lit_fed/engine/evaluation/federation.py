@@ -69,7 +69,7 @@ class Federation:
     names: MetricNames = field(default_factory=MetricNames)
     begun_infinite: frozenset[str] = frozenset()
     versions: dict[int, Broadcast] = field(default_factory=dict)
-    _told: set[tuple[str, str]] = field(default_factory=set)
+    _printed_causes: set[tuple[str, str]] = field(default_factory=set)
 
     @property
     def wrappers(self) -> Wrappers:
@@ -131,8 +131,8 @@ class Federation:
             failure = ClientFailure(client_id, broadcast.round_idx, cause, details, protocol=question.protocol)
             if not self.tolerant:
                 raise failure
-            if (question.protocol, cause) not in self._told:
-                self._told.add((question.protocol, cause))
+            if (question.protocol, cause) not in self._printed_causes:
+                self._printed_causes.add((question.protocol, cause))
                 what = f"its {question.protocol} metrics are missing"
                 self.fabric.print(f"{failure}; {what}; further failures of this cause are not printed")
 

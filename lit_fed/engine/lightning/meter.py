@@ -106,11 +106,11 @@ class Meter:
     the names that the task gave to ``self.log``, by those of the columns, in the order of the first calls.
 
     Args:
-        known: The task's metrics, whose computed values may be logged in place of the objects.
+        task_metrics: The task's metrics, whose computed values may be logged in place of the objects.
     """
 
-    def __init__(self, known: Sequence[Metric] = ()) -> None:
-        self.known = known
+    def __init__(self, task_metrics: Sequence[Metric] = ()) -> None:
+        self.task_metrics = task_metrics
         self.batch_size = 1
         self.names: dict[str, str] = {}
         self._sums = WeightedSums()
@@ -128,7 +128,7 @@ class Meter:
             reduce_fx: ``mean`` of the batches' values, ``sum``, ``min`` or ``max``, or torch's function of that name.
         """
         is_tensor = isinstance(value, Tensor)
-        if is_tensor and self.known and any(value is one._computed and is_undefined(one) for one in self.known):
+        if is_tensor and any(value is one._computed and is_undefined(one) for one in self.task_metrics):
             value = torch.full_like(value, torch.nan, dtype=torch.get_default_dtype())
         if is_tensor and value.numel() != 1:
             raise ConfigError(f"self.log({name!r}, …) got {value.numel()} values; log one number, or their mean")
@@ -172,13 +172,13 @@ class Meter:
                 values[name] = value_of(copied)
         return values
 
-    def merged(self, workers: Workers, known: Sequence[Metric] = ()) -> dict[str, float]:
+    def merged(self, workers: Workers, task_metrics: Sequence[Metric] = ()) -> dict[str, float]:
         """`compute` over the values that all processes logged; every process must call this.
 
         Args:
             workers: The processes.
-            known: The task's metrics, in the same order on every process: the state of one counts for another process
-                that logs it.
+            task_metrics: The task's metrics, in the same order on every process: the state of one counts for another
+                process that logs it.
 
         Note:
             The states of metrics are merged here and not by torchmetrics' own synchronization, which waits forever for
@@ -188,9 +188,9 @@ class Meter:
             return self.compute()
         merged: dict[str, tuple[float, int]] = {}
         folded: dict[str, tuple[str, Tensor]] = {}
-        places: dict[int, int | str] = {id(metric): place for place, metric in enumerate(known)}
+        places: dict[int, int | str] = {id(metric): place for place, metric in enumerate(task_metrics)}
         keys = {name: places.get(id(metric), name) for name, metric in self._metrics.items()}
-        metrics = dict(enumerate(known)) | {keys[name]: metric for name, metric in self._metrics.items()}
+        metrics = dict(enumerate(task_metrics)) | {keys[name]: metric for name, metric in self._metrics.items()}
         states = {key: _states(metric) for key, metric in metrics.items()}
         parts = workers.gather((self._sums.numbers(), self.folded(), states))
         for totals, others, _ in parts:

@@ -39,7 +39,7 @@ class Schedule:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _Reusable:
     """Optimizers for reuse.
 
     Args:
@@ -118,7 +118,7 @@ class OptimizerFactory:
         self.task, self.clock = task, clock
         self._same_for_all = same_for_all(task.configure_optimizers)
         self._parameters = list(task.parameters()) if self._same_for_all else []
-        self._kept: dict[str, _Kept] = {}
+        self._reusable: dict[str, _Reusable] = {}
         self._steps_itself = has_own_scheduler_step(task)
         self._templates: dict[tuple[str, int, int], _Template] = {}
         self._first_rate: tuple[int, float | None] = (-1, None)
@@ -149,7 +149,7 @@ class OptimizerFactory:
     def _build(self, phase: str, round_idx: int) -> tuple[list[Optimizer], list[Schedule]]:
         trained = [id(parameter) for parameter in self._parameters if parameter.requires_grad]
         by_step: list[Schedule] = []
-        kept = self._kept.get(phase)
+        kept = self._reusable.get(phase)
         if kept is not None and kept.trained == trained:
             kept.renew()
             optimizers, by_round = kept.optimizers, kept.by_round
@@ -160,7 +160,7 @@ class OptimizerFactory:
             by_round = bool(schedules)
             if self._same_for_all and not by_step and all(map(_keeps_all_in_its_state, optimizers)):
                 settings = [[_settings(group) for group in optimizer.param_groups] for optimizer in optimizers]
-                self._kept[phase] = _Kept(optimizers, by_round, trained, settings)
+                self._reusable[phase] = _Reusable(optimizers, by_round, trained, settings)
         goes_on = bool(by_step) and self.clock.spans_run
         if by_round or goes_on:
             template = self._template(phase, round_idx)

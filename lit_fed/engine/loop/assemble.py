@@ -16,7 +16,7 @@ from lit_fed.engine.clients.executor import Executor, SequentialExecutor, layout
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.server_training import ServerLoop
 from lit_fed.engine.clients.session import Session
-from lit_fed.engine.clients.trial import extremes, told_of_length, told_of_schedule, try_out, try_test
+from lit_fed.engine.clients.trial import extremes, length_line, schedule_line, try_out, try_test
 from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.lightning.compatibility import (
     check_data,
@@ -240,7 +240,7 @@ def _prepare_kind(
         try_out(loop, parts.data, sizes, work, max_rounds)
         if tested:
             try_test(loop, parts.data, sizes.client_id)
-        for line in filter(None, (told_of_length(loop), told_of_schedule(loop, parts.data, sizes, work))):
+        for line in filter(None, (length_line(loop), schedule_line(loop, parts.data, sizes, work))):
             loop.fabric.print(line)
     compile = local.networks.compile
     if compile == "graph":

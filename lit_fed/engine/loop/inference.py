@@ -45,7 +45,7 @@ def loaded(run: Run, ckpt_path: str | None) -> Iterator[int]:
         yield run.next_round - 1
         return
     trained = bool(run.next_round) and run.loaded is None
-    with _kept(run) if trained else nullcontext():
+    with _restoring(run) if trained else nullcontext():
         path = find_checkpoint(ckpt_path, run.settings.logs, run.folder)
         if path is None:
             where = f"no run under {run.settings.logs} has" if run.folder is None else f"this run, {run.folder}, lacks"
@@ -60,7 +60,7 @@ def loaded(run: Run, ckpt_path: str | None) -> Iterator[int]:
 
 
 @contextmanager
-def _kept(run: Run) -> Iterator[None]:
+def _restoring(run: Run) -> Iterator[None]:
     """Put the state of a run that has trained back on leaving."""
     federation, monitor = run.federation, run.names.monitor
     server, store = dict(federation.server), copy(federation.store)

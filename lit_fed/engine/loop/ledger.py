@@ -124,7 +124,7 @@ class DriftMeter:
         self._units = units if self._units is None else self._units.add_(units)
         self._norms.append(norms)
 
-    def told(self) -> Moves:
+    def moves(self) -> Moves:
         """The process's part of `result`."""
         self._measure()
         norms = (torch.cat(self._norms) if self._norms else torch.empty(0)).double() / self._share**0.5
@@ -190,13 +190,13 @@ class RoundLedger:
     def trained(self, update: ClientUpdate, broadcast: Payload) -> None:
         """Record a client's finished local work."""
         if (rate := update.metrics.pop("lr", None)) is not None:
-            self._begun(update.kind, (update.client_id, rate))
+            self._record_rate(update.kind, (update.client_id, rate))
         self.logged[update.client_id] = dict(update.metrics)
         if self.drift is not None:
             self.drift.add(update, broadcast)
 
-    def _begun(self, kind: str, found: tuple[int, float]) -> None:
-        self.rates[kind] = min(self.rates.get(kind, found), found)
+    def _record_rate(self, kind: str, rate: tuple[int, float]) -> None:
+        self.rates[kind] = min(self.rates.get(kind, rate), rate)
 
     def arrived(self, client_id: int, uplink_bytes: int) -> None:
         """Record an update's arrival."""
@@ -209,7 +209,7 @@ class RoundLedger:
     def merge(self, workers: Workers) -> None:
         """Combine the reports of all processes on each, in an order independent of their number."""
         failures = [(f.client_id, f.round_idx, f.cause, f.details) for f in self.failures]  # errors are not picklable
-        moves = [] if self.drift is None else [self.drift.told()]
+        moves = [] if self.drift is None else [self.drift.moves()]
         gathered = (self.downloads, self.logged, self.uploads, failures, self.local_s, self.rates, self.totals, moves)
         downloads, logged, uploads, every_failure, seconds, rates, totals, moved = zip(
             *workers.gather(gathered), strict=True
@@ -222,7 +222,7 @@ class RoundLedger:
         self.totals = [totals for part in totals for totals in part]
         self._moves = [move for part in moved for move in part]
         for kind, rate in (item for part in rates for item in part.items()):
-            self._begun(kind, rate)
+            self._record_rate(kind, rate)
 
     @property
     def delivered(self) -> list[int]:

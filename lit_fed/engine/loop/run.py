@@ -58,7 +58,7 @@ class Run:
     loggers: list[Logger] = field(default_factory=list)
     failures: Failures = field(default_factory=Failures)
     _listeners: dict[str, list[Callable[..., None]]] = field(default_factory=dict)
-    _told: set[str] = field(default_factory=set)
+    _printed_lines: set[str] = field(default_factory=set)
 
     @property
     def fabric(self) -> Fabric:
@@ -123,8 +123,8 @@ class Run:
 
     def tell(self, line: str) -> None:
         """Print a line once."""
-        if line not in self._told:
-            self._told.add(line)
+        if line not in self._printed_lines:
+            self._printed_lines.add(line)
             self.fabric.print(line)
 
 

@@ -82,7 +82,7 @@ class RunSettings:
     Args:
         logs: Folder of all runs.
         config: The resolved configuration as YAML, if the command line started the run; else empty.
-        told: Configuration keys that the user set, without ``init_args``, most recent first.
+        given_keys: Configuration keys that the user set, without ``init_args``, most recent first.
         is_trial: Whether nothing is kept of the run.
     """
 
@@ -96,7 +96,7 @@ class RunSettings:
     logger: bool | Logger | list[Logger]
     enable_pictures: bool
     config: str = ""
-    told: tuple[str, ...] = ()
+    given_keys: tuple[str, ...] = ()
     is_trial: bool = False
 
     def __post_init__(self) -> None:

@@ -107,9 +107,9 @@ class Regularizer(Checked, ABC):
             batch: As from the loader.
         """
 
-    def around(self, client: Client, batch: Any, below: Callable[[Client, Any], Terms]) -> Terms:
+    def terms(self, client: Client, batch: Any, objective: Callable[[Client, Any], Terms]) -> Terms:
         """Weighted terms of the objective below and this one; without this one where nothing was received."""
-        terms = below(client, batch)
+        terms = objective(client, batch)
         if not client.begun or any(cast("Tensor | None", term) is None for term in terms.values()):  # the task skips it
             return terms
         if self.objective_weight != 1.0:
@@ -311,7 +311,7 @@ class Algorithm(Checked, ABC, Generic[AggregateT]):
         """
         if self.regularizer is None or public:
             return self.objective(client, batch)
-        return self.regularizer.around(client, batch, self.objective)
+        return self.regularizer.terms(client, batch, self.objective)
 
 
 def sole(models: Mapping[str, Model], algorithm: Algorithm[Any]) -> Model:

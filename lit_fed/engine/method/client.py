@@ -246,9 +246,9 @@ class Client:
     phase: str = ""
     own: Payload = field(default_factory=dict)
     task_run: TaskRun | None = None
-    around: Callable[[Iterable[Any], Client], Iterable[Any]] | None = None
+    wrap_loader: Callable[[Iterable[Any], Client], Iterable[Any]] | None = None
     _anchor: Tensors | None = None
-    _at: Mapping[str, Tensor] | None = None
+    _override: Mapping[str, Tensor] | None = None
     _ran: dict[int, tuple[Any, Outputs]] = field(default_factory=dict)
 
     # ------------------------------------------------------------------ tensors
@@ -257,7 +257,7 @@ class Client:
     def parameters(self) -> Mapping[str, Tensor]:
         """The parameters by name, differentiable; within `at`, those that it was given."""
         own = self.model.parameters
-        return own if self._at is None else {**own, **{name: t for name, t in self._at.items() if name in own}}
+        return own if self._override is None else {**own, **{n: t for n, t in self._override.items() if n in own}}
 
     @property
     def device(self) -> torch.device:
@@ -301,7 +301,7 @@ class Client:
     def train_loader(self) -> Iterable[Any]:
         """The client's training data, shuffled by its generator for this round."""
         loader = self.work.limited(self.population.train_loader(self.id, self.generator("data")))
-        return loader if self.around is None else self.around(loader, self)
+        return loader if self.wrap_loader is None else self.wrap_loader(loader, self)
 
     @property
     def num_samples(self) -> int:
@@ -324,7 +324,7 @@ class Client:
             return task.run_with(batch, tensors)
         cached = self._ran.get(id(batch))
         if cached is None:
-            ran = task.run(batch) if self._at is None else task.run_with(batch, self._at)
+            ran = task.run(batch) if self._override is None else task.run_with(batch, self._override)
             cached = self._ran[id(batch)] = batch, ran
         return cached[1]
 
@@ -337,11 +337,11 @@ class Client:
     def at(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
         """Make `run` and `parameters` use these tensors, by name, in place of the model's; differentiable in them."""
         self.forget()
-        self._at = tensors
+        self._override = tensors
         try:
             yield
         finally:
-            self._at = None
+            self._override = None
             self.forget()
 
     @torch.no_grad()

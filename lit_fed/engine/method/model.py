@@ -350,13 +350,13 @@ class _Leaves(Mapping[str, Tensor]):
 
     def __init__(self, whole: Model, find: Callable[[str], Tensor | None]) -> None:
         self._whole, self._find = whole, find
-        self._found: dict[str, Tensor] = {}
+        self._leaves: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._found:
+        if name not in self._leaves:
             like, tensor = self._whole.parameters[name], self._find(name)
-            self._found[name] = like if tensor is None else tensor.detach().requires_grad_(like.requires_grad)
-        return self._found[name]
+            self._leaves[name] = like if tensor is None else tensor.detach().requires_grad_(like.requires_grad)
+        return self._leaves[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._whole.parameters)

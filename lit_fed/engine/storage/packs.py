@@ -83,7 +83,7 @@ class VersionedFiles:
             for file, kept in list(files.items()):
                 kept.difference_update(names)
                 if not kept:
-                    self._at(file).unlink(missing_ok=True)
+                    self._path_of(file).unlink(missing_ok=True)
                     del files[file]
         self._held = {name: held for name, held in self._held.items() if name not in names}
         self._num_held = sum(tensor.nbytes for _, state in self._held.values() for tensor in state.values())
@@ -131,7 +131,7 @@ class VersionedFiles:
             alike.setdefault((round_idx, layout), {})[name] = state
         for (round_idx, _), states in alike.items():
             file = f"{next(iter(states))}.r{round_idx}{_ENDING}"
-            write_pack(self._at(file), states)
+            write_pack(self._path_of(file), states)
             self._written.setdefault(round_idx, {})[file] = set(states)
         self._held, self._num_held = {}, 0
 
@@ -143,7 +143,7 @@ class VersionedFiles:
 
     def _tidy(self, round_idx: int, file: str) -> None:
         """Delete an unneeded pack, and rewrite one that is needed by less than half."""
-        path, names = self._at(file), self._packs[round_idx][file]
+        path, names = self._path_of(file), self._packs[round_idx][file]
         if file in self._damaged:  # its other states are unknown
             return
         if not names:
@@ -169,7 +169,7 @@ class VersionedFiles:
             if name not in names:
                 continue
             try:
-                state = read_pack(self._at(file), [name]).get(name)
+                state = read_pack(self._path_of(file), [name]).get(name)
             except Exception as error:  # damaged bytes make the reader fail in a dozen ways
                 why = _reason(error)
                 continue
@@ -189,7 +189,7 @@ class VersionedFiles:
         state_of = dict[str, State]()
         for file, wanted in places.items():
             with suppress(Exception):  # `read` reports it
-                states = read_pack(self._at(file), wanted)
+                states = read_pack(self._path_of(file), wanted)
                 state_of |= {
                     name: state for name, state in states.items() if self.is_written(name, state, versions[name][1])
                 }
@@ -231,7 +231,7 @@ class VersionedFiles:
             raise CheckpointError(f"client name {name!r} would place its state outside of the run's folder; rename it")
         return self.directory
 
-    def _at(self, file: str) -> Path:
+    def _path_of(self, file: str) -> Path:
         assert self.directory is not None  # else the pack would not exist
         return self.directory / file
 
@@ -239,7 +239,7 @@ class VersionedFiles:
         """The error for a state that no pack holds; a damaged pack of its round may have held it."""
         files = list(self._packs.get(round_idx, {}))
         if damaged := [file for file in files if file in self._damaged]:
-            return self._unreadable(name, self._at(damaged[0]), self._damaged[damaged[0]])
+            return self._unreadable(name, self._path_of(damaged[0]), self._damaged[damaged[0]])
         held = ", ".join([*files[:3], *(["…"] if files[3:] else [])])
         why = f"{held} of round {round_idx} hold{'' if files[1:] else 's'} none"
         return self._unreadable(name, self.folder_of(name), why if files else f"no pack of round {round_idx} is there")
@@ -263,7 +263,7 @@ class VersionedFiles:
             files = self._packs.setdefault(round_idx, {})
             if file not in files:
                 try:
-                    files[file] = set(clients_of(self._at(file)))
+                    files[file] = set(clients_of(self._path_of(file)))
                 except Exception as error:  # damaged bytes make the reader fail in a dozen ways
                     files[file], self._damaged[file] = set(), _reason(error)
                 self._sizes[file] = len(files[file])

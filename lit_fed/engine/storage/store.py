@@ -302,16 +302,16 @@ class ClientStore:
             self.files.copy(name, version, source)
         self.files.take(self.files.flush())
 
-    def collect_garbage(self, kept: Iterable[Mapping[str, Version]], delete: bool) -> None:
+    def collect_garbage(self, checkpoints: Iterable[Mapping[str, Version]], delete: bool) -> None:
         """Forget superseded versions that no kept checkpoint needs; call it after a checkpoint.
 
         A current version is never garbage: a killed round's leftover is current again where that round is repeated.
 
         Args:
-            kept: Indices of the kept checkpoints, on the process that deletes.
+            checkpoints: Indices of the kept checkpoints, on the process that deletes.
             delete: Also delete the files; for one process.
         """
-        indices = [self._index.versions, *kept]
+        indices = [self._index.versions, *checkpoints]
         remaining, gone = list[tuple[str, int]](), list[tuple[str, int]]()
         for name, round_idx in self._superseded:
             needed = any(name in index and index[name][0] == round_idx for index in indices)

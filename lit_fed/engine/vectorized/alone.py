@@ -112,7 +112,7 @@ def train_alone(session: Session, client: Client) -> Result:
     return Result(client.model.copy(), sent, metrics)
 
 
-def differs_alone(session: Session, client_id: int, broadcast: Broadcast, found: Result) -> str:
+def differs_alone(session: Session, client_id: int, broadcast: Broadcast, grouped: Result) -> str:
     """The first difference between a client's result in a group and alone; empty for one that is rounding.
 
     Where rounding grows in the client's training, so does a difference of its first weights by rounding: a difference
@@ -122,12 +122,12 @@ def differs_alone(session: Session, client_id: int, broadcast: Broadcast, found:
     with aside(loop):
         client = session.admit(client_id, broadcast, "train")
         begun, expected = client.begun, train_alone(session, client)
-        misfit = difference(loop, begun, found, expected)
+        misfit = difference(loop, begun, grouped, expected)
         if misfit:
             twin = session.admit(client_id, broadcast, "train")
             twin.begun = {name: _rounded(tensor) for name, tensor in begun.items()}
             other = train_alone(session, twin)
-            if not difference(loop, begun, found, expected, other):
+            if not difference(loop, begun, grouped, expected, other):
                 return ""
     return misfit
 
@@ -142,32 +142,32 @@ def _rounded(tensor: Tensor) -> Tensor:
 
 def tensors_of(answer: Answer) -> Tensors:
     """Tensors that a client sends and keeps."""
-    return {**answer.kept, **answer.payload}
+    return {**answer.local_state, **answer.payload}
 
 
 def difference(
-    loop: LocalLoop, begun: Mapping[str, Tensor], found: Result, expected: Result, twin: Result | None = None
+    loop: LocalLoop, begun: Mapping[str, Tensor], grouped: Result, expected: Result, twin: Result | None = None
 ) -> str:
     """The first difference between a client's result in a group and alone that is not rounding; empty without one.
 
     Args:
         loop: The client's.
         begun: Tensors from which it began.
-        found: Its result in a group.
+        grouped: Its result in a group.
         expected: Its result alone.
         twin: The result alone from tensors that are rounded differently, whose distance is rounding too.
     """
     close, names = closeness(loop), list(loop.model.parameters)
-    kin = _of_kin(expected.model, begun, names)
-    for name, tensor in found.model.items():
+    kin = _kin_movements(expected.model, begun, names)
+    for name, tensor in grouped.model.items():
         if not _is_close(tensor, expected.model[name], begun.get(name), close, kin[name], twin and twin.model[name]):
             return f"{name!r} differs after training in a group and alone: {_CAUSES}"
     for name, value in expected.metrics.items():
         off = 0.0 if twin is None else _GROWTH * abs(value - twin.metrics[name])
-        if not abs(value - found.metrics.get(name, math.nan)) <= close * (1 + abs(value)) + off:
+        if not abs(value - grouped.metrics.get(name, math.nan)) <= close * (1 + abs(value)) + off:
             return f"the logged {name!r} differs between a client in a group and alone"
-    kin = _of_kin(expected.answer, begun, names)
-    for name, tensor in found.answer.items():
+    kin = _kin_movements(expected.answer, begun, names)
+    for name, tensor in grouped.answer.items():
         other, first = twin and twin.answer[name], begun.get(name)
         if name not in kin or not _is_close(tensor, expected.answer[name], first, close, kin[name], other):
             return (
@@ -177,7 +177,7 @@ def difference(
     return ""
 
 
-def _of_kin(tensors: Mapping[str, Tensor], begun: Mapping[str, Tensor], names: list[str]) -> dict[str, float]:
+def _kin_movements(tensors: Mapping[str, Tensor], begun: Mapping[str, Tensor], names: list[str]) -> dict[str, float]:
     """The movement of every tensor's kin, the tensors of all parameters under one prefix.
 
     A gradient that is 0 but for rounding, as of a bias before batch norm, is rounded as coarsely as the others are.
@@ -193,16 +193,16 @@ def _of_kin(tensors: Mapping[str, Tensor], begun: Mapping[str, Tensor], names: l
 
 
 def _is_close(
-    found: Tensor, expected: Tensor, begun: Tensor | None, close: float, kin: float, twin: Tensor | None = None
+    grouped: Tensor, expected: Tensor, begun: Tensor | None, close: float, kin: float, twin: Tensor | None = None
 ) -> bool:
     """Whether two results differ by rounding only, relative to the client's movement, or to its twin's distance."""
-    if found.shape != expected.shape:
+    if grouped.shape != expected.shape:
         return False
-    infinite = expected.isinf() & (found == expected)  # a method's state may start so
-    found, expected = found.double().masked_fill(infinite, 0), expected.double().masked_fill(infinite, 0)
+    infinite = expected.isinf() & (grouped == expected)  # a method's state may start so
+    grouped, expected = grouped.double().masked_fill(infinite, 0), expected.double().masked_fill(infinite, 0)
     moved = expected if begun is None else expected - begun.double().masked_fill(infinite, 0)
     off = 0 if twin is None else _GROWTH * (twin.double().masked_fill(infinite, 0) - expected).norm()
-    return bool((found - expected).norm() <= close * moved.norm() + _ROUNDING * (expected.norm() + kin) + off)
+    return bool((grouped - expected).norm() <= close * moved.norm() + _ROUNDING * (expected.norm() + kin) + off)
 
 
 def closeness(loop: LocalLoop) -> float:

@@ -379,49 +379,49 @@ class _Call(NamedTuple):
     kwargs: Mapping[str, Any]
     given: Sequence[tuple[Tensor, str]]
 
-    def judged(self, found: Sequence[Tensor]) -> str:
+    def judged(self, outputs: Sequence[Tensor]) -> str:
         """The kind of the outputs.
 
         Raises:
             Unproven: If it is not known.
         """
         kinds = {kind for _, kind in self.given} - {"same"}
-        sized = any(map(_places, found))
-        if len(kinds) > 1 or any(len(_places(tensor)) > 1 for tensor in found):
+        sized = any(map(_places, outputs))
+        if len(kinds) > 1 or any(len(_places(tensor)) > 1 for tensor in outputs):
             kind = None
         elif not kinds:
             known = not self._numbers() and (not sized or self.name in _MADE)
             kind = ("rows" if sized else "same") if known else None
         elif "rows" in kinds:
-            kind = self._of_rows([tensor for tensor, kind in self.given if kind == "rows"], found)
+            kind = self._of_rows([tensor for tensor, kind in self.given if kind == "rows"], outputs)
         else:
-            kind = self._of_means(kinds.pop()) if all(t.is_floating_point() for t in found) and not sized else None
+            kind = self._of_means(kinds.pop()) if all(t.is_floating_point() for t in outputs) and not sized else None
         if kind is None:
             raise Unproven(f"{self.name} joins samples, or is not known")
         return kind
 
-    def _of_rows(self, rows: Sequence[Tensor], found: Sequence[Tensor]) -> str | None:
+    def _of_rows(self, rows: Sequence[Tensor], outputs: Sequence[Tensor]) -> str | None:
         name, first, at = self.name, rows[0], _places(rows[0])[0]
         width, come_first = first.shape[at], all(_places(tensor) == [0] for tensor in rows)
         if any(tensor.shape[_places(tensor)[0]] != width for tensor in rows):
             return None
         if name in _LOSSES:
-            reduction = self._at(_LOSSES[name], "reduction", 1)
+            reduction = self._argument(_LOSSES[name], "reduction", 1)
             known = come_first and not (reduction == 1 and name.startswith("nll"))
             return ("rows", "mean", "sum")[reduction] if known else None
         if name in _SHAPED:
-            outer = [tensor.shape[: _places(tensor)[0]].numel() for tensor in (first, found[0]) if _places(tensor)]
+            outer = [tensor.shape[: _places(tensor)[0]].numel() for tensor in (first, outputs[0]) if _places(tensor)]
             return "rows" if len(outer) == 2 and outer[0] == outer[1] else None
         if name in _DIMS:
             place, default = _DIMS[name]
-            dims = self._at(place, "dim", default)
+            dims = self._argument(place, "dim", default)
             dims = dims if isinstance(dims, list | tuple) and dims else _ALL if dims in (None, []) else [dims]
             known = dims != _ALL and at not in [dim % max(first.ndim, 1) for dim in dims]
             if not known and name in ("sum", "mean"):
                 return name
-            known |= name == "slice" and found[0].shape == first.shape
+            known |= name == "slice" and outputs[0].shape == first.shape
         elif name.startswith(_IMAGES):
-            trains = "batch_norm" in name and "no_training" not in name and self._at(5, "training", True)
+            trains = "batch_norm" in name and "no_training" not in name and self._argument(5, "training", True)
             known = come_first and not trains
         elif name == "embedding":
             known = self.args[0] is not first
@@ -429,7 +429,7 @@ class _Call(NamedTuple):
             known = self.args[0] is not first or (len(rows) == 1 and self.args[1][at : at + 1] in ([], [None]))
         else:
             known = name in _EACH | _MOVED or (self.is_pointwise and not self._numbers())
-        alike = all(tensor.shape[place] == width for tensor in found for place in _places(tensor))
+        alike = all(tensor.shape[place] == width for tensor in outputs for place in _places(tensor))
         return "rows" if known and alike else None
 
     def _of_means(self, kind: str) -> str | None:
@@ -443,7 +443,7 @@ class _Call(NamedTuple):
             known &= all(held) and (len(held) > 1 or self.name not in ("add", "sub", "rsub"))
         return kind if known else None
 
-    def _at(self, place: int, name: str, default: Any) -> Any:
+    def _argument(self, place: int, name: str, default: Any) -> Any:
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
 
     def _numbers(self) -> bool:

@@ -306,7 +306,7 @@ class GroupEvaluation:
                 return
             yield from found
 
-    def _check(self, question: Question, found: Mapping[int, Mapping[str, float]], broadcast: Broadcast) -> None:
+    def _check(self, question: Question, grouped: Mapping[int, Mapping[str, float]], broadcast: Broadcast) -> None:
         """Compare a client of every new computation with the same client asked alone.
 
         Raises:
@@ -315,12 +315,12 @@ class GroupEvaluation:
         close = closeness(self.loop)
         for client_id in sorted(set(self._computations.fresh.values())):
             alone = question.answer(client_id, broadcast)
-            expected, values = {} if alone is None else alone.metrics, found[client_id]
+            expected, values = {} if alone is None else alone.metrics, grouped[client_id]
             for name in expected.keys() | values.keys():
                 pair = values.get(name, math.inf), expected.get(name, math.inf)
                 if not np.isclose(*pair, rtol=close, atol=close, equal_nan=True):
                     raise NotVectorizable(f"{name} of client {client_id} differs in a group and alone")
-        self._computations.trust(found)
+        self._computations.trust(grouped)
 
     def _answers(
         self, question: Question, ids: Sequence[int], loaders: Sequence[TensorLoader], broadcast: Broadcast

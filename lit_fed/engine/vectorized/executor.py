@@ -116,16 +116,16 @@ class VectorizedExecutor(Executor):
         """Ask every client: clients with a common model by one pass over their common data, others in groups."""
         left = dict.fromkeys(client_ids)
 
-        def of(kind: str) -> list[int]:
+        def waiting(kind: str) -> list[int]:
             return [client_id for client_id in left if self.session.kinds[client_id] == kind]
 
         for kind, group in self.groups.items():
             if group.loop.is_mixed:  # autocast does not see through vmap
                 continue
-            for answer in self.shared[kind].answers(question, of(kind), broadcast):
+            for answer in self.shared[kind].answers(question, waiting(kind), broadcast):
                 del left[answer.client_id]
                 yield answer
-            for answer in self.own[kind].answers(question, of(kind), broadcast, self.sizes[kind]):
+            for answer in self.own[kind].answers(question, waiting(kind), broadcast, self.sizes[kind]):
                 del left[answer.client_id]
                 yield answer
         yield from super().ask(question, left, broadcast)
@@ -340,11 +340,11 @@ class AutoExecutor(Executor):
         self._leave(f"from round {broadcast.round_idx} on: {next(filter(None, reasons))}")
         yield from self.chosen.run(ids, broadcast)
 
-    def _leave(self, told: str) -> None:
+    def _leave(self, reason: str) -> None:
         """Train one client after the other from now on."""
         self.chosen, self.left = SequentialExecutor(self.session), True
         next(iter(self.session.loops.values())).fabric.print(
-            f"trainer.executor=auto trains one client after the other {told}"
+            f"trainer.executor=auto trains one client after the other {reason}"
         )
 
     @override

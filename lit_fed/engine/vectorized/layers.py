@@ -105,7 +105,7 @@ class Streams:
 
     def seed(self, idx: int, seed: int) -> None:
         """Seed a client's numbers anew."""
-        self._of(idx).manual_seed(seed)
+        self._generator_of(idx).manual_seed(seed)
 
     @contextmanager
     def repeated(self) -> Iterator[None]:
@@ -127,9 +127,9 @@ class Streams:
     def keep(self, idx: int, shape: Sequence[int], p: float, like: Tensor) -> Tensor:
         """A client's next mask as torch's ``dropout`` draws it on a CPU: 0 with probability p, else 1 / (1 − p)."""
         mask = torch.empty(shape, dtype=like.dtype)
-        return mask.bernoulli_(1 - p, generator=self._of(idx)).div_(1 - p)
+        return mask.bernoulli_(1 - p, generator=self._generator_of(idx)).div_(1 - p)
 
-    def _of(self, idx: int) -> torch.Generator:
+    def _generator_of(self, idx: int) -> torch.Generator:
         if idx not in self._generators:
             self._generators[idx] = torch.Generator().manual_seed(self._clients[idx].derive_seed("training"))
         return self._generators[idx]

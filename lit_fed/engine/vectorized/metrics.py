@@ -116,12 +116,12 @@ class GroupMeter(StepMeter):
         for idx, logged in enumerate(self._logs):
             meter = Meter()
             for name, place in logged.items():
-                meter.add(name, self._of(idx)[place])
+                meter.add(name, self._copies_of(idx)[place])
             metrics.append(meter.compute())
             self.directions |= meter.directions
         return metrics
 
-    def _of(self, idx: int) -> list[Metric | MetricCollection]:
+    def _copies_of(self, idx: int) -> list[Metric | MetricCollection]:
         """A client's copies of all metrics; metrics that share a metric share its copy."""
         while len(self._copies) <= idx:
             copies = deepcopy(self._originals)
@@ -204,7 +204,7 @@ class GroupMeter(StepMeter):
         drawn = torch.get_rng_state()
         values: list[list[Tensor]] = [[] for _ in self._later]
         for row, idx in enumerate(held):
-            copies, tensors = self._of(idx), iter([column[row] for column in columns])
+            copies, tensors = self._copies_of(idx), iter([column[row] for column in columns])
             returned = []
             for place, method, spec, leaves in self._calls:
                 args, kwargs = tree_unflatten([next(tensors) if v is _TENSOR else v for v in leaves], spec)

@@ -49,7 +49,7 @@ class StackedTensors:
         self._stacks = stacks
         self._columns: dict[str, Sequence[Tensor]] = {}
 
-    def at(self, idx: int, name: str) -> Tensor | None:
+    def tensor_of(self, idx: int, name: str) -> Tensor | None:
         """A client's tensor; None where the group has none of this name."""
         if name not in self._columns:
             if name not in self._stacks:
@@ -239,7 +239,7 @@ class GroupObjective:
         # Where every client starts from its own tensors, as by default, there is one stack of both.
         self._started = [n for n in clients[0].own if all(one.own[n] is one.begun.get(n) for one in clients)]
         own = [{name: one.own[name] for name in one.own if name not in self._started} for one in clients]
-        self._odd: dict[str, list[str]] = {}
+        self._unstackable: dict[str, list[str]] = {}
         self._own: dict[str, Any] = {
             "begun": begun,
             "own": self._stacked("own", own),
@@ -277,13 +277,13 @@ class GroupObjective:
         Raises:
             Unproven: If a batch cannot be taken sample by sample.
         """
-        of_rows = self._of(rows)
+        own_rows = self._own_rows(rows)
         dropout = None
         if self._streams is not None and self.loop.fabric.device.type == "cpu":
             held = range(len(next(iter(parameters.values())))) if isinstance(rows, slice) else rows.tolist()
             dropout = GroupDropout(self._streams, held, None if counts is None else counts.tolist())
         self._layers = GroupLayers(dropout) if holds is None else BySample(2, holds, dropout)
-        loss, values, taken = self._as_a_group(parameters, buffers, batch, of_rows, counts)
+        loss, values, taken = self._as_a_group(parameters, buffers, batch, own_rows, counts)
         self.called = tuple(self._layers.sequence)
         return loss, values + self.recorder.replay(taken, rows, counts)
 
@@ -330,7 +330,7 @@ class GroupObjective:
             self._become("correct", parameters, own)
             return dict(self.loop.algorithm.correct(self.client, gradients))
 
-        corrected: Tensors = torch.vmap(one)(parameters, gradients, self._of(rows))
+        corrected: Tensors = torch.vmap(one)(parameters, gradients, self._own_rows(rows))
         return corrected
 
     @torch.no_grad()
@@ -357,9 +357,9 @@ class GroupObjective:
         client.model = ModelView(self.loop.model, tensors.get)
         return Update(payload, state, weights[0])
 
-    def _of(self, rows: Rows) -> dict[str, Any]:
-        of_rows: dict[str, Any] = tree_map(lambda tensor: tensor[rows], self._own)
-        return of_rows
+    def _own_rows(self, rows: Rows) -> dict[str, Any]:
+        own_rows: dict[str, Any] = tree_map(lambda tensor: tensor[rows], self._own)
+        return own_rows
 
     # ------------------------------------------------------------------ within the computation: one client each
 
@@ -408,13 +408,13 @@ class GroupObjective:
         alike = {
             n for n, tensors in columns.items() if len(tensors) == len(held) and len({t.shape for t in tensors}) == 1
         }
-        if odd := [name for name in names if name not in alike]:
-            self._odd[what] = odd
+        if unlike := [name for name in names if name not in alike]:
+            self._unstackable[what] = unlike
         return {name: torch.stack(columns[name]) for name in names if name in alike}
 
     def _refusing(self, what: str) -> dict[str, Any]:
         """Placeholders of the tensors that cannot be stacked."""
-        return {name: self.client.differs(f"{what}[{name!r}]") for name in self._odd.get(what, ())}
+        return {name: self.client.differs(f"{what}[{name!r}]") for name in self._unstackable.get(what, ())}
 
 
 def _common(columns: Mapping[str, list[Tensor]]) -> tuple[Tensors, Tensors]:

@@ -167,8 +167,8 @@ def _admit(session: Session, client_id: int, broadcast: Broadcast) -> Client:
     if each * (epochs or 1) > _PROBE_STEPS or (steps or 0) > _PROBE_STEPS:
         client.work = replace(client.work, epochs=None, steps=_PROBE_STEPS)
         if each > _PROBE_STEPS and (epochs or (steps or 0) / each) >= 1:
-            before = client.around
-            client.around = lambda loader, client_: _shortened(loader if before is None else before(loader, client_))
+            before = client.wrap_loader
+            client.wrap_loader = lambda loader, one: _shortened(before(loader, one) if before else loader)
     return client
 
 

@@ -112,7 +112,7 @@ class GroupLoop:
         tensors = _stack_models(model, clients)
         parts = StackedTensors(tensors)
         for idx, client in enumerate(clients):
-            client.model = ModelView(model, partial(parts.at, idx))
+            client.model = ModelView(model, partial(parts.tensor_of, idx))
             client.task_run = TaskRunOn(loop.state.task_run, client.model)
         work = [loop.algorithm.phases(client) for client in clients]
         if len({len(phases) for phases in work}) > 1:
@@ -504,7 +504,7 @@ class GroupFinish:
         made = objective.finish(clients, tensors)
         if isinstance(made.weight, Tensor):
             raise NotVectorizable("algorithm.finish gives a weight that is a tensor")
-        stacks = self.session.kept(objective.client, made.state)
+        stacks = self.session.local_state(objective.client, made.state)
         finite = finite_rows([*made.payload.values(), *stacks.values()], count)
         kept, flats = _rows(stacks, count), self._flats(made.payload, count)
         if flats is None:

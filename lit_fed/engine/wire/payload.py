@@ -81,7 +81,7 @@ class Flat(NamedTuple):
     values: Tensor
 
     @classmethod
-    def of(cls, payload: Payload, like: Mapping[str, torch.Size]) -> Flat | None:
+    def copy_of(cls, payload: Payload, like: Mapping[str, torch.Size]) -> Flat | None:
         """A copy of a payload's tensors; None for several dtypes or devices, integers, or over `MOST_VALUES` values.
 
         Large tensors gain nothing from one vector, and the copy would be another model in memory.

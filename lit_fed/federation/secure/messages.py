@@ -28,7 +28,7 @@ class Refusal(LitFedError):
     status = 1
 
     @override
-    def told(self) -> str:
+    def remote_text(self) -> str:
         return str(self)  # stages, and names of nodes
 
 

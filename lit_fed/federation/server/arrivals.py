@@ -157,13 +157,13 @@ class Arrivals(Asynchronous):
         self._flying = [(one.ended, number, 0, one) for number, one in enumerate(self.begun)]
 
     @override
-    def _at(self, round_idx: int) -> Step:
+    def _step_at(self, round_idx: int) -> Step:
         if round_idx < self._reached:  # for a picture
             if round_idx >= len(self._past):
                 self._past = read_order(str(self.order), range(self.num_clients))
             return Step(plan := self._past[round_idx], max(one.ended for one in plan))
         is_new = round_idx > self._reached
-        step = super()._at(round_idx)
+        step = super()._step_at(round_idx)
         arrived = sum(one.fate is not Fate.LOST_BEFORE for one in step.plan)
         if is_new and arrived < (least := min(self.flights.patience.smallest_cohort, self.buffer)):
             raise NobodyLeft(

@@ -106,7 +106,7 @@ class StatisticsNode:
                 )
             return encode(self._answer(message))
         except (Exception, SystemExit) as error:
-            cause = (error.told() if isinstance(error, LitFedError) else "") or type(error).__name__
+            cause = (error.remote_text() if isinstance(error, LitFedError) else "") or type(error).__name__
             self.say(Alert(f"no statistics: {error}"))
             return encode(Message("failure", {"cause": shown(cause)}))
 

@@ -12,7 +12,7 @@ import torch
 from lightning import LightningModule
 from torch import nn
 
-from lit_fed.algorithm import Client, Model, Split, Terms, task_name
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.methods.attention_freezing.projections import merged, separate_attention
@@ -70,23 +70,23 @@ class FedFrozen(FedAvg):
         try:
             self.attention = separate_attention(task)
         except ConfigError as error:
-            raise ConfigError(f"algorithm FedFrozen needs attention in model {task_name(task)}: {error}") from None
+            raise ConfigError(f"algorithm FedFrozen needs attention in model {fed.task_name(task)}: {error}") from None
         if not any(task.get_parameter(name).requires_grad for name in self.attention.kernel):
             raise ConfigError(
-                f"algorithm FedFrozen needs attention that trains in model {task_name(task)}, and "
+                f"algorithm FedFrozen needs attention that trains in model {fed.task_name(task)}, and "
                 f"{self.attention.kernel[0]!r} and all other queries and keys are frozen; choose FedAvg"
             )
 
-    def split(self, model: Model, round_idx: int) -> Split:
+    def split(self, model: fed.Model, round_idx: int) -> fed.Split:
         """All parameters travel during the warm-up, all but queries and keys after it."""
         frozen = self.attention.kernel if round_idx >= self.warmup_rounds else ()
-        return Split(tuple(name for name in model.parameters if name not in frozen), frozen=frozen)
+        return fed.Split(tuple(name for name in model.parameters if name not in frozen), frozen=frozen)
 
     def release(self, task: LightningModule) -> nn.Module:
         """A copy of the network with fused projections, as it was built."""
         return merged(super().release(task))
 
-    def objective(self, client: Client, batch: Any) -> Terms:
+    def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """The task's loss and the ridge on the value block."""
         terms = super().objective(client, batch)
         if self.value_ridge:

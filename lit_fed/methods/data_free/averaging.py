@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lit_fed.algorithm import ClientUpdate, Model, Payload, Reducer, Workers, head_of, task_name
+import lit_fed.algorithm as fed
 from lit_fed.errors import ConfigError
 
 
@@ -23,8 +23,8 @@ class Decoder:
         method: The method's name, for errors.
     """
 
-    def __init__(self, kind: str, model: Model, name: str | None, method: str) -> None:
-        head = head_of(model.task, name)
+    def __init__(self, kind: str, model: fed.Model, name: str | None, method: str) -> None:
+        head = fed.head_of(model.task, name)
         assert head is not None, "declared in `needs`, so it is there"
         self.kind, self.module = kind, head
         inside = {id(tensor): key for key, tensor in head.state_dict(keep_vars=True).items()}
@@ -35,12 +35,12 @@ class Decoder:
         if layer is None:
             raise ConfigError(
                 f"algorithm {method} splits each network into an encoder and a classifier, and the head "
-                f"{type(head).__name__} of model {task_name(model.task)} has no linear layer that tells the features' "
-                "length; name another submodule as algorithm.head"
+                f"{type(head).__name__} of model {fed.task_name(model.task)} has no linear layer that tells the "
+                "features' length; name another submodule as algorithm.head"
             )
         self.num_features = layer.in_features
 
-    def tensors(self, held: Payload) -> dict[str, Tensor]:
+    def tensors(self, held: fed.Payload) -> dict[str, Tensor]:
         """The classifier's tensors out of a network's, by the network's names."""
         return {name: held[name] for name in self.names if name in held}
 
@@ -67,7 +67,7 @@ class Slot(NamedTuple):
     dtype: torch.dtype
 
 
-def slots(models: Mapping[str, Model], decoders: Mapping[str, Decoder]) -> dict[str, dict[str, Slot]]:
+def slots(models: Mapping[str, fed.Model], decoders: Mapping[str, Decoder]) -> dict[str, dict[str, Slot]]:
     """The slot of every tensor of every kind, by its name."""
     slots_by_kind: dict[str, dict[str, Slot]] = {}
     for kind, model in models.items():
@@ -79,7 +79,7 @@ def slots(models: Mapping[str, Model], decoders: Mapping[str, Decoder]) -> dict[
     return slots_by_kind
 
 
-class SlotMean(Reducer[dict[str, dict[str, Tensor]]]):
+class SlotMean(fed.Reducer[dict[str, dict[str, Tensor]]]):
     r"""The weighted mean :math:`\sum_k w_k x_k / \sum_k w_k` in every slot, over the clients that hold one.
 
     Sums run in float64 with unnormalised weights, as in `lit_fed.algorithm.WeightedMean`, with the same bits if all
@@ -100,11 +100,11 @@ class SlotMean(Reducer[dict[str, dict[str, Tensor]]]):
         self._sums: dict[Slot, Tensor] = {}
         self._totals: dict[Slot, float] = {}
 
-    def add(self, update: ClientUpdate) -> None:
+    def add(self, update: fed.ClientUpdate) -> None:
         """Add ``weight * tensor`` for every tensor of the network; ignore the payload's other tensors."""
         self.add_weighed(update, 1.0 if self.uniform else float(update.weight))
 
-    def add_weighed(self, update: ClientUpdate, weight: float) -> None:
+    def add_weighed(self, update: fed.ClientUpdate, weight: float) -> None:
         """Add the update with the given weight."""
         for name, slot in self.by_kind[update.kind].items():
             if name in update.payload:
@@ -115,7 +115,7 @@ class SlotMean(Reducer[dict[str, dict[str, Tensor]]]):
                 self._sums[slot].add_(tensor, alpha=weight)
                 self._totals[slot] += weight
 
-    def result(self, workers: Workers) -> dict[str, dict[str, Tensor]] | None:
+    def result(self, workers: fed.Workers) -> dict[str, dict[str, Tensor]] | None:
         """The means over all processes; None where no update arrived."""
         if workers.world_size > 1:
             self._merge(workers)
@@ -134,7 +134,7 @@ class SlotMean(Reducer[dict[str, dict[str, Tensor]]]):
         mean = self._sums[slot] / self._totals[slot]
         return mean.to(slot.dtype) if slot.dtype.is_floating_point else mean.round().to(slot.dtype)
 
-    def _merge(self, workers: Workers) -> None:
+    def _merge(self, workers: fed.Workers) -> None:
         every = sorted({slot for names in self.by_kind.values() for slot in names.values()}, key=str)
         sums = [self._sums[slot] if slot in self._sums else workers.zeros(slot.shape) for slot in every]
         totals = torch.tensor([self._totals.get(slot, 0.0) for slot in every], dtype=torch.float64)

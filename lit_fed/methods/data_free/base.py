@@ -11,19 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.func import functional_call
 
-from lit_fed.algorithm import (
-    Algorithm,
-    Client,
-    ClientUpdate,
-    Model,
-    Payload,
-    Population,
-    Server,
-    ServerLoop,
-    Stage,
-    Update,
-    task_name,
-)
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.data.population.pictures import even_subset
 from lit_fed.errors import ConfigError
@@ -45,7 +33,7 @@ _SHOWN = 8  # samples of a class in a picture
 _MOST_WATCHED = 20  # classes whose variance is measured in a round
 
 
-class DataFree(Algorithm[AggregateT]):
+class DataFree(fed.Algorithm[AggregateT]):
     """Clients send their networks and label counts; a generator on the server makes samples without data.
 
     Every kind of network has a global model, the `lit_fed.methods.data_free.averaging.SlotMean` of its clients.
@@ -98,7 +86,7 @@ class DataFree(Algorithm[AggregateT]):
 
     # ------------------------------------------------------------------ the whole
 
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """Start with each kind's weights as its global model, and build the generator."""
         self.population, self.models, self.num_classes = population, models, population.num_classes
         name = type(self).__name__
@@ -139,7 +127,7 @@ class DataFree(Algorithm[AggregateT]):
             if logits.ndim != 2 or logits.shape[1] != self.num_classes:
                 raise ConfigError(
                     f"algorithm {type(self).__name__} needs logits (B, {self.num_classes}) for the data's "
-                    f"{self.num_classes} classes, and the head of model {task_name(model.task)} gives "
+                    f"{self.num_classes} classes, and the head of model {fed.task_name(model.task)} gives "
                     f"{tuple(logits.shape)}; name another submodule as algorithm.head"
                 )
 
@@ -163,19 +151,19 @@ class DataFree(Algorithm[AggregateT]):
 
     # ------------------------------------------------------------------ client
 
-    def finish(self, client: Client) -> Update:
+    def finish(self, client: fed.Client) -> fed.Update:
         """The network and the label counts (C,)."""
         counts = torch.from_numpy(client.population.census.class_counts(client.id)).to(client.device)
-        return Update({**super().finish(client).payload, COUNTS: counts})
+        return fed.Update({**super().finish(client).payload, COUNTS: counts})
 
-    def decoder_of(self, client: Client) -> Decoder:
+    def decoder_of(self, client: fed.Client) -> Decoder:
         """The classifier of the client's kind of network."""
         task = client.model.task
         return next(self.decoders[kind] for kind, model in self.models.items() if model.task is task)
 
     # ------------------------------------------------------------------ server
 
-    def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
+    def broadcast(self, server: fed.Server, round_idx: int, kind: str, stage: fed.Stage = "train") -> fed.Payload:
         """The kind's global model."""
         return {name: server["models"][kind][name] for name in self.models[kind].shared_names("down")}
 
@@ -183,7 +171,7 @@ class DataFree(Algorithm[AggregateT]):
         """A new mean of the clients' networks."""
         return SlotMean(self.slots, uniform=self.weighting == "uniform")
 
-    def take(self, server: Server, means: Mapping[str, Payload]) -> None:
+    def take(self, server: fed.Server, means: Mapping[str, fed.Payload]) -> None:
         """Move the global models to the means."""
         for kind, mean in means.items():
             for name, tensor in mean.items():
@@ -204,27 +192,27 @@ class DataFree(Algorithm[AggregateT]):
         asked = torch.tensor(self.label_prior, dtype=torch.float64, device=counted.device) * (counts.sum(0) > 0)
         return asked / asked.sum() if asked.sum() > 0 else None
 
-    def report(self, server: Server, found: Mapping[str, float], round_idx: int) -> dict[str, float]:
+    def report(self, server: fed.Server, losses: Mapping[str, float], round_idx: int) -> dict[str, float]:
         """The generator's metrics of a round; warn if it collapsed or its loss exploded.
 
         Args:
             server: The server's state, with the round's generator.
-            found: The mean of each term over the round, including ``cross_entropy``.
+            losses: The mean of each term over the round, including ``cross_entropy``.
             round_idx: The round, counted from 0.
         """
-        warn_of_explosion(server, round_idx, found["cross_entropy"], self.explosion_above)
+        warn_of_explosion(server, round_idx, losses["cross_entropy"], self.explosion_above)
         there = torch.nonzero(server["prior"]).flatten().tolist()
         classes = [there[at] for at in even_subset(len(there), _MOST_WATCHED)]
         variances = class_variances(self.samples_of(server, classes))
         warn_of_collapse(server, round_idx, classes, variances, self.collapse_below)
         return {
-            **{f"server/generator_{name}": value for name, value in found.items()},
+            **{f"server/generator_{name}": value for name, value in losses.items()},
             "server/generator_variance": float(variances.min()),
             "server/label_entropy": entropy(server["prior"]),
         }
 
     @torch.no_grad()
-    def samples_of(self, server: Server, classes: Sequence[int], count: int = _SHOWN) -> Tensor:
+    def samples_of(self, server: fed.Server, classes: Sequence[int], count: int = _SHOWN) -> Tensor:
         """Pseudo-samples of each class, (classes, count, …), always from the same noise."""
         labels = torch.tensor(classes, device=self.pseudo.device).repeat_interleave(count)
         noise, _ = next(self.pseudo.batches(server["prior"], 1, len(labels), (self.population.seed, "figures")))
@@ -232,26 +220,26 @@ class DataFree(Algorithm[AggregateT]):
         return made.view(len(classes), count, *made.shape[1:])
 
     @property
-    def server_loop(self) -> ServerLoop:
+    def server_loop(self) -> fed.ServerLoop:
         """The training loop of the server."""
         assert self.population.server_loop is not None, "it is only in forecasts that nothing is run"
-        loop: ServerLoop = self.population.server_loop
+        loop: fed.ServerLoop = self.population.server_loop
         return loop
 
-    def figures(self, server: Server) -> dict[str, Figure]:
+    def figures(self, server: fed.Server) -> dict[str, Figure]:
         """Pseudo-samples of each class, always from the same noise: images, or the mean features."""
         if not server["learnt"]:
             return {}
         made = self.samples_of(server, range(self.num_classes)).float().cpu()
         return {"generated": generated_picture(made.numpy())}
 
-    def head_logits(self, kind: str, held: Payload, features: Tensor) -> Tensor:
+    def head_logits(self, kind: str, held: fed.Payload, features: Tensor) -> Tensor:
         """The logits of a kind's classifier with given tensors, in evaluation mode."""
         with self.models[kind].evaluating():
             return self.decoders[kind].logits(held, features)
 
 
-def counts_of(updates: Sequence[ClientUpdate]) -> Tensor:
+def counts_of(updates: Sequence[fed.ClientUpdate]) -> Tensor:
     """Samples by client and class (M, C)."""
     return torch.stack([update.payload[COUNTS] for update in updates])
 
@@ -293,12 +281,12 @@ class PseudoSamples:
             labels = torch.multinomial(weights, size, replacement=True, generator=random)
             yield noise.to(self.device), labels.to(self.device)
 
-    def noise_like(self, labels: Tensor, tensors: Payload) -> Tensor:
+    def noise_like(self, labels: Tensor, tensors: fed.Payload) -> Tensor:
         """Noise for labels, from the device's generator, in the weights' dtype."""
         dtype = next(iter(tensors.values())).dtype
         return torch.rand(len(labels), self.network.noise_size, device=labels.device, dtype=dtype)
 
-    def make(self, tensors: Payload, noise: Tensor, labels: Tensor) -> Tensor:
+    def make(self, tensors: fed.Payload, noise: Tensor, labels: Tensor) -> Tensor:
         """Samples (B, …), in evaluation mode; differentiable in noise and weights.
 
         Args:
@@ -343,7 +331,9 @@ def class_variances(samples: Tensor) -> Tensor:
     return within / flat.square().mean().clamp_min(torch.finfo(flat.dtype).tiny)
 
 
-def warn_of_collapse(server: Server, round_idx: int, classes: Sequence[int], variances: Tensor, below: float) -> None:
+def warn_of_collapse(
+    server: fed.Server, round_idx: int, classes: Sequence[int], variances: Tensor, below: float
+) -> None:
     """Warn, once per run, if the samples of a class hardly differ.
 
     Args:
@@ -364,7 +354,7 @@ def warn_of_collapse(server: Server, round_idx: int, classes: Sequence[int], var
         )
 
 
-def warn_of_explosion(server: Server, round_idx: int, cross_entropy: float, above: float) -> None:
+def warn_of_explosion(server: fed.Server, round_idx: int, cross_entropy: float, above: float) -> None:
     """Warn, once per run, if the clients' classifiers reject the samples' classes with near certainty.
 
     Args:
@@ -383,7 +373,7 @@ def warn_of_explosion(server: Server, round_idx: int, cross_entropy: float, abov
         )
 
 
-def _once(server: Server, kind: type[UserWarning], text: str) -> None:
+def _once(server: fed.Server, kind: type[UserWarning], text: str) -> None:
     if kind.__name__ not in server[WARNED]:
         server[WARNED].append(kind.__name__)
         rank_zero_warn(f"{kind.__name__}: {text}", category=kind)

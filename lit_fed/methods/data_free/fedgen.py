@@ -13,20 +13,7 @@ import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from lit_fed.algorithm import (
-    Client,
-    ClientUpdate,
-    Cohort,
-    Gather,
-    Payload,
-    Reducer,
-    Server,
-    Stage,
-    Terms,
-    Workers,
-    add_prefix,
-    split_prefix,
-)
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.losses import diversity, ensemble_cross_entropy, knowledge_distillation
 from lit_fed.methods.data_free.averaging import SlotMean
@@ -47,8 +34,8 @@ class Arrived(NamedTuple):
         answers: Each client's classifier and label counts.
     """
 
-    means: Mapping[str, Payload]
-    answers: Sequence[ClientUpdate]
+    means: Mapping[str, fed.Payload]
+    answers: Sequence[fed.ClientUpdate]
 
 
 class FedGen(DataFree[Arrived]):
@@ -138,10 +125,10 @@ class FedGen(DataFree[Arrived]):
 
     # ------------------------------------------------------------------ client
 
-    def objective(self, client: Client, batch: Any) -> Terms:
+    def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """The task's loss and, if a generator was received, its two terms."""
         terms = super().objective(client, batch)
-        generator, rest = split_prefix(GENERATOR, client.received)
+        generator, rest = fed.split_prefix(GENERATOR, client.received)
         if not generator or client.stage != "train" or client.run(batch).loss is None:
             return terms
         weight = self.decay**client.round_idx
@@ -159,27 +146,27 @@ class FedGen(DataFree[Arrived]):
 
     # ------------------------------------------------------------------ server
 
-    def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
+    def broadcast(self, server: fed.Server, round_idx: int, kind: str, stage: fed.Stage = "train") -> fed.Payload:
         """The kind's global model and, for training, the generator and the distribution of labels."""
         sent = super().broadcast(server, round_idx, kind, stage)
         if stage != "train" or not server["learnt"]:
             return sent
         return {**sent, **self._lesson(server)}
 
-    def forecast(self, server: Server, round_idx: int, kind: str) -> Payload:
+    def forecast(self, server: fed.Server, round_idx: int, kind: str) -> fed.Payload:
         """A broadcast after the generator's first training."""
         return {**self.broadcast(server, round_idx, kind), **self._lesson(server)}
 
-    def _lesson(self, server: Server) -> Payload:
+    def _lesson(self, server: fed.Server) -> fed.Payload:
         if not (self.generator_steps and (self.alpha or self.beta)):
             return {}
-        return {**add_prefix(GENERATOR, server["generator"]), PRIOR: server["prior"].float()}
+        return {**fed.add_prefix(GENERATOR, server["generator"]), PRIOR: server["prior"].float()}
 
-    def reducer(self, server: Server) -> Reducer[Arrived]:
+    def reducer(self, server: fed.Server) -> fed.Reducer[Arrived]:
         """The mean of the networks, and each client's classifier and label counts."""
         return _Arrivals(self.means(), {kind: decoder.names for kind, decoder in self.decoders.items()})
 
-    def step(self, server: Server, aggregate: Arrived, cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: Arrived, cohort: fed.Cohort) -> dict[str, float]:
         """Average the networks, then train the generator."""
         self.take(server, aggregate.means)
         counts = counts_of(aggregate.answers)
@@ -190,7 +177,7 @@ class FedGen(DataFree[Arrived]):
         server["prior"].copy_(prior)
         shares = label_shares(alike, counts)
 
-        def terms(batch: tuple[Tensor, Tensor]) -> Terms:
+        def terms(batch: tuple[Tensor, Tensor]) -> fed.Terms:
             noise, labels = batch
             made = self.pseudo.network(noise, labels)
             logits = torch.stack([self.head_logits(answer.kind, answer.payload, made) for answer in aggregate.answers])
@@ -208,19 +195,19 @@ class FedGen(DataFree[Arrived]):
         return self.report(server, losses, cohort.round_idx)
 
 
-class _Arrivals(Reducer[Arrived]):
+class _Arrivals(fed.Reducer[Arrived]):
     """The reducer of the mean networks, and of each client's classifier and label counts."""
 
-    def __init__(self, means: SlotMean, kept: Mapping[str, Mapping[str, str]]) -> None:
-        self._means, self._answers, self._kept = means, Gather(), kept
+    def __init__(self, means: SlotMean, head_names: Mapping[str, Mapping[str, str]]) -> None:
+        self._means, self._answers, self._head_names = means, fed.Gather(), head_names
 
-    def add(self, update: ClientUpdate) -> None:
+    def add(self, update: fed.ClientUpdate) -> None:
         """Sum up the network; keep the classifier and the label counts."""
         self._means.add(update)
-        kept = {name: tensor for name, tensor in update.payload.items() if name in self._kept[update.kind]}
+        kept = {name: tensor for name, tensor in update.payload.items() if name in self._head_names[update.kind]}
         self._answers.add(update.with_payload({**kept, COUNTS: update.payload[COUNTS]}))
 
-    def result(self, workers: Workers) -> Arrived | None:
+    def result(self, workers: fed.Workers) -> Arrived | None:
         """The aggregate over all processes."""
         means, answers = self._means.result(workers), self._answers.result(workers)
         return None if means is None or answers is None else Arrived(means, answers)

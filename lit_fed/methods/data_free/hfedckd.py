@@ -14,41 +14,12 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from lit_fed.algorithm import (
-    Client,
-    ClientUpdate,
-    Cohort,
-    Gather,
-    Model,
-    Objective,
-    Outputs,
-    Payload,
-    Population,
-    Reducer,
-    Server,
-    Stage,
-    Tensors,
-    Terms,
-    Update,
-    add_prefix,
-    num_bytes,
-    split_prefix,
-)
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.losses import disagreement, diversity, ensemble_cross_entropy, gated_cross_entropy, model_contrast
+from lit_fed.methods.data_free import weighting
 from lit_fed.methods.data_free.base import DataFree, counts_of
-from lit_fed.methods.data_free.weighting import (
-    divergences_from_mean,
-    effective_size,
-    entropy,
-    inverse_probability_weights,
-    label_prior,
-    label_shares,
-    mixture,
-    normalised,
-    sample_gate,
-)
 from lit_fed.methods.regularizers import declared
 from lit_fed.methods.server import positive
 from lit_fed.networks.generators import Generator, ImageGenerator, LatentGenerator
@@ -62,7 +33,7 @@ def _adam_of_dcgan(parameters: Iterable[Any]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=1e-3, betas=(0.5, 0.999))
 
 
-class HFedCKD(DataFree[list[ClientUpdate]]):
+class HFedCKD(DataFree[list[fed.ClientUpdate]]):
     r"""Distils clients with networks of several kinds by pseudo-samples, and regularises training by two contrasts.
 
     A round of the server, with the cohort S and clients' networks :math:`f_i`:
@@ -190,7 +161,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
         self.needs |= {"one_client"} if generator_steps and distillation_weight else set()  # samples are drawn
         self.needs |= {"probability"} if ipwd and inclusion == "probability" else set()
 
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """Start without pseudo-samples and without past participants."""
         server = super().setup(models, population)
         participations = torch.zeros(population.num_clients, dtype=torch.int64)
@@ -214,7 +185,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
 
     # ------------------------------------------------------------------ client
 
-    def objective(self, client: Client, batch: Any) -> Terms:
+    def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """The task's loss, the loss on pseudo-samples, and the two contrasts."""
         terms = super().objective(client, batch)
         if client.stage != "train" or client.run(batch).loss is None:
@@ -230,7 +201,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
             terms["distillation"] = self.distillation_weight * gated_cross_entropy(logits, targets, gates)
         return {**terms, **(self.contrasts(client, batch) if self.contrast else {})}
 
-    def contrasts(self, client: Client, batch: Any) -> Terms:
+    def contrasts(self, client: fed.Client, batch: Any) -> fed.Terms:
         """Two terms of MOON's form with their weights, see `lit_fed.losses.model_contrast`.
 
         - ``encoder``: the features z of a batch are drawn to the global network's, away from the client's previous
@@ -240,7 +211,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
         Both networks see the batch in evaluation mode. Each term is ln 2 if all three networks agree. Empty if the
         client has no history or received nothing.
         """
-        previous = split_prefix(PREVIOUS, client.state)[0]
+        previous = fed.split_prefix(PREVIOUS, client.state)[0]
         if not previous or not client.begun:
             return {}
         (z, f), (z_global, f_global) = _halves(client.run(batch)), _halves(client.teach(batch))
@@ -252,23 +223,23 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
             terms["decoder"] = self.decoder_weight * model_contrast(f, f_before, f_global, self.temperature)
         return terms
 
-    def finish(self, client: Client) -> Update:
+    def finish(self, client: fed.Client) -> fed.Update:
         """The network and label counts; with the contrasts, also whether a history exists. Keeps the new history."""
         update = super().finish(client)
         if not self.contrast:
             return update
         first = torch.tensor(client.is_new, device=client.device)
-        history = add_prefix(PREVIOUS, client.model.tensors())
+        history = fed.add_prefix(PREVIOUS, client.model.tensors())
         return replace(update, payload={**update.payload, FIRST: first}, state=history)
 
     # ------------------------------------------------------------------ server
 
-    def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
+    def broadcast(self, server: fed.Server, round_idx: int, kind: str, stage: fed.Stage = "train") -> fed.Payload:
         """The kind's global network and, for training, pseudo-samples with their targets and gates."""
         sent = super().broadcast(server, round_idx, kind, stage)
         return {**sent, **server["pseudo"]} if stage == "train" and self.distillation_weight else sent
 
-    def forecast(self, server: Server, round_idx: int, kind: str) -> Payload:
+    def forecast(self, server: fed.Server, round_idx: int, kind: str) -> fed.Payload:
         """A broadcast after the generator's first training."""
         sent = self.broadcast(server, round_idx, kind)
         if not (self.generator_steps and self.distillation_weight):
@@ -279,11 +250,11 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
         return {**sent, SAMPLES: torch.empty(count, *shape), TARGETS: torch.empty(count, classes),
                 GATES: torch.empty(count)}  # fmt: skip
 
-    def reducer(self, server: Server) -> Reducer[list[ClientUpdate]]:
+    def reducer(self, server: fed.Server) -> fed.Reducer[list[fed.ClientUpdate]]:
         """Gather all updates: a client's weight depends on all clients."""
-        return Gather()
+        return fed.Gather()
 
-    def step(self, server: Server, aggregate: list[ClientUpdate], cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: list[fed.ClientUpdate], cohort: fed.Cohort) -> dict[str, float]:
         """Weigh, average, train the generator, distil."""
         server["participations"][list(set(cohort.delivered))] += 1
         counts = counts_of(aggregate)
@@ -300,18 +271,18 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
         self.take(server, mean.means())
         if self.contrast:
             metrics["server/first_participations"] = sum(int(update.payload[FIRST]) for update in aggregate)
-            kept = [num_bytes(self.models[update.kind].tensors()) for update in aggregate]
+            kept = [fed.num_bytes(self.models[update.kind].tensors()) for update in aggregate]
             metrics["server/history_bytes"] = sum(kept) / len(kept)
         metrics["server/clients_seen"] = int((server["participations"] > 0).sum())
-        prior = self.prior(label_prior(weights, counts), counts)
+        prior = self.prior(weighting.label_prior(weights, counts), counts)
         if self.generator_steps and prior is not None:
             server["prior"].copy_(prior)
-            metrics |= self._teach_generator(server, aggregate, label_shares(weights, counts), cohort)
-            metrics |= self._distil(server, aggregate, label_shares(weights, counts), cohort)
+            metrics |= self._teach_generator(server, aggregate, weighting.label_shares(weights, counts), cohort)
+            metrics |= self._distil(server, aggregate, weighting.label_shares(weights, counts), cohort)
         return metrics
 
     def _inverse_probabilities(
-        self, server: Server, updates: Sequence[ClientUpdate], cohort: Cohort
+        self, server: fed.Server, updates: Sequence[fed.ClientUpdate], cohort: fed.Cohort
     ) -> tuple[Tensor, dict[str, float]]:
         """The clients' weights, and metrics of their spread."""
         rounds, device = cohort.round_idx + 1, self.pseudo.device
@@ -322,40 +293,40 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
             probabilities = seen.double() / rounds
         divergences = torch.zeros(len(updates), dtype=torch.float64, device=device)
         if server["learnt"]:
-            divergences = divergences_from_mean(self._ensemble(server, updates, cohort).double().softmax(2))
-        weights = inverse_probability_weights(
+            divergences = weighting.divergences_from_mean(self._ensemble(server, updates, cohort).double().softmax(2))
+        weights = weighting.inverse_probability_weights(
             probabilities.to(device), divergences, rounds, self.exponent, self.divergence_weight
         )
-        share = normalised(weights)
+        share = weighting.normalised(weights)
         return weights, {
-            "server/ipwd_effective_size": effective_size(share),
-            "server/ipwd_entropy": entropy(share),
+            "server/ipwd_effective_size": weighting.effective_size(share),
+            "server/ipwd_entropy": weighting.entropy(share),
             "server/ipwd_largest": float(share.max()),
             "server/divergence": float(divergences.mean()),
         }
 
     @torch.no_grad()
-    def _ensemble(self, server: Server, updates: Sequence[ClientUpdate], cohort: Cohort) -> Tensor:
+    def _ensemble(self, server: fed.Server, updates: Sequence[fed.ClientUpdate], cohort: fed.Cohort) -> Tensor:
         """The clients' logits (M, B, C) on samples of the generator from the round's start."""
         seed = self.population.seed, "hfedckd", cohort.round_idx, "divergence"
         draw = next(self.pseudo.batches(server["prior"], 1, self.pseudo_size, seed))
         return self._answers(updates, self.pseudo.make(server["generator"], *draw))
 
-    def _answers(self, updates: Sequence[ClientUpdate], samples: Tensor) -> Tensor:
+    def _answers(self, updates: Sequence[fed.ClientUpdate], samples: Tensor) -> Tensor:
         return torch.stack([self._logits(update.kind, update.payload, samples) for update in updates])
 
-    def _logits(self, kind: str, held: Payload, samples: Tensor) -> Tensor:
+    def _logits(self, kind: str, held: fed.Payload, samples: Tensor) -> Tensor:
         """A network's logits for pseudo-samples, in evaluation mode."""
         if self.generator == "features":
             return self.head_logits(kind, held, samples)
         return self.server_loop.forward(kind, {n: t for n, t in held.items() if n in self.models[kind]}, samples)
 
     def _teach_generator(
-        self, server: Server, updates: Sequence[ClientUpdate], shares: Tensor, cohort: Cohort
+        self, server: fed.Server, updates: Sequence[fed.ClientUpdate], shares: Tensor, cohort: fed.Cohort
     ) -> dict[str, float]:
         student = self.population.kinds.names[0]
 
-        def terms(batch: tuple[Tensor, Tensor]) -> Terms:
+        def terms(batch: tuple[Tensor, Tensor]) -> fed.Terms:
             noise, labels = batch
             made = self.pseudo.network(noise, labels)
             logits = self._answers(updates, made)
@@ -365,7 +336,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
                 "diversity": self.diversity * diversity(noise, made),
             }
             if self.disagreement_weight and self.generator == "images":
-                mixed = mixture(logits, share).clamp_min(torch.finfo(logits.dtype).tiny).log()
+                mixed = weighting.mixture(logits, share).clamp_min(torch.finfo(logits.dtype).tiny).log()
                 of_student = self._logits(student, server["models"][student], made)
                 of_generator["disagreement"] = self.disagreement_weight * disagreement(mixed, of_student)
             return of_generator
@@ -382,18 +353,20 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
 
     @torch.no_grad()
     def _lesson(
-        self, server: Server, updates: Sequence[ClientUpdate], shares: Tensor, draw: tuple[Tensor, Tensor]
+        self, server: fed.Server, updates: Sequence[fed.ClientUpdate], shares: Tensor, draw: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Pseudo-samples (B, …), the ensemble's probabilities (B, C), gates (B,)."""
         samples = self.pseudo.make(server["generator"], *draw)
         logits = self._answers(updates, samples)
-        targets = mixture(logits, shares[:, draw[1]].to(logits.dtype))
+        targets = weighting.mixture(logits, shares[:, draw[1]].to(logits.dtype))
         confidence = targets.amax(1)
-        gates = sample_gate(confidence, self.gate_slope, self.gate_threshold) if self.ipwd else confidence.new_ones(())
+        gates = confidence.new_ones(())
+        if self.ipwd:
+            gates = weighting.sample_gate(confidence, self.gate_slope, self.gate_threshold)
         return samples, targets, gates.expand_as(confidence)
 
     def _distil(
-        self, server: Server, updates: Sequence[ClientUpdate], shares: Tensor, cohort: Cohort
+        self, server: fed.Server, updates: Sequence[fed.ClientUpdate], shares: Tensor, cohort: fed.Cohort
     ) -> dict[str, float]:
         seed = self.population.seed, "hfedckd", cohort.round_idx
         sent = next(self.pseudo.batches(server["prior"], 1, self.pseudo_size, (*seed, "sent")))
@@ -410,16 +383,16 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
         return {**metrics, "server/distillation": sum(losses) / len(losses)}
 
     def _distil_into(
-        self, server: Server, kind: str, lessons: Sequence[tuple[Tensor, Tensor, Tensor]], seed: tuple[Any, ...]
+        self, server: fed.Server, kind: str, lessons: Sequence[tuple[Tensor, Tensor, Tensor]], seed: tuple[Any, ...]
     ) -> float:
         """Train a kind's global network, or its classifier alone, and return the mean loss."""
 
-        def loss(task: Objective, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        def loss(task: fed.Objective, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
             samples, targets, gates = batch
             module = task if self.generator == "images" else self.decoders[kind].module
             return gated_cross_entropy(module(samples), targets, gates)
 
-        begin: Tensors = server["models"][kind]
+        begin: fed.Tensors = server["models"][kind]
         if self.generator == "features":
             begin = self.decoders[kind].tensors(begin)
         learnt, mean = self.server_loop.train(
@@ -431,6 +404,6 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
         return mean
 
 
-def _halves(outputs: Outputs) -> tuple[Tensor, Tensor]:
+def _halves(outputs: fed.Outputs) -> tuple[Tensor, Tensor]:
     """The encoder's output (B, d) and the classifier's (B, C)."""
     return declared(outputs.features), declared(outputs.logits)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lit_fed.algorithm import Payload
+import lit_fed.algorithm as fed
 from lit_fed.callbacks import Callback, Run, in_place_of
 from lit_fed.callbacks.boards import show_picture
 from lit_fed.checks import check_range
@@ -62,11 +62,11 @@ class PseudoTest(Protocol):
         loader = federation.data.test_loader() if subset == "test" else federation.data.val_loader()
         for kind, state in federation.global_models(round_idx).items():
             real, labels = _real(method, federation, kind, state, loader)
-            made, logits, wanted = _made(method, federation, kind, state, self.samples_per_class)
+            pseudo, logits, pseudo_labels = _pseudo(method, federation, kind, state, self.samples_per_class)
             name = self.name if len(federation.kinds.names) == 1 else f"{self.name}_{kind}"
-            divergences = class_divergences(made, wanted, real, labels, method.num_classes)
+            divergences = class_divergences(pseudo, pseudo_labels, real, labels, method.num_classes)
             evaluation.metrics[f"{name}/divergence"] = float(divergences.mean())
-            evaluation.metrics[f"{name}/acc"] = float((logits.argmax(1) == wanted).double().mean())
+            evaluation.metrics[f"{name}/acc"] = float((logits.argmax(1) == pseudo_labels).double().mean())
         return evaluation
 
 
@@ -105,20 +105,20 @@ class PseudoMap(Callback):
         method, kind = _method(federation, "callback PseudoMap"), federation.kinds.names[0]
         state = federation.global_models(round_idx)[kind]
         real, labels = _real(method, federation, kind, state, federation.data.test_loader())
-        made, _, wanted = _made(method, federation, kind, state, self.samples_per_class)
+        pseudo, _, pseudo_labels = _pseudo(method, federation, kind, state, self.samples_per_class)
         kept = torch.cat([
             torch.nonzero(labels == label).flatten()[: self.samples_per_class]
             for label in range(min(method.num_classes, _MOST_CLASSES))
         ])  # fmt: skip
-        shown = wanted < _MOST_CLASSES
-        points = torch.cat([real[kept], made[shown]]).float().cpu().numpy()
+        shown = pseudo_labels < _MOST_CLASSES
+        points = torch.cat([real[kept], pseudo[shown]]).float().cpu().numpy()
         neighbours = min(_NEIGHBOURS, (len(points) - 1) / 3)
         places = TSNE(perplexity=neighbours, init="pca", random_state=0).fit_transform(points)
-        classes = torch.cat([labels[kept], wanted[shown]]).cpu().numpy()
+        classes = torch.cat([labels[kept], pseudo_labels[shown]]).cpu().numpy()
         return map_picture(places, classes, len(kept))
 
 
-def class_divergences(made: Tensor, wanted: Tensor, real: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+def class_divergences(pseudo: Tensor, pseudo_labels: Tensor, real: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     r"""Distance of pseudo-samples to the real samples of their class, in units of the real samples' variance.
 
     .. math:: D_y = \frac{\|m_y - \mu_y\|^2 + \|s_y - \sigma_y\|^2}{\sum_d \mathrm{Var}(z_d)}
@@ -127,8 +127,8 @@ def class_divergences(made: Tensor, wanted: Tensor, real: Tensor, labels: Tensor
     variance of all real features together: Fréchet's distance of normal distributions without correlations.
 
     Args:
-        made: Features of pseudo-samples (n, d).
-        wanted: Their classes (n,).
+        pseudo: Features of pseudo-samples (n, d).
+        pseudo_labels: Their classes (n,).
         real: Features of real samples (m, d).
         labels: Their classes (m,).
         num_classes: C.
@@ -137,21 +137,21 @@ def class_divergences(made: Tensor, wanted: Tensor, real: Tensor, labels: Tensor
         One value for each class with both real and pseudo-samples: 0 for equal distributions. The mean over classes is
         near 1 if pseudo-samples spread over all real samples.
     """
-    made, real = made.double(), real.double()
+    pseudo, real = pseudo.double(), real.double()
     scale = real.var(dim=0, correction=0).sum().clamp_min(torch.finfo(real.dtype).tiny)
     divergences = []
     for label in range(num_classes):
-        made_here, other = made[wanted == label], real[labels == label]
-        if len(made_here) and len(other):
-            means = (made_here.mean(0) - other.mean(0)).square().sum()
-            spreads = (made_here.std(0, correction=0) - other.std(0, correction=0)).square().sum()
+        pseudo_here, other = pseudo[pseudo_labels == label], real[labels == label]
+        if len(pseudo_here) and len(other):
+            means = (pseudo_here.mean(0) - other.mean(0)).square().sum()
+            spreads = (pseudo_here.std(0, correction=0) - other.std(0, correction=0)).square().sum()
             divergences.append((means + spreads) / scale)
     return torch.stack(divergences)
 
 
 @torch.no_grad()
 def _real(
-    method: DataFree[Any], federation: Federation, kind: str, state: Payload, loader: Any
+    method: DataFree[Any], federation: Federation, kind: str, state: fed.Payload, loader: Any
 ) -> tuple[Tensor, Tensor]:
     """Features and classes of a loader's samples."""
     pairs = [(_encode(method, kind, state, x)[0], y) for x, y in federation.loops[kind].batches(loader)]
@@ -159,19 +159,19 @@ def _real(
 
 
 @torch.no_grad()
-def _made(
-    method: DataFree[Any], federation: Federation, kind: str, state: Payload, count: int
+def _pseudo(
+    method: DataFree[Any], federation: Federation, kind: str, state: fed.Payload, count: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Features, logits and classes of pseudo-samples, in order of classes."""
     samples = method.samples_of(federation.server, range(method.num_classes), count).flatten(0, 1)
-    wanted = torch.arange(method.num_classes, device=samples.device).repeat_interleave(count)
+    pseudo_labels = torch.arange(method.num_classes, device=samples.device).repeat_interleave(count)
     if isinstance(method.pseudo.network, LatentGenerator):
-        return samples, method.head_logits(kind, state, samples), wanted
+        return samples, method.head_logits(kind, state, samples), pseudo_labels
     features, logits = _encode(method, kind, state, samples)
-    return features, logits, wanted
+    return features, logits, pseudo_labels
 
 
-def _encode(method: DataFree[Any], kind: str, state: Payload, x: Tensor) -> tuple[Tensor, Tensor]:
+def _encode(method: DataFree[Any], kind: str, state: fed.Payload, x: Tensor) -> tuple[Tensor, Tensor]:
     """The encoder's output, and the logits."""
     seen: list[Tensor] = []
     handle = method.decoders[kind].module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from lit_fed.algorithm import Algorithm, Client, Model, Pass, Payload, Population, Server, Tensors, task_name
+import lit_fed.algorithm as fed
 from lit_fed.errors import ConfigError
 from lit_fed.methods.distillation.mixing import Mixed, SoftmaxMix
 
@@ -18,7 +18,7 @@ AggregateT = TypeVar("AggregateT")
 PUBLIC = "public"  # the pass over the public set, and the key of its logits in a client's results
 
 
-class PredictionExchange(Algorithm[AggregateT]):
+class PredictionExchange(fed.Algorithm[AggregateT]):
     r"""Clients send logits on the public set (P, C), the server mixes them: :math:`p_{agg}(x) = \sum_i w_i(x)\,p_i(x)`.
 
     Here all weights are equal, :math:`w_i = 1/|S|`. Logs ``server/teacher_acc`` (the mixture's accuracy on the public
@@ -46,14 +46,14 @@ class PredictionExchange(Algorithm[AggregateT]):
         super().__init__(public_size=public_size, **kwargs)
         self.aggregate = aggregate
 
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """Start without a mixture."""
         self.population, self.num_classes = population, population.num_classes
         for kind, model in models.items():
             self._check_logits(kind, model)
         return {"targets": torch.zeros(population.public_size, self.num_classes), "mixed": False}
 
-    def _check_logits(self, kind: str, model: Model) -> None:
+    def _check_logits(self, kind: str, model: fed.Model) -> None:
         loop = self.population.server_loop
         if loop is None:
             return
@@ -61,20 +61,21 @@ class PredictionExchange(Algorithm[AggregateT]):
         shape = tuple(loop.predict(kind, {}, batches).shape)
         if len(shape) != 2 or shape[1] != self.num_classes:
             raise ConfigError(
-                f"algorithm {type(self).__name__} mixes class scores, so forward(x) of model {task_name(model.task)} "
-                f"must give logits (B, {self.num_classes}) for the data's {self.num_classes} classes; it gives {shape}"
+                f"algorithm {type(self).__name__} mixes class scores, so forward(x) of model "
+                f"{fed.task_name(model.task)} must give logits (B, {self.num_classes}) for the data's "
+                f"{self.num_classes} classes; it gives {shape}"
             )
 
     # ------------------------------------------------------------------ client
 
-    def public_pass(self, client: Client) -> Pass:
+    def public_pass(self, client: fed.Client) -> fed.Pass:
         """The pass that reads the client's logits (P, C) on the public set."""
         example = {"logits": torch.empty(self.population.public_size, self.num_classes, device="meta")}
-        return Pass(PUBLIC, client.population.public_loader(client_id=client.id), logits_of, example=example)
+        return fed.Pass(PUBLIC, client.population.public_loader(client_id=client.id), logits_of, example=example)
 
     # ------------------------------------------------------------------ server
 
-    def read(self, payload: Payload) -> tuple[Tensor, Tensor]:
+    def read(self, payload: fed.Payload) -> tuple[Tensor, Tensor]:
         """A client's predictions (P, C) to mix, and their scores (P,)."""
         logits = payload["logits"].double()
         values = logits.softmax(1) if self.aggregate == "probabilities" else logits
@@ -88,7 +89,7 @@ class PredictionExchange(Algorithm[AggregateT]):
         """The targets of distillation: the mixture as probabilities (P, C)."""
         return mean if self.aggregate == "probabilities" else mean.softmax(1)
 
-    def take(self, server: Server, mixed: Mixed) -> dict[str, float]:
+    def take(self, server: fed.Server, mixed: Mixed) -> dict[str, float]:
         """Keep the mixture as the server's ``targets`` (P, C), float32, and return its metrics."""
         server["targets"].copy_(self.teach(mixed.mean))
         server["mixed"] = True
@@ -99,6 +100,6 @@ class PredictionExchange(Algorithm[AggregateT]):
         }
 
 
-def logits_of(client: Client, batch: Any) -> Tensors:
+def logits_of(client: fed.Client, batch: Any) -> fed.Tensors:
     """The client's logits (B, C) for the inputs of a batch ``(x, …)``, float32."""
     return {"logits": client.forward(batch[0]).float()}

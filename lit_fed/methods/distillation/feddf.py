@@ -14,23 +14,7 @@ import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from lit_fed.algorithm import (
-    Client,
-    ClientUpdate,
-    Cohort,
-    Model,
-    Objective,
-    Pass,
-    Payload,
-    Phase,
-    Population,
-    Reducer,
-    Server,
-    Stage,
-    Update,
-    Workers,
-    sole,
-)
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.methods.distillation.exchange import PUBLIC, PredictionExchange
 from lit_fed.methods.distillation.mixing import Mixed
@@ -46,7 +30,7 @@ class Fused(NamedTuple):
         mixed: The ensemble's predictions on the public set.
     """
 
-    mean: Payload
+    mean: fed.Payload
     mixed: Mixed
 
 
@@ -88,43 +72,43 @@ class FedDF(PredictionExchange[Fused]):
         self.optimizer = optimizer
         self.fusion = FedAvg(weighting)
 
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """Take the task's weights as the first global model."""
-        self.model = sole(models, self)
+        self.model = fed.sole(models, self)
         return {**super().setup(models, population), **self.fusion.setup(models, population)}
 
     # ------------------------------------------------------------------ client
 
-    def phases(self, client: Client) -> list[Phase | Pass]:
+    def phases(self, client: fed.Client) -> list[fed.Phase | fed.Pass]:
         """Training, then inference on the public set."""
         return [*super().phases(client), *([self.public_pass(client)] if client.stage == "train" else [])]
 
-    def finish(self, client: Client) -> Update:
+    def finish(self, client: fed.Client) -> fed.Update:
         """The model, and logits (P, C) on the public set."""
-        return Update({**super().finish(client).payload, **client.results[PUBLIC]})
+        return fed.Update({**super().finish(client).payload, **client.results[PUBLIC]})
 
     # ------------------------------------------------------------------ server
 
-    def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
+    def broadcast(self, server: fed.Server, round_idx: int, kind: str, stage: fed.Stage = "train") -> fed.Payload:
         """The global model."""
         return self.fusion.broadcast(server, round_idx, kind, stage)
 
-    def reducer(self, server: Server) -> Reducer[Fused]:
+    def reducer(self, server: fed.Server) -> fed.Reducer[Fused]:
         """The mean of the models, and of the logits."""
         return _Fusion(self.fusion.reducer(server), self.mixture())
 
-    def step(self, server: Server, aggregate: Fused, cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: Fused, cohort: fed.Cohort) -> dict[str, float]:
         """Average, then distil."""
         self.fusion.step(server, aggregate.mean, cohort)
         return self.take(server, aggregate.mixed) | self._distil(server, cohort.round_idx)
 
-    def _distil(self, server: Server, round_idx: int) -> dict[str, float]:
+    def _distil(self, server: fed.Server, round_idx: int) -> dict[str, float]:
         population, targets = self.population, server["targets"]
         if not self.epochs:
             return {}
         assert population.server_loop is not None, "it is only in forecasts that nothing is run"
 
-        def distillation(task: Objective, batch: Any) -> Tensor:
+        def distillation(task: fed.Objective, batch: Any) -> Tensor:
             x, index = batch
             logits: Tensor = task(x)
             return F.cross_entropy(logits, targets[index].to(logits.dtype))
@@ -140,19 +124,19 @@ class FedDF(PredictionExchange[Fused]):
         return {"server/distillation": loss}
 
 
-class _Fusion(Reducer[Fused]):
+class _Fusion(fed.Reducer[Fused]):
     """The reducers of the models and of the predictions."""
 
-    def __init__(self, models: Reducer[Payload], predictions: Reducer[Mixed]) -> None:
+    def __init__(self, models: fed.Reducer[fed.Payload], predictions: fed.Reducer[Mixed]) -> None:
         self._models, self._predictions = models, predictions
 
-    def add(self, update: ClientUpdate) -> None:
+    def add(self, update: fed.ClientUpdate) -> None:
         """Add the model to one reducer and the predictions to the other."""
         model = {name: tensor for name, tensor in update.payload.items() if name != "logits"}
-        self._models.add(ClientUpdate(update.client_id, model, update.weight))
+        self._models.add(fed.ClientUpdate(update.client_id, model, update.weight))
         self._predictions.add(update)
 
-    def result(self, workers: Workers) -> Fused | None:
+    def result(self, workers: fed.Workers) -> Fused | None:
         """The mean model and the mixture."""
         mean, mixed = self._models.result(workers), self._predictions.result(workers)
         return None if mean is None or mixed is None else Fused(mean, mixed)

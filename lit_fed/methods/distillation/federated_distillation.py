@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_fed.algorithm import Client, Cohort, Model, Pass, Payload, Phase, Reducer, Server, Split, Stage, Terms, Update
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.methods.distillation.exchange import PUBLIC, PredictionExchange
 from lit_fed.methods.distillation.mixing import Mixed
@@ -62,34 +62,34 @@ class FederatedDistillation(PredictionExchange[Mixed]):
         self.public_epochs = check_range("algorithm.public_epochs", public_epochs, least=1)
         self.first_epochs = first_epochs
 
-    def split(self, model: Model, round_idx: int) -> Split:
+    def split(self, model: fed.Model, round_idx: int) -> fed.Split:
         """Everything stays, buffers too."""
-        return Split(shared=(), personal=tuple(model.parameters))
+        return fed.Split(shared=(), personal=tuple(model.parameters))
 
     # ------------------------------------------------------------------ client
 
-    def phases(self, client: Client) -> list[Phase | Pass]:
+    def phases(self, client: fed.Client) -> list[fed.Phase | fed.Pass]:
         """The refinement, then private training and public inference, or fine-tuning, by the client's stage."""
         private = super().phases(client)
         if client.stage == "train":
             if client.is_new and self.first_epochs is not None:
-                private = [Phase("train", client.train_loader(), epochs=self.first_epochs)]
+                private = [fed.Phase("train", client.train_loader(), epochs=self.first_epochs)]
             return [*self.refinement(client), *private, self.public_pass(client)]
         for phase in private:  # fine-tuning draws the same numbers with and without a refinement before it
-            if isinstance(phase, Phase):
+            if isinstance(phase, fed.Phase):
                 phase.seed = client.derive_seed("training")
         return [*self.refinement(client), *private]
 
-    def refinement(self, client: Client) -> list[Phase | Pass]:
+    def refinement(self, client: fed.Client) -> list[fed.Phase | fed.Pass]:
         """One phase over the public set, once a mixture exists."""
         if "targets" not in client.received:
             return []
         # Training refines on the mixture of the round before, a test on the last round's: the same random numbers.
         seed = client.seed, REFINE, client.round_idx - (client.stage == "train"), client.id
         loader = client.population.public_loader(torch_generator(*seed), client.id)
-        return [Phase(REFINE, loader, epochs=self.public_epochs, public=True, seed=derive_seed(*seed))]
+        return [fed.Phase(REFINE, loader, epochs=self.public_epochs, public=True, seed=derive_seed(*seed))]
 
-    def objective(self, client: Client, batch: Any) -> Terms:
+    def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """The task's loss on a private batch, the distance to the mixture on a public one."""
         if client.phase != REFINE:
             return super().objective(client, batch)
@@ -100,24 +100,24 @@ class FederatedDistillation(PredictionExchange[Mixed]):
         """Cross-entropy of logits (B, C) and the mixture's probabilities (B, C)."""
         return F.cross_entropy(logits, targets.to(logits.dtype))
 
-    def finish(self, client: Client) -> Update:
+    def finish(self, client: fed.Client) -> fed.Update:
         """Logits (P, C) on the public set."""
-        return Update(client.results[PUBLIC])
+        return fed.Update(client.results[PUBLIC])
 
     # ------------------------------------------------------------------ server
 
-    def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
+    def broadcast(self, server: fed.Server, round_idx: int, kind: str, stage: fed.Stage = "train") -> fed.Payload:
         """The newest mixture (P, C), once one exists."""
         return {"targets": server["targets"]} if server["mixed"] else {}
 
-    def forecast(self, server: Server, round_idx: int, kind: str) -> Payload:
+    def forecast(self, server: fed.Server, round_idx: int, kind: str) -> fed.Payload:
         """Nothing in the first round, then a mixture (P, C)."""
         return {"targets": torch.empty_like(server["targets"], device="meta")} if round_idx else {}
 
-    def reducer(self, server: Server) -> Reducer[Mixed]:
+    def reducer(self, server: fed.Server) -> fed.Reducer[Mixed]:
         """A mixture by `temperature`."""
         return self.mixture()
 
-    def step(self, server: Server, aggregate: Mixed, cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: Mixed, cohort: fed.Cohort) -> dict[str, float]:
         """Keep the mixture for the next broadcast."""
         return self.take(server, aggregate)

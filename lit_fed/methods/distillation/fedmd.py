@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_fed.algorithm import Client, Pass, Phase
+import lit_fed.algorithm as fed
 from lit_fed.methods.distillation.federated_distillation import FederatedDistillation
 
 
@@ -40,7 +40,7 @@ class FedMD(FederatedDistillation):
         super().__init__(aggregate="logits", **kwargs)
         self.digest = digest
 
-    def refinement(self, client: Client) -> list[Phase | Pass]:
+    def refinement(self, client: fed.Client) -> list[fed.Phase | fed.Pass]:
         """The digest in training only: a round ends with the revisit."""
         return super().refinement(client) if client.stage == "train" else []
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lit_fed.algorithm import ClientUpdate, Payload, Reducer, Workers
+import lit_fed.algorithm as fed
 
 _NO_DENSITY = -1e300  # stands for −∞, and has finite differences
 _LOWEST = -1e4  # exp of anything below −745 is 0 in float64
@@ -116,7 +116,7 @@ class SoftmaxSum:
         return Mixed(mean, self.sums[:, -2] / total.square(), total.log() - self.sums[:, -1] / total)
 
 
-class SoftmaxMix(Reducer[Mixed]):
+class SoftmaxMix(fed.Reducer[Mixed]):
     r"""Mixes the predictions in clients' updates, :math:`\sum_i \mathrm{softmax}_i(\tau\,\ell_i)\,p_i`.
 
     Memory is O(P·C) for any cohort; a watched client adds O(P).
@@ -138,7 +138,7 @@ class SoftmaxMix(Reducer[Mixed]):
 
     def __init__(
         self,
-        read: Callable[[Payload], tuple[Tensor, Tensor]],
+        read: Callable[[fed.Payload], tuple[Tensor, Tensor]],
         temperature: float,
         watched: Collection[int] = (),
     ) -> None:
@@ -147,7 +147,7 @@ class SoftmaxMix(Reducer[Mixed]):
         self._watched = frozenset(watched)
         self._scores: dict[int, Tensor] = {}
 
-    def add(self, update: ClientUpdate) -> None:
+    def add(self, update: fed.ClientUpdate) -> None:
         """Take in one client's predictions."""
         values, scores = self._read(update.payload)
         known = self._sum.sums.shape
@@ -160,7 +160,7 @@ class SoftmaxMix(Reducer[Mixed]):
         if update.client_id in self._watched:
             self._scores[update.client_id] = self._sum.prepared(scores)
 
-    def result(self, workers: Workers) -> Mixed | None:
+    def result(self, workers: fed.Workers) -> Mixed | None:
         """The mixture over all processes."""
         self._merge(workers)
         if self._sum.peak is None:
@@ -170,7 +170,7 @@ class SoftmaxMix(Reducer[Mixed]):
             mixed.weights[client_id] = self._sum.weight(self._scores[client_id].to(self._sum.peak.device))
         return mixed
 
-    def _merge(self, workers: Workers) -> None:
+    def _merge(self, workers: fed.Workers) -> None:
         if workers.world_size == 1:
             return
         peak = self._sum.peak

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_fed.algorithm import ClientUpdate, Objective, ServerLoop
+import lit_fed.algorithm as fed
 from lit_fed.callbacks import Callback, RoundRecord, Run
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
@@ -68,7 +68,7 @@ class TeacherError(Callback):
         self._on_time = {participant.client_id for participant in plan if participant.fate is Fate.ON_TIME}
         self._sent = {}
 
-    def on_client_end(self, run: Run, update: ClientUpdate) -> None:
+    def on_client_end(self, run: Run, update: fed.ClientUpdate) -> None:
         """Keep the client's predictions and scores."""
         if update.client_id in self._on_time:
             values, scores = _method(run.federation).read(update.payload)
@@ -103,7 +103,8 @@ class TeacherError(Callback):
         self.reference = state["reference"]
 
     def _train_reference(self, federation: Federation) -> Tensor:
-        server, data, kind = ServerLoop(federation.fabric, federation.loops), federation.data, federation.kinds.names[0]
+        server = fed.ServerLoop(federation.fabric, federation.loops)
+        data, kind = federation.data, federation.kinds.names[0]
         begin, seed = federation.loops[kind].model.copy(), (federation.seed, "teacher error")
         trained, _ = server.train(kind, begin, data.train_dataloader(), _own_loss, epochs=self.epochs, seed=seed)
         return server.predict(kind, trained, data.public_loader()).double().softmax(1)
@@ -165,7 +166,7 @@ def _mean_square(errors: Tensor) -> float:
     return float(errors.square().sum(-1).mean())
 
 
-def _own_loss(task: Objective, batch: Any) -> Tensor:
+def _own_loss(task: fed.Objective, batch: Any) -> Tensor:
     loss = task.run(batch).loss
     if loss is None:
         raise ConfigError("callback TeacherError needs a loss from training_step for every batch")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from lit_fed.algorithm import Client, Cohort, Model, Pass, Payload, Phase, Population, Reducer, Server, Tensors, Update
+import lit_fed.algorithm as fed
 from lit_fed.callbacks.pictures import weights_picture
 from lit_fed.checks import check_range
 from lit_fed.data.population.pictures import even_subset
@@ -75,7 +75,7 @@ class UWA(FederatedDistillation):
                 "(the paper: 0.2), or algorithm.density_data to augmented"
             )
 
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """Start without a mixture; the mean weights (watched clients, C) are −1 where unknown."""
         server = super().setup(models, population)
         self._watched = even_subset(population.num_clients, MOST_WATCHED)
@@ -83,19 +83,19 @@ class UWA(FederatedDistillation):
 
     # ------------------------------------------------------------------ client
 
-    def phases(self, client: Client) -> list[Phase | Pass]:
+    def phases(self, client: fed.Client) -> list[fed.Phase | fed.Pass]:
         """The work, then a pass over the samples that the densities are fitted to."""
         return [*super().phases(client), *([self.calibration_pass(client)] if client.stage == "train" else [])]
 
-    def calibration_pass(self, client: Client) -> Pass:
+    def calibration_pass(self, client: fed.Client) -> fed.Pass:
         """Read logits (n, C) and labels (n,); the example has 2 samples per class, the least for a density."""
         held_out = self.density_data == "calibration"
         loader = client.population.calibration_loader(client.id) if held_out else client.train_loader()
         labels = torch.arange(self.num_classes, device="cpu").repeat(2)
         example = {"logits": torch.zeros(len(labels), self.num_classes, device="cpu"), "labels": labels}
-        return Pass(CALIBRATION, loader, _labelled_logits, example=example)
+        return fed.Pass(CALIBRATION, loader, _labelled_logits, example=example)
 
-    def finish(self, client: Client) -> Update:
+    def finish(self, client: fed.Client) -> fed.Update:
         """Logits on the public set, and the density's means and variances."""
         density = fit_class_gaussians(**client.results[CALIBRATION])
         update = super().finish(client)
@@ -104,16 +104,16 @@ class UWA(FederatedDistillation):
 
     # ------------------------------------------------------------------ server
 
-    def reducer(self, server: Server) -> Reducer[Mixed]:
+    def reducer(self, server: fed.Server) -> fed.Reducer[Mixed]:
         """A mixture by `temperature`, which watches at most 64 clients, evenly spread."""
         return self.mixture(self._watched.tolist())
 
-    def read(self, payload: Payload) -> tuple[Tensor, Tensor]:
+    def read(self, payload: fed.Payload) -> tuple[Tensor, Tensor]:
         """A client's predictions (P, C) to mix, and their log densities (P,)."""
         density = ClassGaussians(payload["mean"], payload["variance"])
         return super().read(payload)[0], log_density(payload["logits"], density)
 
-    def step(self, server: Server, aggregate: Mixed, cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: Mixed, cohort: fed.Cohort) -> dict[str, float]:
         """Keep the mixture for the next broadcast, and the mean weights by class."""
         metrics = super().step(server, aggregate, cohort)
         classes = server["targets"].argmax(1)
@@ -125,7 +125,7 @@ class UWA(FederatedDistillation):
             server["weights"][rows[client_id]] = torch.where(counts > 0, sums / counts, -1.0).float()
         return metrics
 
-    def figures(self, server: Server) -> dict[str, Figure]:
+    def figures(self, server: fed.Server) -> dict[str, Figure]:
         """The client × class picture of the last round's mean weights."""
         if not server["mixed"]:
             return {}
@@ -133,5 +133,5 @@ class UWA(FederatedDistillation):
         return {"weights": weights_picture(means.masked_fill(means < 0, torch.nan).cpu().numpy(), self._watched)}
 
 
-def _labelled_logits(client: Client, batch: Any) -> Tensors:
+def _labelled_logits(client: fed.Client, batch: Any) -> fed.Tensors:
     return {**logits_of(client, batch), "labels": client.targets(batch)}

@@ -17,16 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from typing_extensions import override
 
-from lit_fed.algorithm import (
-    NEEDS,
-    ClientUpdate,
-    LocalLoop,
-    Objective,
-    batch_size_of,
-    head_of,
-    map_tensors,
-    task_name,
-)
+import lit_fed.algorithm as fed
 from lit_fed.callbacks import Callback, RoundRecord, Run
 from lit_fed.callbacks.boards import show_picture, takes_pictures
 from lit_fed.callbacks.pictures import curves_picture
@@ -87,11 +78,11 @@ class Alignment(Callback):
         self.max_test_samples = check_range("Alignment.max_test_samples", max_test_samples, least=1, null="for all")
         self.rounds: list[int] = []
         self.curves: dict[str, list[float]] = {}
-        self._due = False
+        self._measures = False
         self._chosen: list[Any] | None = None
-        self._begun: dict[str, Tensor] = {}
+        self._global_model: dict[str, Tensor] = {}
         self._downloaded: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._found: list[tuple[int, dict[str, float]]] = []
+        self._client_metrics: list[tuple[int, dict[str, float]]] = []
 
     def on_fit_start(self, run: Run) -> None:
         """Choose the test samples; check for features, classes, and updates that hold whole models."""
@@ -113,25 +104,25 @@ class Alignment(Callback):
     def on_round_start(self, run: Run, round_idx: int, plan: Sequence[Participant]) -> None:
         """Decide whether to test this round's clients, and keep their download."""
         done = round_idx + 1
-        self._due = done % self.every_n_rounds == 0 or done == run.max_rounds
-        self._found, self._downloaded, self._begun = [], [], {}
-        if self._due:
+        self._measures = done % self.every_n_rounds == 0 or done == run.max_rounds
+        self._client_metrics, self._downloaded, self._global_model = [], [], {}
+        if self._measures:
             (kind,), broadcast = run.federation.kinds.names, run.federation.broadcast(round_idx)
             model = run.federation.loops[kind].model
             sent = {name: tensor for name, tensor in broadcast.payloads[kind].items() if name in model}
-            self._begun = {**broadcast.frozen[kind], **sent}
+            self._global_model = {**broadcast.frozen[kind], **sent}
 
-    def on_client_end(self, run: Run, update: ClientUpdate) -> None:
+    def on_client_end(self, run: Run, update: fed.ClientUpdate) -> None:
         """Test the client's model: its payload over its download."""
-        if self._due:
-            self._found.append((update.client_id, self._test(run.federation, update)))
+        if self._measures:
+            self._client_metrics.append((update.client_id, self._test(run.federation, update)))
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """Add the means over the clients of all processes to the round's metrics."""
-        if not self._due:
+        if not self._measures:
             return
         self._downloaded = []
-        parts = run.workers.gather(self._found)
+        parts = run.workers.gather(self._client_metrics)
         values: dict[str, list[float]] = {}
         for _, metrics_there in sorted((row for part in parts for row in part), key=lambda row: row[0]):
             for name, value in metrics_there.items():
@@ -158,7 +149,7 @@ class Alignment(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rounds, self.curves = state["rounds"], state["curves"]
 
-    def _test(self, federation: Federation, update: ClientUpdate) -> dict[str, float]:
+    def _test(self, federation: Federation, update: fed.ClientUpdate) -> dict[str, float]:
         loop, head = self._parts(federation)
         observed = torch.from_numpy(federation.data.census.class_counts(update.client_id) > 0).to(
             federation.fabric.device
@@ -166,12 +157,12 @@ class Alignment(Callback):
         for name in loop.model.shared_names("up"):
             if name not in update.payload:
                 raise ConfigError(f"callback Alignment tests the models that clients send, and they do not send {name}")
-        local = {name: update.payload.get(name, tensor) for name, tensor in self._begun.items()}
+        local = {name: update.payload.get(name, tensor) for name, tensor in self._global_model.items()}
         totals: Tensor | None = None
         with _observing(loop, head) as view:
             for position, batch in enumerate(self._batches(federation)):
                 if position == len(self._downloaded):
-                    self._downloaded.append(view(batch, self._begun))
+                    self._downloaded.append(view(batch, self._global_model))
                 y = loop.state.client.targets(batch)
                 values = _compare(view(batch, local), self._downloaded[position], y)
                 group = F.one_hot(observed[y].long(), len(_GROUPS)).to(values)
@@ -185,7 +176,7 @@ class Alignment(Callback):
                 found |= {prefix + name: total / count for prefix, total in zip(_TITLES, sums_of, strict=True)}
         return found
 
-    def _parts(self, federation: Federation) -> tuple[LocalLoop, nn.Module]:
+    def _parts(self, federation: Federation) -> tuple[fed.LocalLoop, nn.Module]:
         """The task of a federation with one global model, and its head."""
         loops = list(federation.loops.values())
         if len(loops) > 1 or not federation.global_model(0):
@@ -194,10 +185,12 @@ class Alignment(Callback):
                 f"{'several' if len(loops) > 1 else 'none'}"
             )
         task = loops[0].model.task
-        head = head_of(task, federation.algorithm.head)
+        head = fed.head_of(task, federation.algorithm.head)
         if head is None or federation.data.num_classes is None:
-            missing = NEEDS["features"] if head is None else NEEDS["targets"]
-            raise ConfigError(f"callback Alignment needs {missing}; model {task_name(task)} with these data has none")
+            missing = fed.NEEDS["features"] if head is None else fed.NEEDS["targets"]
+            raise ConfigError(
+                f"callback Alignment needs {missing}; model {fed.task_name(task)} with these data has none"
+            )
         return loops[0], head
 
     def _batches(self, federation: Federation) -> Iterable[Any]:
@@ -214,7 +207,7 @@ class Alignment(Callback):
         keep[numpy_generator(federation.seed, "alignment").choice(loader.num_samples, most, replace=False)] = True
         parts, start = [], 0
         for batch in self._parts(federation)[0].batches(loader):
-            chosen = keep[start : start + batch_size_of(batch)]
+            chosen = keep[start : start + fed.batch_size_of(batch)]
             start += len(chosen)
             parts.append(_rows(batch, chosen))
         size, whole = federation.data.shared_batch_size, _join(parts)
@@ -225,7 +218,7 @@ View = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 @contextmanager
-def _observing(loop: LocalLoop, head: nn.Module) -> Iterator[View]:
+def _observing(loop: fed.LocalLoop, head: nn.Module) -> Iterator[View]:
     """A task's logits (B, C), features (B, d) and cosines with every class (B, C) for a batch, and for given tensors.
 
     In evaluation mode, without gradients or logging.
@@ -245,7 +238,7 @@ def _observing(loop: LocalLoop, head: nn.Module) -> Iterator[View]:
 class _Seen(nn.Module):
     """An objective's features and logits, and its cosines."""
 
-    def __init__(self, objective: Objective, head: nn.Module) -> None:
+    def __init__(self, objective: fed.Objective, head: nn.Module) -> None:
         super().__init__()
         self.objective = objective
         self.heads = [head]  # in a list, so that it is not a submodule and its tensors keep one name
@@ -257,7 +250,9 @@ class _Seen(nn.Module):
 
 def _rows(batch: Any, chosen: Tensor | slice) -> Any:
     """A selection of the samples of a batch of any nesting."""
-    return map_tensors(batch, lambda tensor: tensor[chosen.to(tensor.device) if isinstance(chosen, Tensor) else chosen])
+    return fed.map_tensors(
+        batch, lambda tensor: tensor[chosen.to(tensor.device) if isinstance(chosen, Tensor) else chosen]
+    )
 
 
 def _join(batches: Sequence[Any]) -> Any:

@@ -11,7 +11,7 @@ from lightning import LightningModule
 from torch import nn
 from typing_extensions import override
 
-from lit_fed.algorithm import Client, Model, Pass, Phase, Split, Tensors, head_names
+import lit_fed.algorithm as fed
 from lit_fed.methods.frozen_heads.frozen import FrozenHead, linear_head
 from lit_fed.networks import simplex_etf
 
@@ -47,26 +47,26 @@ class FedBABU(FrozenHead):
                 linear.bias.data.zero_()
 
     @override
-    def split(self, model: Model, round_idx: int) -> Split:
-        head_names(model, self.head)  # refuses a head that does not train
+    def split(self, model: fed.Model, round_idx: int) -> fed.Split:
+        fed.head_names(model, self.head)  # refuses a head that does not train
         return super().split(model, round_idx)
 
-    def start(self, client: Client) -> Tensors:
+    def start(self, client: fed.Client) -> fed.Tensors:
         """The global model; with the downloaded head if it is about to train, for a teacher."""
         begun = super().start(client)
         return {**begun, **client.model.copy(self._moving_head(client))}
 
-    def phases(self, client: Client) -> list[Phase | Pass]:
+    def phases(self, client: fed.Client) -> list[fed.Phase | fed.Pass]:
         """One phase; in fine-tuning it trains the part `fine_tunes`."""
         phases = super().phases(client)
         if moving := self._moving_head(client):
             body = () if self.fine_tunes == "head" else client.model.split.shared
             for phase in phases:
-                if isinstance(phase, Phase):
+                if isinstance(phase, fed.Phase):
                     phase.trains = (*body, *moving)
         return phases
 
-    def _moving_head(self, client: Client) -> tuple[str, ...]:
+    def _moving_head(self, client: fed.Client) -> tuple[str, ...]:
         """Names of the head's parameters if this work trains them."""
         if client.fine_tuning is None or self.fine_tunes == "body":
             return ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.algorithm import Client, Terms
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.losses import dot_regression
 from lit_fed.methods.frozen_heads.frozen import NewHead
@@ -44,7 +44,7 @@ class DotRegression(NewHead):
 
     new_head = SimplexHead
 
-    def objective(self, client: Client, batch: Any) -> Terms:
+    def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """Dot-regression."""
         return {"dr": dot_regression(logits(client, batch), client.targets(batch))}
 
@@ -81,7 +81,7 @@ class FedDrPlus(DotRegression):
             FD(weight=1 - value, objective_weight=value) for value in (beta, fine_tuning_beta)
         )
 
-    def objective(self, client: Client, batch: Any) -> Terms:
+    def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """Dot-regression and, weighed by the stage's β, the distance from the downloaded features."""
         distillation = self.distillation if client.fine_tuning is None else self.fine_tuning
-        return distillation.around(client, batch, super().objective)
+        return distillation.terms(client, batch, super().objective)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from lightning import LightningModule
 from torch import nn
 
-from lit_fed.algorithm import Client, Pass, Phase, Tensors, Terms, head_of, task_name
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.losses import balanced_softmax
@@ -88,13 +88,13 @@ class FedETF(NewHead):
         if isinstance(head, ProjectedETFHead) and (head.projection.bias is not None) is not self.projection_bias:
             raise ConfigError(
                 f"algorithm.projection_bias is {str(self.projection_bias).lower()}, and the existing head of model "
-                f"{task_name(task)} differs; take a fresh model"
+                f"{fed.task_name(task)} differs; take a fresh model"
             )
         super().place_head(task, head)
 
     # ------------------------------------------------------------------ personalisation
 
-    def start(self, client: Client) -> Tensors:
+    def start(self, client: fed.Client) -> fed.Tensors:
         """The global model; with the downloaded frame if it is about to train, for a teacher.
 
         Looks up the client's class counts, once for its work.
@@ -103,32 +103,32 @@ class FedETF(NewHead):
         moving = self.frozen(client.model.task) if self._alternates(client) else ()
         return {**super().start(client), **client.model.copy(moving)}
 
-    def phases(self, client: Client) -> list[Phase | Pass]:
+    def phases(self, client: fed.Client) -> list[fed.Phase | fed.Pass]:
         """The round's work; in fine-tuning also the second stage."""
         phases = super().phases(client)
         if not self._alternates(client):
             return phases
         loader, epochs = phases[-1].loader, self.alternation_epochs
         frame, projection = self.frozen(client.model.task), self._projection(client)
-        turn: list[Phase | Pass] = [
-            Phase(FRAME, loader, epochs=epochs, trains=frame, lr=self.frame_lr),
-            Phase(PROJECTION, loader, epochs=epochs, trains=projection, lr=self.projection_lr),
+        turn: list[fed.Phase | fed.Pass] = [
+            fed.Phase(FRAME, loader, epochs=epochs, trains=frame, lr=self.frame_lr),
+            fed.Phase(PROJECTION, loader, epochs=epochs, trains=projection, lr=self.projection_lr),
         ]
         return phases + turn * self.alternations
 
-    def _alternates(self, client: Client) -> bool:
+    def _alternates(self, client: fed.Client) -> bool:
         return client.fine_tuning is not None and self.alternations > 0
 
-    def _projection(self, client: Client) -> tuple[str, ...]:
+    def _projection(self, client: fed.Client) -> tuple[str, ...]:
         """Names of the projection's parameters."""
-        head = head_of(client.model.task, self.head)
+        head = fed.head_of(client.model.task, self.head)
         assert isinstance(head, ProjectedETFHead), "adapt puts it there"
         of_projection = {id(parameter) for parameter in head.projection.parameters()}
         return tuple(name for name, parameter in client.model.task.named_parameters() if id(parameter) in of_projection)
 
     # ------------------------------------------------------------------ the loss
 
-    def objective(self, client: Client, batch: Any) -> Terms:
+    def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """The balanced softmax; in the second stage plain cross-entropy."""
         found = logits(client, batch)
         if client.phase in (FRAME, PROJECTION):

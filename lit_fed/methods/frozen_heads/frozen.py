@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from lightning import LightningModule
 from torch import nn
 
-from lit_fed.algorithm import Model, Population, Server, Split, head_of, task_name
+import lit_fed.algorithm as fed
 from lit_fed.errors import ConfigError
 from lit_fed.methods.fedavg import FedAvg
 
@@ -27,14 +27,14 @@ class FrozenHead(FedAvg):
 
     def adapt(self, task: LightningModule) -> None:
         """Change or replace the head, and freeze its parameters."""
-        head = head_of(task, self.head)
+        head = fed.head_of(task, self.head)
         if head is None:
             return  # the check of `needs` refuses it next
         self.place_head(task, head)
         frozen = self.frozen(task)
         if not any(parameter.requires_grad for name, parameter in task.named_parameters() if name not in frozen):
             raise ConfigError(
-                f"model {task_name(task)} has no parameters below its head, which algorithm {type(self).__name__} "
+                f"model {fed.task_name(task)} has no parameters below its head, which algorithm {type(self).__name__} "
                 "freezes; choose a network with hidden layers"
             )
 
@@ -47,14 +47,14 @@ class FrozenHead(FedAvg):
 
     def frozen(self, task: LightningModule) -> tuple[str, ...]:
         """Names of the parameters that never train."""
-        head = head_of(task, self.head)
+        head = fed.head_of(task, self.head)
         still = {id(parameter) for parameter in self.still(head)} if head is not None else set()
         return tuple(name for name, parameter in task.named_parameters() if id(parameter) in still)
 
-    def split(self, model: Model, round_idx: int) -> Split:
+    def split(self, model: fed.Model, round_idx: int) -> fed.Split:
         """All parameters travel but the frozen ones."""
         frozen = self.frozen(model.task)
-        return Split(tuple(name for name in model.parameters if name not in frozen), frozen=frozen)
+        return fed.Split(tuple(name for name in model.parameters if name not in frozen), frozen=frozen)
 
 
 class NewHead(FrozenHead):
@@ -90,27 +90,27 @@ class NewHead(FrozenHead):
         weight = getattr(head, "weight", None)
         return [weight] if isinstance(weight, nn.Parameter) else []
 
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """Refuse a head with fewer outputs than classes."""
         server = super().setup(models, population)
         (name,) = self.frozen(self.model.task)
         outputs = len(self.model.parameters[name])
         if outputs < population.num_classes:
             raise ConfigError(
-                f"the head of model {task_name(self.model.task)} has {outputs} outputs; it must have "
+                f"the head of model {fed.task_name(self.model.task)} has {outputs} outputs; it must have "
                 f"{population.num_classes}, one per class of the data"
             )
         return server
 
 
-def put_head(task: LightningModule, head: nn.Module, made: nn.Module) -> None:
+def put_head(task: LightningModule, head: nn.Module, new_head: nn.Module) -> None:
     """Put another module in the place of a task's head."""
     names = [name for name, module in task.named_modules(remove_duplicate=False) if module is head]
     for name in names:
-        task.set_submodule(name, made)
+        task.set_submodule(name, new_head)
     if not names:
         raise ConfigError(
-            f"the head of model {task_name(task)} is not one of its submodules; name one as algorithm.head"
+            f"the head of model {fed.task_name(task)} is not one of its submodules; name one as algorithm.head"
         )
 
 
@@ -118,7 +118,7 @@ def linear_head(task: LightningModule, head: nn.Module, why: str) -> nn.Linear:
     """A task's head, checked to be a linear layer."""
     if not isinstance(head, nn.Linear):
         raise ConfigError(
-            f"{why}, which must be an nn.Linear, and the head of model {task_name(task)} is a {type(head).__name__}; "
-            "name another submodule as algorithm.head, or choose another network"
+            f"{why}, which must be an nn.Linear, and the head of model {fed.task_name(task)} is a "
+            f"{type(head).__name__}; name another submodule as algorithm.head, or choose another network"
         )
     return head

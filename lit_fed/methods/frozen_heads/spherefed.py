@@ -6,22 +6,19 @@ protocol, `CalibratedTest`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_fed.algorithm import Client, ClientUpdate, Layout, Pass, Payload, Tensors, Terms, WeightedMean, head_of
+import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.methods.frozen_heads.frozen import NewHead
 from lit_fed.methods.regularizers import features, logits
 from lit_fed.networks import CosineHead, orthonormal_classes
 from lit_fed.protocols import EvalSubset, Evaluation, Federation, Protocol
-
-if TYPE_CHECKING:
-    from lit_fed.algorithm import Broadcast
 
 
 class OrthonormalHead(CosineHead):
@@ -51,7 +48,7 @@ class SphereFed(NewHead):
 
     new_head = OrthonormalHead
 
-    def objective(self, client: Client, batch: Any) -> Terms:
+    def objective(self, client: fed.Client, batch: Any) -> fed.Terms:
         """The squared error."""
         cosines = logits(client, batch)
         target = F.one_hot(client.targets(batch), cosines.shape[1]).to(cosines.dtype)
@@ -89,7 +86,7 @@ class CalibratedTest(Protocol):
         algorithm = federation.algorithm
         asks = {"logits", "features"} & algorithm.all_needs
         for loop in federation.loops.values():
-            if not asks or not isinstance(head_of(loop.model.task, algorithm.head), CosineHead):
+            if not asks or not isinstance(fed.head_of(loop.model.task, algorithm.head), CosineHead):
                 raise ConfigError(
                     "protocol CalibratedTest needs a model that ends in cosines: SphereFed or DotRegression"
                 )
@@ -97,7 +94,7 @@ class CalibratedTest(Protocol):
     def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
         """Collect the moments, solve, test with the solution, and put the model back as it was."""
         (loop,), data, state = federation.loops.values(), federation.data, federation.global_model(round_idx)
-        model, head = loop.model, head_of(loop.model.task, federation.algorithm.head)
+        model, head = loop.model, fed.head_of(loop.model.task, federation.algorithm.head)
         if not state or model.split.personal or head is None:
             return Evaluation()
         (weight,) = (name for name, parameter in model.parameters.items() if parameter is head.weight)
@@ -114,9 +111,9 @@ class CalibratedTest(Protocol):
             values = loop.evaluate(loader, subset, spread=True) | {"uplink_bytes": float(uplink_bytes)}
         return Evaluation({f"{self.name}/{metric}": value for metric, value in values.items()})
 
-    def _collect(self, federation: Federation, round_idx: int, subset: EvalSubset) -> tuple[Payload | None, int]:
+    def _collect(self, federation: Federation, round_idx: int, subset: EvalSubset) -> tuple[fed.Payload | None, int]:
         """The sum of all clients' moments, None where no client answers; and their uplink in bytes."""
-        broadcast, reducer, sent = federation.broadcast(round_idx, "test"), WeightedMean(), 0
+        broadcast, reducer, sent = federation.broadcast(round_idx, "test"), fed.WeightedMean(), 0
         clients = federation.participation.seen_clients.tolist()
         for answer in federation.ask(self.question(federation, subset), clients, broadcast):
             update = federation.channel.receive(answer)
@@ -125,30 +122,30 @@ class CalibratedTest(Protocol):
         return reducer.result(federation.workers), sum(federation.workers.gather(sent))
 
     def answer(
-        self, federation: Federation, client_id: int, broadcast: Broadcast, subset: EvalSubset
-    ) -> ClientUpdate | None:
+        self, federation: Federation, client_id: int, broadcast: fed.Broadcast, subset: EvalSubset
+    ) -> fed.ClientUpdate | None:
         """One client's moments; None where it has no samples."""
         session = federation.session
         client = session.enter(client_id, broadcast, "test")
         if not client.num_samples:
             return None
-        session.loop(client).train(client, [Pass(self.name, client.train_loader(), feature_moments, "sum")])
+        session.loop(client).train(client, [fed.Pass(self.name, client.train_loader(), feature_moments, "sum")])
         sums = client.results[self.name]
         count = sums.pop("count")
         payload = {name: total / count for name, total in sums.items()}
-        return ClientUpdate(client_id, payload, client.num_samples, kind=federation.kinds[client_id])
+        return fed.ClientUpdate(client_id, payload, client.num_samples, kind=federation.kinds[client_id])
 
-    def layout(self, federation: Federation) -> Layout:
+    def layout(self, federation: Federation) -> fed.Layout:
         """The two moments, of float64."""
         (loop,) = federation.loops.values()
-        head = head_of(loop.model.task, federation.algorithm.head)
+        head = fed.head_of(loop.model.task, federation.algorithm.head)
         assert isinstance(head, CosineHead), "checked before"
         classes, features = head.weight.shape
         shapes = {"second": (features, features), "cross": (classes, features)}
         return {name: (torch.float64, torch.Size(shape)) for name, shape in shapes.items()}
 
 
-def feature_moments(client: Client, batch: Any) -> Tensors:
+def feature_moments(client: fed.Client, batch: Any) -> fed.Tensors:
     """Moments of a client's normalised features φ and one-hot labels y: sums over a batch, in float64.
 
     Returns:

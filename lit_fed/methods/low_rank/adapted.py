@@ -13,24 +13,7 @@ from lightning import LightningModule
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_fed.algorithm import (
-    Client,
-    ClientUpdate,
-    Cohort,
-    Gather,
-    Model,
-    Payload,
-    Population,
-    Reducer,
-    Server,
-    Stage,
-    Tensors,
-    WeightedMean,
-    Workers,
-    add_prefix,
-    split_prefix,
-    task_name,
-)
+import lit_fed.algorithm as fed
 from lit_fed.errors import ConfigError
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.networks.adapters import AdapterNames, adapters_of, merge_adapters
@@ -49,8 +32,8 @@ class OnAdapters(FedAvg):
     def adapt(self, task: LightningModule) -> None:
         if not adapters_of(task):
             raise ConfigError(
-                f"algorithm {type(self).__name__} needs adapters in model {task_name(task)}; set model.adapter.rank, "
-                "such as to 4, or choose FedAvg"
+                f"algorithm {type(self).__name__} needs adapters in model {fed.task_name(task)}; set "
+                "model.adapter.rank, such as to 4, or choose FedAvg"
             )
 
 
@@ -70,7 +53,7 @@ class Products(OnAdapters):
         return super().all_needs | {"one_model"}
 
     @override
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         self.models, self.population = models, population
         self.adapters = {kind: adapters_of(model.task) for kind, model in models.items()}
         factors = set[str]().union(*map(_names, self.adapters.values()))
@@ -89,15 +72,15 @@ class Products(OnAdapters):
         return {"models": held}
 
     @override
-    def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
+    def broadcast(self, server: fed.Server, round_idx: int, kind: str, stage: fed.Stage = "train") -> fed.Payload:
         return {name: server["models"][kind][name] for name in self.models[kind].shared_names("down")}
 
-    def averaged(self, update: ClientUpdate) -> ClientUpdate:
+    def averaged(self, update: fed.ClientUpdate) -> fed.ClientUpdate:
         """The tensors of an update that are averaged by name; without A and B, unless a method adds them."""
         factors = _names(self.adapters[update.kind])
         return update.with_payload({name: tensor for name, tensor in update.payload.items() if name not in factors})
 
-    def combined(self, updates: list[ClientUpdate], shares: list[float]) -> Tensors:
+    def combined(self, updates: list[fed.ClientUpdate], shares: list[float]) -> fed.Tensors:
         r"""Tensors for `step` from single clients' adapters.
 
         By base, :math:`[p_1s_1B_1, …, p_Ks_KB_K]` and :math:`[A_1; …; A_K]`, whose product sums what clients add.
@@ -113,14 +96,14 @@ class Products(OnAdapters):
                 columns.setdefault(one.base, []).append(share * one.scale * update.payload[one.lora_b])
                 rows.setdefault(one.base, []).append(update.payload[one.lora_a])
         left, right = {base: torch.cat(b, 1) for base, b in columns.items()}, {b: torch.cat(a) for b, a in rows.items()}
-        return {**add_prefix(LEFT, left), **add_prefix(RIGHT, right)}
+        return {**fed.add_prefix(LEFT, left), **fed.add_prefix(RIGHT, right)}
 
     @override
-    def reducer(self, server: Server) -> Reducer[Payload]:
+    def reducer(self, server: fed.Server) -> fed.Reducer[fed.Payload]:
         return _WithFactors(self)
 
     @override
-    def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: fed.Payload, cohort: fed.Cohort) -> dict[str, float]:
         """Replace the averaged tensors in every kind; a kind of a smaller rank takes their first rows and columns."""
         for model in server["models"].values():
             for name in aggregate.keys() & model.keys():
@@ -144,11 +127,11 @@ class Merging(Products):
     """Products that a round merges beside one of each client."""
 
     @override
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
-        self._merged: tuple[Payload, Tensors] = ({}, {})
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
+        self._merged: tuple[fed.Payload, fed.Tensors] = ({}, {})
         return {**super().setup(models, population), "left": {}, "right": {}, "sum": {}}
 
-    def merge(self, server: Server, base: str, left: Tensor, right: Tensor) -> None:
+    def merge(self, server: fed.Server, base: str, left: Tensor, right: Tensor) -> None:
         """Add the product of (m, k) and (k, n) to a base."""
         if base in server["sum"]:
             server["sum"][base].add_(left @ right)
@@ -162,22 +145,22 @@ class Merging(Products):
             server["sum"][base] = left @ right
 
     @override
-    def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
+    def broadcast(self, server: fed.Server, round_idx: int, kind: str, stage: fed.Stage = "train") -> fed.Payload:
         """The shared tensors, and of each base the factors of the merged products or the sum."""
         held = server["models"][kind]
         merged = {base: held[base] + total for base, total in server["sum"].items()}
-        factors = {**add_prefix(LEFT, server["left"]), **add_prefix(RIGHT, server["right"])}
+        factors = {**fed.add_prefix(LEFT, server["left"]), **fed.add_prefix(RIGHT, server["right"])}
         return {**super().broadcast(server, round_idx, kind, stage), **merged, **factors}
 
     @override
-    def tested(self, server: Server, round_idx: int, kind: str) -> Payload:
+    def tested(self, server: fed.Server, round_idx: int, kind: str) -> fed.Payload:
         """The broadcast, with the products merged into the bases."""
         held = server["models"][kind]
         products = {base: held[base] + left @ server["right"][base] for base, left in server["left"].items()}
         return {**super().tested(server, round_idx, kind), **products}
 
     @override
-    def forecast(self, server: Server, round_idx: int, kind: str) -> Payload:
+    def forecast(self, server: fed.Server, round_idx: int, kind: str) -> fed.Payload:
         """The broadcast with the factors of earlier rounds, of cohorts of the nominal size and the largest rank."""
         held, sent = server["models"][kind], dict(self.broadcast(server, round_idx, kind))
         rank = max(len(server["models"][k][one.lora_a]) for k, found in self.adapters.items() for one in found)
@@ -196,31 +179,31 @@ class Merging(Products):
         return merge_adapters(super().release(task))
 
     @override
-    def start(self, client: Client) -> Tensors:
+    def start(self, client: fed.Client) -> fed.Tensors:
         """The received tensors, with the products merged into the base."""
         if self._merged[0] is not client.received:  # once for all clients of a broadcast
-            (left, _), (right, _) = split_prefix(LEFT, client.received), split_prefix(RIGHT, client.received)
+            (left, _), (right, _) = fed.split_prefix(LEFT, client.received), fed.split_prefix(RIGHT, client.received)
             merged = {base: client.model.tensor(base) + factor @ right[base] for base, factor in left.items()}
             self._merged = client.received, merged
         return super().start(client) | self._merged[1]
 
 
-class _WithFactors(Reducer[Payload]):
+class _WithFactors(fed.Reducer[fed.Payload]):
     """A weighted mean of tensors by name, and what a method makes of single clients' adapters."""
 
     def __init__(self, method: Products) -> None:
-        self.method, self.kept = method, Gather()
-        self.mean = WeightedMean(uniform=method.weighting == "uniform")
+        self.method, self.updates = method, fed.Gather()
+        self.mean = fed.WeightedMean(uniform=method.weighting == "uniform")
 
     @override
-    def add(self, update: ClientUpdate) -> None:
+    def add(self, update: fed.ClientUpdate) -> None:
         factors = sorted(_names(self.method.adapters[update.kind]))
-        self.kept.add(update.with_payload({name: update.payload[name] for name in factors}))
+        self.updates.add(update.with_payload({name: update.payload[name] for name in factors}))
         self.mean.add(self.method.averaged(update))
 
     @override
-    def result(self, workers: Workers) -> Payload | None:
-        updates, mean = self.kept.result(workers), self.mean.result(workers)
+    def result(self, workers: fed.Workers) -> fed.Payload | None:
+        updates, mean = self.updates.result(workers), self.mean.result(workers)
         if updates is None:
             return None
         weights = [1.0 if self.mean.uniform else float(update.weight) for update in updates]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing_extensions import override
 
-from lit_fed.algorithm import Cohort, Payload, Server
+import lit_fed.algorithm as fed
 from lit_fed.methods.low_rank.adapted import Merging
 from lit_fed.methods.low_rank.fedit import FedIT
 
@@ -31,7 +31,7 @@ class FedExLoRA(FedIT, Merging):
     also = 1  # the product of means
 
     @override
-    def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: fed.Payload, cohort: fed.Cohort) -> dict[str, float]:
         """Average A, B and the head; merge what the mean product lacks."""
         metrics = super().step(server, aggregate, cohort)
         for base, (left, right) in self.lacking(aggregate).items():

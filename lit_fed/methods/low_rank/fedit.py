@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_fed.algorithm import ClientUpdate, Cohort, Model, Payload, Population, Server, sole
+import lit_fed.algorithm as fed
 from lit_fed.methods.low_rank.adapted import LEFT, RIGHT, Products
 
 
@@ -34,15 +34,15 @@ class FedIT(Products):
     """
 
     @override
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
-        sole(models, self)
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
+        fed.sole(models, self)
         return super().setup(models, population)
 
     @override
-    def averaged(self, update: ClientUpdate) -> ClientUpdate:
+    def averaged(self, update: fed.ClientUpdate) -> fed.ClientUpdate:
         return update
 
-    def lacking(self, aggregate: Payload) -> dict[str, tuple[Tensor, Tensor]]:
+    def lacking(self, aggregate: fed.Payload) -> dict[str, tuple[Tensor, Tensor]]:
         """By base, the factors of what the product of means lacks: (m, k) and (k, n)."""
         (adapters,) = self.adapters.values()
         return {
@@ -54,7 +54,7 @@ class FedIT(Products):
         }
 
     @override
-    def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: fed.Payload, cohort: fed.Cohort) -> dict[str, float]:
         super().step(server, aggregate, cohort)
         square = 0.0
         for left, right in self.lacking(aggregate).values():

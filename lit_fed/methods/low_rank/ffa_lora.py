@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing_extensions import override
 
-from lit_fed.algorithm import Model, Split
+import lit_fed.algorithm as fed
 from lit_fed.methods.low_rank.adapted import OnAdapters
 from lit_fed.networks.adapters import adapters_of
 
@@ -25,6 +25,6 @@ class FFALoRA(OnAdapters):
     """
 
     @override
-    def split(self, model: Model, round_idx: int) -> Split:
+    def split(self, model: fed.Model, round_idx: int) -> fed.Split:
         frozen = tuple(one.lora_a for one in adapters_of(model.task))
-        return Split(tuple(name for name in model.parameters if name not in frozen), frozen=frozen)
+        return fed.Split(tuple(name for name in model.parameters if name not in frozen), frozen=frozen)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from typing_extensions import override
 
-from lit_fed.algorithm import Cohort, Payload, Server, split_prefix
+import lit_fed.algorithm as fed
 from lit_fed.methods.low_rank.adapted import LEFT, RIGHT, Merging
 from lit_fed.networks.adapters import fresh_factor
 from lit_fed.seeding import derive_seed
@@ -34,10 +34,10 @@ class FLoRA(Merging):
     """
 
     @override
-    def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
+    def step(self, server: fed.Server, aggregate: fed.Payload, cohort: fed.Cohort) -> dict[str, float]:
         """Average the head; merge the products; begin new adapters."""
         super().step(server, aggregate, cohort)
-        for base, left in split_prefix(LEFT, aggregate)[0].items():
+        for base, left in fed.split_prefix(LEFT, aggregate)[0].items():
             self.merge(server, base, left, aggregate[RIGHT + base])
         for kind, model in server["models"].items():
             for one in self.adapters[kind]:

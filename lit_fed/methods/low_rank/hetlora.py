@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from typing_extensions import override
 
-from lit_fed.algorithm import ClientUpdate, Cohort, Model, Population, Server, Tensors
+import lit_fed.algorithm as fed
 from lit_fed.errors import ConfigError
 from lit_fed.methods.low_rank.adapted import Products
 
@@ -33,7 +33,7 @@ class HetLoRA(Products):
     """
 
     @override
-    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+    def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
         """Start every kind from the first rows of A of the largest rank."""
         server = super().setup(models, population)
         scales = {one.scale for adapters in self.adapters.values() for one in adapters}
@@ -43,12 +43,12 @@ class HetLoRA(Products):
                 "algorithm HetLoRA averages them; leave adapter.alpha out, for twice the rank"
             )
         largest = max(models, key=lambda kind: len(server["models"][kind][self.adapters[kind][0].lora_a]))
-        self.step(server, server["models"][largest], Cohort(0, (), population.num_clients))
+        self.step(server, server["models"][largest], fed.Cohort(0, (), population.num_clients))
         return server
 
     @override
-    def combined(self, updates: list[ClientUpdate], shares: list[float]) -> Tensors:
-        means: Tensors = {}
+    def combined(self, updates: list[fed.ClientUpdate], shares: list[float]) -> fed.Tensors:
+        means: fed.Tensors = {}
         for place, one in enumerate(self.adapters[updates[0].kind]):
             names = [self.adapters[update.kind][place] for update in updates]
             pairs = [

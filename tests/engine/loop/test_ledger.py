@@ -42,7 +42,7 @@ def drift(moves: list[list[float]], origin: list[float] | None = None) -> dict[s
     base = torch.tensor(origin or [0.0] * len(moves[0]))
     for move in moves:
         meter.add(ClientUpdate(0, {"w": base + torch.tensor(move)}), {"w": base})
-    return meter.result([meter.told()], ALONE)
+    return meter.result([meter.moves()], ALONE)
 
 
 # ---------------------------------------------------------------------- drift
@@ -97,14 +97,14 @@ def test_of_a_large_model_every_eighth_value_stands_for_those_between() -> None:
         assert sum(tensor.numel() for tensor in [meter._origin, meter._units] if tensor is not None) == 2 * half // 4
     # 2^22 values that move by 3 and as many by 5: √(2^22·(9 + 25)); by 0 and 2: √(2^22·4). Cosine: 5·2/(√34·2).
     at_once = {"drift/update_norm_mean": 2048 * (34**0.5 + 2) / 2, "drift/cosine_mean": 5 / 34**0.5}
-    assert meter.result([meter.told()], ALONE) == pytest.approx(at_once, rel=1e-5)
+    assert meter.result([meter.moves()], ALONE) == pytest.approx(at_once, rel=1e-5)
 
 
 def test_drift_takes_what_both_hold_and_no_integers() -> None:
     meter = DriftMeter()
     sent = {"w": torch.tensor([1.0]), "steps": torch.tensor(3), "down": torch.ones(9)}
     meter.add(ClientUpdate(0, {"w": torch.tensor([4.0]), "steps": torch.tensor(9), "up": torch.ones(5)}), sent)
-    assert meter.result([meter.told()], ALONE) == {"drift/update_norm_mean": 3.0}
+    assert meter.result([meter.moves()], ALONE) == {"drift/update_norm_mean": 3.0}
 
 
 def test_buffers_stand_beside_the_drift_of_the_parameters() -> None:
@@ -114,7 +114,7 @@ def test_buffers_stand_beside_the_drift_of_the_parameters() -> None:
     meter = DriftMeter(["mean", "var", "seen"])
     meter.add(ClientUpdate(0, moved | {"seen": torch.tensor(5)}), sent)
     meter.add(ClientUpdate(1, dict(sent)), sent)
-    found = meter.result([meter.told()], ALONE)
+    found = meter.result([meter.moves()], ALONE)
     assert found == pytest.approx({"drift/update_norm_mean": 1.5, "drift/buffer_norm_mean": 0.65})
 
 
@@ -134,7 +134,7 @@ def test_a_batch_norm_that_learns_nothing_does_not_drift(tmp_path: Path, executo
 def test_no_drift_without_common_tensors() -> None:
     meter = DriftMeter()
     meter.add(ClientUpdate(0, {"predictions": torch.ones(3)}), {"w": torch.ones(3)})
-    assert meter.result([meter.told()], ALONE) == {}
+    assert meter.result([meter.moves()], ALONE) == {}
 
 
 # ---------------------------------------------------------------------- over clients

@@ -83,10 +83,10 @@ def test_any_order_of_clients_gives_the_same_bits(clients: Clients, random: Any)
 
 def as_vectors(made: list[ClientUpdate], which: list[bool], likes: list[bool]) -> list[ClientUpdate]:
     """Some of the updates also as one vector, some of which share the layout of the first."""
-    first = Flat.of(made[0].payload, {})
+    first = Flat.copy_of(made[0].payload, {})
     assert first is not None
     for update, is_flat, is_like in zip(made, which, likes, strict=False):
-        update.flat = Flat.of(update.payload, first.layout if is_like else {}) if is_flat else None
+        update.flat = Flat.copy_of(update.payload, first.layout if is_like else {}) if is_flat else None
     return made
 
 

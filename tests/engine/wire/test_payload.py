@@ -133,10 +133,10 @@ floats = st.sampled_from([torch.float16, torch.float32, torch.float64])
 def test_a_vector_splits_into_the_tensors_that_it_is_of(sizes: list[list[int]], dtype: torch.dtype) -> None:
     tensors = [torch.randn(size, generator=torch.Generator().manual_seed(0)).to(dtype) for size in sizes]
     payload = {f"t{position}": tensor for position, tensor in enumerate(tensors)}
-    flat = Flat.of(payload, {})
+    flat = Flat.copy_of(payload, {})
     assert flat is not None
     assert_same(flat.split(flat.values), payload)
-    again = Flat.of(dict(reversed(payload.items())), flat.layout)  # of the same names: in the order of the first
+    again = Flat.copy_of(dict(reversed(payload.items())), flat.layout)  # of the same names: in the order of the first
     assert again is not None
     assert again.layout is flat.layout
     assert again.values.equal(flat.values)
@@ -149,7 +149,7 @@ def test_a_vector_splits_into_the_tensors_that_it_is_of(sizes: list[list[int]], 
 
 def test_a_vector_is_a_copy_of_its_own() -> None:
     payload = {"w": torch.ones(2)}
-    flat = Flat.of(payload, {})
+    flat = Flat.copy_of(payload, {})
     assert flat is not None
     payload["w"].zero_()
     assert flat.values.tolist() == [1.0, 1.0]
@@ -159,14 +159,14 @@ def test_a_vector_is_a_copy_of_its_own() -> None:
     "other", [torch.ones(2, dtype=torch.float64), torch.tensor(1), torch.ones(2, device="meta")], ids=str
 )
 def test_tensors_of_several_types_or_places_are_no_vector(other: Tensor) -> None:
-    assert Flat.of({"w": torch.ones(2), "x": other}, {}) is None
-    assert Flat.of({"x": torch.tensor([1, 2])}, {}) is None
-    assert Flat.of({}, {}) is None
+    assert Flat.copy_of({"w": torch.ones(2), "x": other}, {}) is None
+    assert Flat.copy_of({"x": torch.tensor([1, 2])}, {}) is None
+    assert Flat.copy_of({}, {}) is None
 
 
 def test_a_large_payload_is_not_copied_into_one_vector() -> None:
-    assert Flat.of({"w": torch.empty(2**22)}, {}) is not None
-    assert Flat.of({"w": torch.empty(2**22), "x": torch.empty(1)}, {}) is None
+    assert Flat.copy_of({"w": torch.empty(2**22)}, {}) is not None
+    assert Flat.copy_of({"w": torch.empty(2**22), "x": torch.empty(1)}, {}) is None
 
 
 def test_consecutive_rows_of_a_matrix_are_stacked_without_a_copy() -> None:

@@ -47,7 +47,7 @@ def test_an_update_crosses_once() -> None:
 
 
 def test_a_vector_crosses_without_being_taken_apart() -> None:
-    flat = Flat.of({"w": torch.ones(3)}, {})
+    flat = Flat.copy_of({"w": torch.ones(3)}, {})
     assert flat is not None
     received = Channel().receive(ClientUpdate(0, {"w": torch.ones(3)}, flat=flat))
     assert received.flat is flat
@@ -58,7 +58,7 @@ def test_nobody_else_packs_or_counts() -> None:
     package = Path(lit_fed.__file__).parent
     texts = {path.relative_to(package).as_posix(): path.read_text(encoding="utf-8") for path in package.rglob("*.py")}
     packs = {name for name, text in texts.items() if "codec.encode(" in text or "codec.decode(" in text}
-    heatmaps = {"tasks/keypoint_estimator.py", "tasks/pose_metrics.py"}  # have codecs of their own
+    heatmaps = {"poses/keypoint_estimator.py", "poses/metrics.py"}  # have codecs of their own
     assert packs - heatmaps == {"engine/wire/payload.py"}
 
 

@@ -285,4 +285,4 @@ def test_ten_thousand_mutated_messages_are_refused_or_answered_and_no_share_is_g
 
 
 def test_too_few_is_a_refusal_that_others_may_be_told() -> None:
-    assert TooFew("line").told() == "line"
+    assert TooFew("line").remote_text() == "line"
