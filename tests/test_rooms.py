@@ -97,7 +97,7 @@ CODE_LINES = {
     "lit_fed/callbacks": 1_460,
     "lit_fed/command": 1_810,
     "lit_fed/data": 6_470,
-    "lit_fed/engine": 9_040,
+    "lit_fed/engine": 9_060,
     "lit_fed/federation": 6_480,
     "lit_fed/handover": 450,
     "lit_fed/losses": 100,
