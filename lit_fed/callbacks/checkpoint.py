@@ -69,6 +69,7 @@ class Checkpoint(Callback):
         A new folder gets the checkpoint that the run starts from: a run killed in its first round resumes there, and an
         unwritable disk stops the run before training.
         """
+        run.names.choose(self.monitor, self.mode)
         folder, start, first = self._folder(run), run.start_round, run.fabric.is_global_zero
         last = folder / "last.ckpt"
         self._unread = False
@@ -121,7 +122,9 @@ class Checkpoint(Callback):
         if self.monitor is None or self.best is not None or not run.next_round:
             return
         name = run.names.choice if self.monitor == "auto" else self.monitor
-        why = "no metric was evaluated" if name is None else f"{name} was never a number"
+        why = f"{name} was never a number"
+        if name is None:
+            why = "no metric of the global model or of clients was evaluated; name another in Checkpoint.monitor"
         run.fabric.print(f"there is no best.ckpt: {why}")
 
     def _is_best(self, run: Run, record: RoundRecord) -> bool:

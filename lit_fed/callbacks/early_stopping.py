@@ -87,6 +87,7 @@ class EarlyStopping(Callback):
 
     def on_fit_start(self, run: Run) -> None:
         """Keep a stopped run stopped when it is resumed."""
+        run.names.choose(self.monitor, self.mode)
         if not run.start_round:
             self.best, self.best_round, self.waited, self.by = None, -1, 0, None
         elif self.waited >= self.patience and run.start_round < run.max_rounds:

@@ -60,7 +60,10 @@ def test_without_a_best_round_it_says_why(tmp_path: Path, capsys: pytest.Capture
             self.log("test/loss", torch.tensor(math.nan))
 
     made = fit(tmp_path, evaluate_every=0)
-    assert said(capsys) == ["there is no best.ckpt: no metric was evaluated"]
+    assert said(capsys) == [
+        "there is no best.ckpt: no metric of the global model or of clients was evaluated; name another in "
+        "Checkpoint.monitor"
+    ]
     assert files(checkpoints(made)) == {"last.ckpt"}
     fit(tmp_path, Nothing())
     assert said(capsys)[-1] == "there is no best.ckpt: global/loss was never a number"
@@ -87,3 +90,19 @@ def test_other_files_in_the_folder_are_the_users(tmp_path: Path) -> None:
     made = fit(tmp_path, max_rounds=3, callbacks=[Checkpoint(monitor=None, keep_last=1)], ckpt_path="last")
     ours = {"last.ckpt", "round=2.ckpt"}
     assert files(checkpoints(made)) == ours | {"round=final.ckpt", "copy of last.ckpt", "theirs.ckpt"}
+
+
+def test_the_closing_table_takes_the_direction_that_is_set_beside_a_monitor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Bound(LeastSquares):
+        """Logs a value that falls, under a name of which larger values are better by default."""
+
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("test/bound", self.loss(batch))
+
+    best = Checkpoint(monitor="global/bound", mode="min")
+    made = fit(tmp_path, Bound(lr=0.05), max_rounds=3, callbacks=[best], enable_progress_bar=True)
+    assert best.best_round == best_round(made) > 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if "│ global/bound" in line)
+    assert row.split("│")[-2].strip() == str(best.best_round)

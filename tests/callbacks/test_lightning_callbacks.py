@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +186,26 @@ def test_a_watcher_that_reaches_for_lightnings_loops_is_told_what_there_is(
 
     with pytest.raises(ClientFailure, match=message):
         fit(tmp_path, callbacks=[Reaching()])
+
+
+class Swapping(Callback):
+    """Averages the weights of training, and swaps them in for a test."""
+
+    def __init__(self, module: bool) -> None:
+        self.module = module
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self.on_test_start(trainer, pl_module)
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        if self.module:
+            pl_module.network = deepcopy(pl_module.network)
+        else:
+            pl_module.network.weight.data.add_(0.5)  # of which its version tells nothing
+
+
+@pytest.mark.parametrize("module", [True, False])
+def test_a_watcher_that_swaps_weights_for_a_test_is_refused(tmp_path: Path, module: bool) -> None:
+    """It has its own copy for each client and test, so that the swapped weights would be the initial ones."""
+    with pytest.raises(ConfigError, match=r"trainer\.callbacks: Swapping changes the model's weights for a test"):
+        fit(tmp_path, callbacks=[Swapping(module)])

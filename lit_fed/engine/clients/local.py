@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
+from functools import partial
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Literal
 from typing import Protocol as Interface
@@ -209,11 +210,31 @@ class LocalLoop:
             for callback in self.trainer.callbacks:
                 if getattr(type(callback), hook, None) is not getattr(Callback, hook, None):
                     listener = getattr(callback, hook)
-                    listeners.append(lambda *args, own=listener: own(self.trainer, self.objective, *args))
+                    watch = self._watch if hook.endswith("_start") and "batch" not in hook else self._call_watcher
+                    listeners.append(partial(watch, listener))
             if overrides(self.model.task, hook):
                 listeners.append(getattr(self.objective, hook))
             self._hooks[hook] = listeners
         return listeners
+
+    def _call_watcher(self, listener: Callable[..., Any], *args: Any) -> None:
+        listener(self.trainer, self.objective, *args)
+
+    def _watch(self, listener: Callable[..., Any], *args: Any) -> None:
+        """Call a hook of one of Lightning's callbacks; refuse one that changes what is tested.
+
+        Every piece of work has its own copy of a callback, in which nothing is left of the training.
+        """
+        tested = None if self.state.training else [(one, one.clone()) for one in self.objective.parameters()]
+        self._call_watcher(listener, *args)
+        now = list(self.objective.parameters())
+        same = tested is None or [id(one) for one, _ in tested] == list(map(id, now))
+        if not same or not all(torch.equal(one, value) for one, value in tested or ()):
+            name = type(getattr(listener, "__self__", listener)).__name__
+            raise ConfigError(
+                f"trainer.callbacks: {name} changes the model's weights for a test, and nothing that it kept of a "
+                "client's training is there; keep averages in buffers of the model, or use a method that averages"
+            )
 
     def reset_scaler(self) -> None:
         """Reset the scale of 16-bit gradients, which must not carry over from one client to the next."""

@@ -54,6 +54,7 @@ class MetricNames:
     """
 
     directions: dict[str, Direction] = field(default_factory=dict)
+    chosen: dict[str, Direction] = field(default_factory=dict)
     declared: bool = False
     monitor: str | None = None
     promised: set[str] = field(default_factory=set)
@@ -77,9 +78,14 @@ class MetricNames:
         if self.monitor is None:
             self.monitor = self.best_of(metrics)
 
+    def choose(self, name: str | None, mode: Direction | Literal["auto"]) -> None:
+        """Take a metric's direction as the user set it beside a monitor."""
+        if name not in (None, "auto") and mode != "auto":
+            self.chosen[base_name(name)] = mode
+
     def direction(self, name: str) -> Direction:
         """Whether larger (``max``) or smaller (``min``) values of a metric are better."""
-        said = self.directions.get(base_name(name))
+        said = (self.directions | self.chosen).get(base_name(name))
         return said if said is not None else "min" if lower_is_better(name) else "max"
 
     def is_declared(self, name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,3 +143,29 @@ def test_the_bytes_do_not_depend_on_the_batches(tmp_path: Path) -> None:
     assert foresee(made, LeastSquares(), Points(), FedAvg()).total == 2 * 2 * 2 * 8
     # A trial has as many rounds as it says.
     assert foresee(trainer(tmp_path, fast_dev_run=3), LeastSquares(), Points(), FedAvg()).total == 3 * 2 * 2 * 8
+
+
+def test_data_whose_setup_reads_values_are_set_up_where_values_are(
+    tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    """As Lightning's pages show it; the meta device has no values for `random_split`."""
+    (tmp_path / "halves.py").write_text(
+        "import torch\n"
+        "from lightning import LightningDataModule\n"
+        "from torch.utils.data import DataLoader, TensorDataset, random_split\n"
+        "class Halves(LightningDataModule):\n"
+        "    def setup(self, stage):\n"
+        "        data = TensorDataset(torch.randn(40, 3), torch.arange(40) % 2)\n"
+        "        self.parts = random_split(data, [30, 10])\n"
+        "    def train_dataloader(self):\n"
+        "        return DataLoader(self.parts[0], 10, shuffle=True)\n"
+        "    def test_dataloader(self):\n"
+        "        return DataLoader(self.parts[1], 10)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    run = ["--data=halves.Halves", "--data.num_clients=2", "--model=Classifier", "--model.network=logistic"]
+    main(["cost", *run, "--algorithm=FedAvg", "--trainer.max_rounds=3"])
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.splitlines()[0] == f"parameters {3 * 2 + 2}"
