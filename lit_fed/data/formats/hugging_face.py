@@ -30,7 +30,7 @@ from lit_fed.data.formats.cells import (
     read_text,
 )
 from lit_fed.data.formats.csv_text import hash_words, load_tokenizer
-from lit_fed.data.formats.table import Kind, check_classes
+from lit_fed.data.formats.table import Kind
 from lit_fed.data.loaders.image_files import ImageFiles, read_image
 from lit_fed.data.loaders.transforms import Normalize, Step
 from lit_fed.data.partitions.csr import IntArray, held_out
@@ -38,6 +38,7 @@ from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.partitions.partition import Natural, Partition
 from lit_fed.data.population.dataset_module import DecodedImages
 from lit_fed.data.population.naming import in_order, numbered
+from lit_fed.data.population.source import check_classes
 from lit_fed.data.population.targets import checked_targets, remark_merged
 from lit_fed.errors import ConfigError, reason
 from lit_fed.printing import counted
@@ -406,8 +407,7 @@ class HuggingFace(DecodedImages):
                 "numbers for a regression, or to classes to confirm them"
             )
         for part in self._tables:
-            there = np.array(self._column(part, column).names, dtype=object)
-            check_classes(there, names, f"{self._where(part)}, {column!r}")
+            check_classes(self._column(part, column).names, names, f"{self._where(part)}, {column!r}")
         return names
 
     def _numbers(self, part: str) -> NDArray[Any]:

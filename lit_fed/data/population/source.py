@@ -1,0 +1,244 @@
+"""Data sets that are read as columns: the test samples, the clients, the classes and the shapes follow from these."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from lit_fed.checks import check_range
+from lit_fed.data.partitions.csr import IntArray, held_out
+from lit_fed.data.partitions.cut import Part, Parts
+from lit_fed.data.partitions.partition import Natural, Partition
+from lit_fed.data.population.base import FederatedDataModule
+from lit_fed.data.population.naming import in_order, numbered
+from lit_fed.data.population.targets import count_classes
+from lit_fed.errors import ConfigError
+from lit_fed.seeding import derive_seed
+
+
+@dataclass(frozen=True)
+class Names:
+    """A column of names, such as of classes or clients.
+
+    Args:
+        names: The distinct names in their order.
+        codes: The position there of each row's name, shape (n,); −1 for another name.
+    """
+
+    names: list[str]
+    codes: IntArray
+
+    @classmethod
+    def of(cls, values: Iterable[Any]) -> Names:
+        """The names of rows, n; see `in_order` for their order."""
+        rows = list(values)
+        names = in_order(rows)
+        return cls(names, numbered(rows, names))
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, rows: Any) -> Names:
+        return Names(self.names, self.codes[rows])
+
+    def present(self) -> list[str]:
+        """The names that a row has, in their order."""
+        return [self.names[code] for code in np.unique(self.codes).tolist() if code >= 0]
+
+    def among(self, names: list[str]) -> Names:
+        """The same rows, numbered by other names."""
+        return Names(names, np.append(numbered(self.names, names), -1)[self.codes])
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Samples as their source has them, one a row.
+
+    Args:
+        x: Inputs as in `Part`, or an array that stands for them, such as paths.
+        y: Targets: texts or `Names` are classes, integers are classes counted from 0, and floating-point numbers, of
+            shape (n,) or (n, k), are the targets of a regression.
+        clients: The name or number of each sample's client, or `Names`; None without clients.
+        test: Samples to test on; None to hold out a share of these.
+        val: A separate validation set; None for one held out by `val_fraction`.
+        source: The file or data set, for errors.
+    """
+
+    x: Any
+    y: Any
+    clients: Any = None
+    test: Columns | None = None
+    val: Columns | None = None
+    source: str = "the data set"
+
+    def __post_init__(self) -> None:
+        y = self.y if isinstance(self.y, Names) else np.asarray(self.y)
+        if not isinstance(y, Names) and y.dtype.kind in "OUS":
+            y = Names.of(y)
+        object.__setattr__(self, "y", y)
+        if not isinstance(self.clients, Names | None):
+            object.__setattr__(self, "clients", Names.of(self.clients))
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, rows: NDArray[Any]) -> Columns:
+        """Some of the samples, by their positions or a mask, without those to test or validate on."""
+        clients = None if self.clients is None else self.clients[rows]
+        return Columns(self.x[rows], self.y[rows], clients, source=self.source)
+
+
+class Source(FederatedDataModule):
+    """A data set in a format of its own: `read` gives its columns, from which all else follows.
+
+    To bring your own, derive from `TensorDataModule` too, for inputs in memory::
+
+        class Letters(Source, TensorDataModule):
+            names_clients = True
+
+            def read(self) -> Columns:
+                rows = [json.loads(line) for line in open(f"{self.root}/letters.jsonl")]
+                pixels = np.array([row["pixels"] for row in rows], dtype=np.float32)
+                return Columns(pixels, [row["letter"] for row in rows], [row["writer"] for row in rows])
+
+    Names are in numerical or alphabetical order. The clients are those with training samples; test samples of others
+    are in the shared test set only.
+
+    Args:
+        test_fraction: Share of every client's samples (of all samples without clients) to test on, unless `read` gives
+            test samples.
+        class_names: The classes in their order; null for those that `read` names.
+        partition: Cuts the samples into clients; null for `Natural` if the data name clients, else `IID`.
+        kwargs: The population's other settings, see `FederatedDataModule`.
+
+    Raises:
+        ConfigError: A sample is not of a class, or no sample is left to train or to test on.
+    """
+
+    names_clients = False
+    """Whether `read` gives clients; known without reading."""
+    drawn_as = "source"
+    """Part of the seed of the samples that are held out."""
+    too_few = "leaves no test samples; raise data.test_fraction"
+    """Error of a data set that is too small to hold out a share; ``{}`` is the share."""
+
+    def __init__(
+        self,
+        test_fraction: float = 0.2,
+        class_names: list[str] | None = None,
+        partition: Partition | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(partition=Natural() if partition is None and self.names_clients else partition, **kwargs)
+        check_range("data.test_fraction", test_fraction, above=0, below=1)
+        self.test_fraction, self._names_given = test_fraction, class_names
+        self._num_classes_given: int | None = None  # of classes without names
+
+    @abstractmethod
+    def read(self) -> Columns:
+        """Read the samples; called once."""
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The samples to train, test and validate on, whose names have the same numbers in all three."""
+        whole = self.read()
+        whole = self._hold_out(whole) if whole.test is None else whole
+        classes = whole.y.names if isinstance(whole.y, Names) else []
+        clients = whole.clients.present() if whole.clients is not None else []
+        train, test, val = (
+            None if part is None else self._numbered(part, self._names_given or classes, clients)
+            for part in (whole, whole.test, whole.val)
+        )
+        assert train is not None
+        return replace(train, test=test, val=val)
+
+    def _hold_out(self, whole: Columns) -> Columns:
+        owners = np.zeros(len(whole), dtype=np.int64) if whole.clients is None else whole.clients.codes
+        seed = derive_seed(self.seed, self.drawn_as, "test")
+        chosen = held_out(owners, 1 + int(owners.max(initial=0)), self.test_fraction, seed)
+        if not chosen.any():
+            raise ConfigError(f"{whole.source} {self.too_few.format(f'{self.test_fraction:g}')}")
+        return replace(whole.take(~chosen), test=whole.take(chosen), val=whole.val)
+
+    def _numbered(self, part: Columns, classes: list[str], clients: list[str]) -> Columns:
+        y = part.y
+        if isinstance(y, Names):
+            of = "data.class_names" if self._names_given else "the training rows"
+            check_classes(y.present(), classes, part.source, of)
+            y = y.among(classes)
+        return replace(part, y=y, clients=None if part.clients is None else part.clients.among(clients))
+
+    # Known without setup; the samples are read once.
+
+    @property
+    @override
+    def class_names(self) -> list[str] | None:
+        if self._names_given:
+            return self._names_given
+        y = self.columns.y
+        return y.names if isinstance(y, Names) else None
+
+    @cached_property
+    @override
+    def num_classes(self) -> int | None:
+        """Number of `class_names`; without names the largest training label + 1, or None for numbers."""
+        if self._num_classes_given is not None or self.class_names is not None:
+            return self._num_classes_given or len(self.class_names or [])
+        y = self.columns.y
+        return count_classes(y, self.columns.source) if y.dtype.kind in "iu" else None
+
+    @property
+    @override
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(np.shape(self.columns.x)[1:])
+
+    @property
+    @override
+    def output_shape(self) -> tuple[int, ...]:
+        """(num_classes,), or the shape of one numerical target."""
+        return np.shape(self.columns.y)[1:] if self.num_classes is None else (self.num_classes,)
+
+    @override
+    def own_client_names(self) -> list[str] | None:
+        return None if self.columns.clients is None else self.columns.clients.names
+
+    @override
+    def pooled(self) -> str | None:
+        y = self.columns.y
+        if not self._names_given and isinstance(y, Names):
+            return "data.class_names are read off all clients' samples; give them"
+        is_counted = type(self).num_classes is Source.num_classes and self._num_classes_given is None
+        if is_counted and not isinstance(y, Names) and y.dtype.kind in "iu":
+            return "data.num_classes is counted over all clients' labels; give it"
+        return super().pooled()
+
+    def load_arrays(self) -> Parts:
+        """The samples, with numbers in place of names."""
+        train, test, val = (
+            None if part is None else Part(part.x, _numbers(part.y), _numbers(part.clients))
+            for part in (self.columns, self.columns.test, self.columns.val)
+        )
+        assert train is not None
+        assert test is not None
+        return Parts(train, test, val, self.columns.source)
+
+
+def _numbers(column: Any) -> Any:
+    return column.codes if isinstance(column, Names) else column
+
+
+def check_classes(targets: Iterable[str], classes: Sequence[str], where: str, of: str = "the training rows") -> None:
+    """Refuse targets of a file that are not classes."""
+    known = set(classes)
+    if strange := next((target for target in targets if target not in known), None):
+        raise ConfigError(
+            f"{where}: target {strange!r} is not a class of {of}, which have {', '.join(classes[:10])}"
+            f"{', …' if len(classes) > 10 else ''}; correct it"
+        )
