@@ -23,9 +23,8 @@ from lit_fed.data.partitions.cut import Part, Parts, joined
 from lit_fed.data.partitions.partition import Partition
 from lit_fed.data.population.figures import figures_instead_of
 from lit_fed.data.population.files import NewInputs, is_arrays
-from lit_fed.data.population.in_memory import TensorDataModule
 from lit_fed.data.population.naming import numbered
-from lit_fed.data.population.source import Columns, Source, check_classes
+from lit_fed.data.population.source import Columns, TensorSource, check_classes
 from lit_fed.data.population.targets import quantile_strata
 from lit_fed.data.population.views import viewed
 from lit_fed.data.remarks import is_hidden, remark, remark_left_out
@@ -224,7 +223,7 @@ _MANY_CLASSES = 100
 _MOST_NAMED = 20
 
 
-class Table(Source, TensorDataModule):
+class Table(TensorSource):
     """Rows of a CSV or Parquet file, or of one such file per client: features, a target, and the client of each row.
 
     The first row of a CSV file names the columns. Features are numbers, standardised by `mean` and `std`, or by the

@@ -341,6 +341,15 @@ class DecodedImages(DatasetModule):
     def decode(self, paths: Sequence[Path]) -> ImageFiles:
         return ImageFiles(paths, self._side, self.grayscale)
 
-    def images(self, paths: Sequence[str], labels: Sequence[int], augmented: bool) -> ImageFiles:
-        """Images in files with their labels, as a data set."""
-        return ImageFiles(paths, self._side, self.grayscale, labels, self._augmentation if augmented else None)
+    def decoded_parts(self, parts: Parts) -> Parts:
+        """Paths `x` of images with their classes `y` as data sets, of which that for training is augmented."""
+        train, test = parts.train, parts.test
+        augmented, plain, tested = (
+            ImageFiles(part.x.tolist(), self._side, self.grayscale, part.y.tolist(), augmentation)
+            for part, augmentation in ((train, self._augmentation), (train, None), (test, None))
+        )
+        return Parts(
+            Part(augmented, None, train.clients, train.y, plain),
+            Part(tested, None, test.clients, test.y),
+            source=parts.source,
+        )

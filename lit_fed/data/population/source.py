@@ -15,8 +15,9 @@ from typing_extensions import override
 from lit_fed.checks import check_range
 from lit_fed.data.partitions.csr import IntArray, held_out
 from lit_fed.data.partitions.cut import Part, Parts
-from lit_fed.data.partitions.partition import Natural, Partition
+from lit_fed.data.partitions.partition import Natural
 from lit_fed.data.population.base import FederatedDataModule
+from lit_fed.data.population.in_memory import TensorDataModule
 from lit_fed.data.population.naming import in_order, numbered
 from lit_fed.data.population.targets import count_classes
 from lit_fed.errors import ConfigError
@@ -47,10 +48,6 @@ class Names:
 
     def __getitem__(self, rows: Any) -> Names:
         return Names(self.names, self.codes[rows])
-
-    def present(self) -> list[str]:
-        """The names that a row has, in their order."""
-        return [self.names[code] for code in np.unique(self.codes).tolist() if code >= 0]
 
     def among(self, names: list[str]) -> Names:
         """The same rows, numbered by other names."""
@@ -98,25 +95,15 @@ class Columns:
 class Source(FederatedDataModule):
     """A data set in a format of its own: `read` gives its columns, from which all else follows.
 
-    To bring your own, derive from `TensorDataModule` too, for inputs in memory::
-
-        class Letters(Source, TensorDataModule):
-            names_clients = True
-
-            def read(self) -> Columns:
-                rows = [json.loads(line) for line in open(f"{self.root}/letters.jsonl")]
-                pixels = np.array([row["pixels"] for row in rows], dtype=np.float32)
-                return Columns(pixels, [row["letter"] for row in rows], [row["writer"] for row in rows])
-
-    Names are in numerical or alphabetical order. The clients are those with training samples; test samples of others
+    Names are in numerical or alphabetical order. The clients are those of the training samples; test samples of others
     are in the shared test set only.
 
     Args:
         test_fraction: Share of every client's samples (of all samples without clients) to test on, unless `read` gives
             test samples.
         class_names: The classes in their order; null for those that `read` names.
-        partition: Cuts the samples into clients; null for `Natural` if the data name clients, else `IID`.
-        kwargs: The population's other settings, see `FederatedDataModule`.
+        kwargs: The population's settings, see `FederatedDataModule`; `partition` is `Natural` by default if the data
+            name clients.
 
     Raises:
         ConfigError: A sample is not of a class, or no sample is left to train or to test on.
@@ -133,10 +120,11 @@ class Source(FederatedDataModule):
         self,
         test_fraction: float = 0.2,
         class_names: list[str] | None = None,
-        partition: Partition | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(partition=Natural() if partition is None and self.names_clients else partition, **kwargs)
+        super().__init__(**kwargs)
+        if self.names_clients and kwargs.get("partition") is None:
+            self.partition = Natural()
         check_range("data.test_fraction", test_fraction, above=0, below=1)
         self.test_fraction, self._names_given = test_fraction, class_names
         self._num_classes_given: int | None = None  # of classes without names
@@ -151,12 +139,15 @@ class Source(FederatedDataModule):
         whole = self.read()
         whole = self._hold_out(whole) if whole.test is None else whole
         classes = whole.y.names if isinstance(whole.y, Names) else []
-        clients = whole.clients.present() if whole.clients is not None else []
+        clients = whole.clients.names if whole.clients is not None else []
         train, test, val = (
             None if part is None else self._numbered(part, self._names_given or classes, clients)
             for part in (whole, whole.test, whole.val)
         )
         assert train is not None
+        for name, part in (("training", train), ("test", test)):
+            if not part:
+                raise ConfigError(f"{whole.source} has no {name} samples; add some")
         return replace(train, test=test, val=val)
 
     def _hold_out(self, whole: Columns) -> Columns:
@@ -171,7 +162,7 @@ class Source(FederatedDataModule):
         y = part.y
         if isinstance(y, Names):
             of = "data.class_names" if self._names_given else "the training rows"
-            check_classes(y.present(), classes, part.source, of)
+            check_classes(y.names, classes, part.source, of)
             y = y.among(classes)
         return replace(part, y=y, clients=None if part.clients is None else part.clients.among(clients))
 
@@ -180,7 +171,7 @@ class Source(FederatedDataModule):
     @property
     @override
     def class_names(self) -> list[str] | None:
-        if self._names_given:
+        if self._names_given or self._num_classes_given is not None:
             return self._names_given
         y = self.columns.y
         return y.names if isinstance(y, Names) else None
@@ -189,15 +180,12 @@ class Source(FederatedDataModule):
     @override
     def num_classes(self) -> int | None:
         """Number of `class_names`; without names the largest training label + 1, or None for numbers."""
-        if self._num_classes_given is not None or self.class_names is not None:
-            return self._num_classes_given or len(self.class_names or [])
+        if self._num_classes_given is not None:
+            return self._num_classes_given
+        if self.class_names is not None:
+            return len(self.class_names)
         y = self.columns.y
         return count_classes(y, self.columns.source) if y.dtype.kind in "iu" else None
-
-    @property
-    @override
-    def input_shape(self) -> tuple[int, ...]:
-        return tuple(np.shape(self.columns.x)[1:])
 
     @property
     @override
@@ -211,15 +199,16 @@ class Source(FederatedDataModule):
 
     @override
     def pooled(self) -> str | None:
+        if self._names_given or self._num_classes_given is not None:
+            return super().pooled()
         y = self.columns.y
-        if not self._names_given and isinstance(y, Names):
+        if isinstance(y, Names):
             return "data.class_names are read off all clients' samples; give them"
-        is_counted = type(self).num_classes is Source.num_classes and self._num_classes_given is None
-        if is_counted and not isinstance(y, Names) and y.dtype.kind in "iu":
+        if y.dtype.kind in "iu" and type(self).num_classes is Source.num_classes:
             return "data.num_classes is counted over all clients' labels; give it"
         return super().pooled()
 
-    def load_arrays(self) -> Parts:
+    def numbered(self) -> Parts:
         """The samples, with numbers in place of names."""
         train, test, val = (
             None if part is None else Part(part.x, _numbers(part.y), _numbers(part.clients))
@@ -228,6 +217,33 @@ class Source(FederatedDataModule):
         assert train is not None
         assert test is not None
         return Parts(train, test, val, self.columns.source)
+
+
+class TensorSource(Source, TensorDataModule):
+    """A `Source` in memory, whose inputs are arrays.
+
+    To bring your own, implement `read`::
+
+        class Letters(TensorSource):
+            names_clients = True
+
+            def read(self) -> Columns:
+                rows = [json.loads(line) for line in open(f"{self.root}/letters.jsonl")]
+                pixels = np.array([row["pixels"] for row in rows], dtype=np.float32)
+                return Columns(pixels, [row["letter"] for row in rows], [row["writer"] for row in rows])
+
+    Args:
+        kwargs: The settings of `Source`.
+    """
+
+    @property
+    @override
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(np.shape(self.columns.x)[1:])
+
+    @override
+    def load_arrays(self) -> Parts:
+        return self.numbered()
 
 
 def _numbers(column: Any) -> Any:
