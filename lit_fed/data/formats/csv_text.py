@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,14 @@ from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.data.formats.table import csv_rows
-from lit_fed.data.partitions.cut import Part, Parts
-from lit_fed.data.population.in_memory import TensorDataModule
-from lit_fed.data.population.targets import count_classes
+from lit_fed.data.population.source import Columns, TensorSource
 from lit_fed.errors import ConfigError
 
 Column = int | str
 _MOST = 2**31 - 1  # ids are stored in 32 bits
 
 
-class CSVText(TensorDataModule):
+class CSVText(TensorSource):
     """Texts of two CSV files, one a training and one a test set, each cut or padded to the same number of tokens.
 
     An input is a row of token ids, shape (length,), padded with 0. By default a token is a word in lower case or a
@@ -60,7 +59,7 @@ class CSVText(TensorDataModule):
         tokenizer: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(test_fraction=0.2, class_names=None, **kwargs)  # no settings: there is a file of test samples
         check_range("data.length", length, least=1, most=_MOST)
         check_range("data.vocab_size", vocab_size, least=2, most=_MOST)
         if not text_columns:
@@ -69,27 +68,13 @@ class CSVText(TensorDataModule):
         self._header = header
         self._columns: list[Column] = [label_column, *text_columns]
         self._first_label = first_label
-        self._num_classes = self._num_classes_given = num_classes
+        self._num_classes_given = num_classes
         self.length, self.vocab_size = length, vocab_size
         self._tokenizer = tokenizer
 
     @override
     def preprocessing(self) -> None:
         """Unknown: texts become token ids on reading the files."""
-
-    @override
-    def pooled(self) -> str | None:
-        if self._num_classes_given is None:
-            return "data.num_classes is counted over all clients' labels; give it"
-        return None
-
-    @property
-    @override
-    def num_classes(self) -> int:
-        if self._num_classes is None:
-            path = self._files["train"]
-            self._num_classes = count_classes(np.array([label for label, _ in self._rows(path)]), str(path))
-        return self._num_classes
 
     @property
     @override
@@ -98,12 +83,12 @@ class CSVText(TensorDataModule):
         return (self.length,)
 
     @override
-    def load_arrays(self) -> Parts:
+    def read(self) -> Columns:
         encode = hash_words if self._tokenizer is None else load_tokenizer(self._tokenizer, self.vocab_size)
-        train, test = (self._encoded(self._files[name], encode) for name in ("train", "test"))
-        return Parts(train, test, source=str(self._files["train"].parent))
+        train, test = (self._encoded(path, encode) for path in self._files.values())
+        return replace(train, test=test, source=str(self._files["train"].parent))
 
-    def _encoded(self, path: Path, encode: Callable[[str, int, int], Sequence[int]]) -> Part:
+    def _encoded(self, path: Path, encode: Callable[[str, int, int], Sequence[int]]) -> Columns:
         labels, tokens = [], []
         for label, text in self._rows(path):
             ids = np.zeros(self.length, dtype=np.int32)
@@ -113,7 +98,7 @@ class CSVText(TensorDataModule):
             tokens.append(ids)
         if not labels:
             raise ConfigError(f"{path} holds no texts; give one per row")
-        return Part(np.stack(tokens), np.asarray(labels, dtype=np.int64))
+        return Columns(np.stack(tokens), np.asarray(labels, dtype=np.int64))
 
     def _rows(self, path: Path) -> Iterator[tuple[int, str]]:
         """Label, counted from 0, and text of each row."""
