@@ -44,6 +44,7 @@ from lit_fed.data.partitions.target_skew import Continuous
 from lit_fed.data.population.base import Batches, FederatedDataModule, Subset
 from lit_fed.data.population.dataset_module import DatasetModule, Datasets
 from lit_fed.data.population.in_memory import Arrays, ImageDataModule, TensorDataModule
+from lit_fed.data.population.source import Columns, Names, Source, TensorSource
 from lit_fed.data.population.targets import quantile_strata
 from lit_fed.data.population.views import Brightness, FeatureSkew, NoiseLevels, Rotations, View
 from lit_fed.data.sets.scikit import Diabetes, DigitPairs, Digits
@@ -69,6 +70,7 @@ __all__ = [
     "ClientArrays",
     "ClientFolders",
     "ClientIndices",
+    "Columns",
     "Continuous",
     "DatasetModule",
     "Datasets",
@@ -89,6 +91,7 @@ __all__ = [
     "Listed",
     "Loader",
     "LogNormal",
+    "Names",
     "Natural",
     "NoiseLevels",
     "Normalize",
@@ -105,10 +108,12 @@ __all__ = [
     "Samples",
     "Shards",
     "SizeLaw",
+    "Source",
     "Subset",
     "Table",
     "TensorDataModule",
     "TensorLoader",
+    "TensorSource",
     "TinyImageNet",
     "UnequalSizes",
     "View",

@@ -531,9 +531,7 @@ def _quietly(library: Any, offline: bool) -> Iterator[None]:
             library.enable_progress_bars()
 
 
-def _open(
-    library: Any, name: str | Mapping[str, Any], config: str | None, split: str, cache: Any, fetch: bool
-) -> Any:
+def _open(library: Any, name: str | Mapping[str, Any], config: str | None, split: str, cache: Any, fetch: bool) -> Any:
     """A split, memory-mapped."""
     if not isinstance(name, str):
         return _split_of(name, split, "data.name")
