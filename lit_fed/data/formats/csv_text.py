@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_fed.checks import check_range
@@ -19,6 +20,8 @@ from lit_fed.data.population.source import Columns, TensorSource
 from lit_fed.errors import ConfigError
 
 Column = int | str
+Encode = Callable[[str, int, int], Sequence[int]]
+"""Ids of a text's tokens, given the size of the vocabulary and the length wanted."""
 _MOST = 2**31 - 1  # ids are stored in 32 bits
 
 
@@ -88,14 +91,11 @@ class CSVText(TensorSource):
         train, test = (self._encoded(path, encode) for path in self._files.values())
         return replace(train, test=test, source=str(self._files["train"].parent))
 
-    def _encoded(self, path: Path, encode: Callable[[str, int, int], Sequence[int]]) -> Columns:
+    def _encoded(self, path: Path, encode: Encode) -> Columns:
         labels, tokens = [], []
         for label, text in self._rows(path):
-            ids = np.zeros(self.length, dtype=np.int32)
-            ids_read = encode(text, self.vocab_size, self.length)[: self.length]
-            ids[: len(ids_read)] = ids_read
             labels.append(label)
-            tokens.append(ids)
+            tokens.append(token_ids(text, encode, self.vocab_size, self.length))
         if not labels:
             raise ConfigError(f"{path} holds no texts; give one per row")
         return Columns(np.stack(tokens), np.asarray(labels, dtype=np.int64))
@@ -122,6 +122,13 @@ class CSVText(TensorSource):
         return label
 
 
+def token_ids(text: str, encode: Encode, vocab_size: int, length: int) -> NDArray[np.int32]:
+    """Ids (length,) of a text's tokens, and 0 after the last."""
+    ids, read = np.zeros(length, dtype=np.int32), encode(text, vocab_size, length)[:length]
+    ids[: len(read)] = read
+    return ids
+
+
 def hash_words(text: str, vocab_size: int, length: int) -> list[int]:
     """Ids in 1 … vocab_size − 1 of the first `length` words and marks: CRC-32, the same on every machine."""
     words = re.findall(r"\w+|[^\w\s]", text.lower())[:length]
@@ -142,7 +149,7 @@ def _position(column: Column, names: list[str] | None, path: Path) -> int:
     return names.index(column)
 
 
-def load_tokenizer(folder: str, vocab_size: int) -> Callable[[str, int, int], Sequence[int]]:
+def load_tokenizer(folder: str, vocab_size: int) -> Encode:
     """A tokenizer of transformers in a folder, as a function of text, `vocab_size` and length."""
     try:
         from transformers import AutoTokenizer

@@ -36,6 +36,7 @@ from lit_fed.data.loaders.transforms import Normalize, Step
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.partitions.partition import Partition
+from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.dataset_module import DecodedImages
 from lit_fed.data.population.naming import in_order
 from lit_fed.data.population.source import Columns, Names, Source, check_classes
@@ -171,7 +172,7 @@ class HuggingFace(Source, DecodedImages):
         if self._least is not None or self._most is not None:
             return "data.least_samples and data.clients join clients by the sizes of all; leave them out"
         if self._feature_names(self._target[0]) is not None:
-            return DecodedImages.pooled(self)
+            return FederatedDataModule.pooled(self)
         return super().pooled()
 
     @override

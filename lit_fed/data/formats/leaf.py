@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_fed.checks import check_range
-from lit_fed.data.formats.csv_text import hash_words
+from lit_fed.data.formats.csv_text import hash_words, token_ids
 from lit_fed.data.partitions.partition import Partition
 from lit_fed.data.population.naming import in_order
 from lit_fed.data.population.source import Columns, Names, TensorSource
@@ -161,10 +161,7 @@ class LEAF(TensorSource):
         text = value[_TEXT] if isinstance(value, list) and len(value) > _TEXT else None
         if not isinstance(text, str):
             raise ConfigError(f"{where}: x is not a list with a tweet's text in place {_TEXT}; correct it")
-        ids = np.zeros(self.length, dtype=np.int32)
-        read = hash_words(text, self.tokens, self.length)
-        ids[: len(read)] = read
-        return ids
+        return token_ids(text, hash_words, self.tokens, self.length)
 
     def _label(self, value: Any, where: str) -> int:
         if self._set == "shakespeare":

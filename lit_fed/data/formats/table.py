@@ -21,6 +21,7 @@ from lit_fed.checks import check_range
 from lit_fed.data.loaders.transforms import Normalize
 from lit_fed.data.partitions.cut import Part, Parts, joined
 from lit_fed.data.partitions.partition import Partition
+from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.figures import figures_instead_of
 from lit_fed.data.population.files import NewInputs, is_arrays
 from lit_fed.data.population.naming import numbered
@@ -316,7 +317,7 @@ class Table(TensorSource):
 
     @override
     def pooled(self) -> str | None:
-        if self._figures is not None and (why := self._figures.exact()) is not None:
+        if (why := FederatedDataModule.pooled(self)) is not None:
             return why
         if self._standardise and self._scale_given is None and self._figures is None:
             return (

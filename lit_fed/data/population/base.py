@@ -28,6 +28,7 @@ from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Cut, CutSettings, Parts, cut_population, named
 from lit_fed.data.partitions.partition import IID, Natural, Partition
 from lit_fed.data.population.census import Census, Contents, Scale, contents_of
+from lit_fed.data.population.figures import Figures
 from lit_fed.data.population.files import NewInputs, Records
 from lit_fed.data.population.naming import check_names
 from lit_fed.data.population.pictures import Names, partition_picture, render, sizes_picture, target_picture
@@ -107,6 +108,8 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
             made = f"{type(odd).__name__}(…)"
         return f"it has no clients; wrap its data: lit_fed.data.Wrapped({made})"
 
+    _figures: Figures | None = None
+    """A federation's means and standard deviations, in use."""
     keeps_missing = False
     """Whether missing numbers stay NaN, and others keep 64 bits; statistics set it, before anything is read."""
 
@@ -244,7 +247,7 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         A mean or a class name that depends on one client reaches all others past `trainer.privacy`, which refuses the
         data with this line. Settings and constants of a published data set are not meant.
         """
-        return None
+        return None if self._figures is None else self._figures.exact()
 
     def read_contents(self) -> Iterator[NDArray[Any]]:
         """Arrays with a sample per row that identify these data; by default none.

@@ -317,10 +317,6 @@ class DecodedImages(DatasetModule):
         return self._normalize(inputs)
 
     @override
-    def pooled(self) -> str | None:
-        return None if self._figures is None else self._figures.exact()
-
-    @override
     def image_sizes(self, indices: IntArray) -> Iterator[NDArray[np.int64]]:
         files = self._datasets["plain"]
         if isinstance(files, ImageFiles):

@@ -321,10 +321,6 @@ class ImageDataModule(TensorDataModule):
     def stored_shape(self) -> tuple[int, ...]:
         """Shape of one stored input: (channels, height, width)."""
 
-    @override
-    def pooled(self) -> str | None:
-        return None if self._figures is None else self._figures.exact()
-
     @property
     def max_value(self) -> float:
         """Stored value that stands for 1."""
