@@ -41,8 +41,9 @@ from lit_fed.data.partitions.partition import (
     UnequalSizes,
 )
 from lit_fed.data.partitions.target_skew import Continuous
-from lit_fed.data.population.base import Batches, FederatedDataModule, Subset
+from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.dataset_module import DatasetModule, Datasets
+from lit_fed.data.population.hooks import Batches, Subset
 from lit_fed.data.population.in_memory import Arrays, ImageDataModule, TensorDataModule
 from lit_fed.data.population.source import Columns, Names, Source, TensorSource
 from lit_fed.data.population.targets import quantile_strata

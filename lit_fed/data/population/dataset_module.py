@@ -21,10 +21,11 @@ from lit_fed.data.loaders.transforms import Normalize, Step
 from lit_fed.data.loaders.worker_loader import Key, WorkerLoader, WorkerPool, loader_of_all
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Part, Parts
-from lit_fed.data.population.base import Batches, FederatedDataModule
+from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.census import chosen_rows
 from lit_fed.data.population.figures import figures_instead_of
 from lit_fed.data.population.files import NewInputs, image_files, is_arrays, read_x
+from lit_fed.data.population.hooks import Batches
 from lit_fed.data.population.in_memory import image_augmentation
 from lit_fed.errors import ConfigError
 from lit_fed.machine import most_threads

@@ -30,9 +30,10 @@ from lit_fed.data.loaders.transforms import (
 )
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Part, Parts
-from lit_fed.data.population.base import SUBSETS, Batches, FederatedDataModule, Subset
+from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.figures import figures_instead_of
 from lit_fed.data.population.files import NewInputs, image_files, is_arrays, read_x
+from lit_fed.data.population.hooks import SUBSETS, Batches, Subset
 from lit_fed.data.population.targets import check_finite, checked_targets, native, remark_merged
 from lit_fed.data.population.views import viewed
 from lit_fed.errors import ConfigError
@@ -339,6 +340,11 @@ class ImageDataModule(TensorDataModule):
     @override
     def augmentation(self) -> RandomTransform | None:
         return self._augmentation
+
+    def check_images(self, shape: Sequence[int], what: str) -> None:
+        """Refuse settings of images for inputs of another shape."""
+        if len(shape) != 3 and (self._augmentation is not None or self._resize is not None):
+            raise ConfigError(f"{what}; leave out data.crop_padding, data.horizontal_flip and data.image_size")
 
     @override
     def normalization(self) -> Callable[[Tensor], Tensor]:

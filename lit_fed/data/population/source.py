@@ -82,6 +82,9 @@ class Columns:
         object.__setattr__(self, "y", y)
         if not isinstance(self.clients, Names | None):
             object.__setattr__(self, "clients", Names.of(self.clients))
+        sizes = [len(column) for column in (self.x, y, self.clients) if column is not None]
+        if len(set(sizes)) > 1:
+            raise ConfigError(f"{self.source}: columns have {' and '.join(map(str, sizes))} rows; give one each")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -90,6 +93,11 @@ class Columns:
         """Some of the samples, by their positions or a mask, without those to test or validate on."""
         clients = None if self.clients is None else self.clients[rows]
         return Columns(self.x[rows], self.y[rows], clients, source=self.source)
+
+    def part(self) -> Part:
+        """The samples, with numbers in place of names."""
+        y, clients = (column.codes if isinstance(column, Names) else column for column in (self.y, self.clients))
+        return Part(self.x, y, clients)
 
 
 class Source(FederatedDataModule):
@@ -116,12 +124,7 @@ class Source(FederatedDataModule):
     too_few = "leaves no test samples; raise data.test_fraction"
     """Error of a data set that is too small to hold out a share; ``{}`` is the share."""
 
-    def __init__(
-        self,
-        test_fraction: float = 0.2,
-        class_names: list[str] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, test_fraction: float = 0.2, class_names: list[str] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if self.names_clients and kwargs.get("partition") is None:
             self.partition = Natural()
@@ -210,13 +213,10 @@ class Source(FederatedDataModule):
 
     def numbered(self) -> Parts:
         """The samples, with numbers in place of names."""
-        train, test, val = (
-            None if part is None else Part(part.x, _numbers(part.y), _numbers(part.clients))
-            for part in (self.columns, self.columns.test, self.columns.val)
-        )
-        assert train is not None
-        assert test is not None
-        return Parts(train, test, val, self.columns.source)
+        columns = self.columns
+        assert columns.test is not None
+        val = None if columns.val is None else columns.val.part()
+        return Parts(columns.part(), columns.test.part(), val, columns.source)
 
 
 class TensorSource(Source, TensorDataModule):
@@ -244,10 +244,6 @@ class TensorSource(Source, TensorDataModule):
     @override
     def load_arrays(self) -> Parts:
         return self.numbered()
-
-
-def _numbers(column: Any) -> Any:
-    return column.codes if isinstance(column, Names) else column
 
 
 def check_classes(targets: Iterable[str], classes: Sequence[str], where: str, of: str = "the training rows") -> None:

@@ -107,3 +107,8 @@ def test_privacy_is_told_what_is_read_off_all_samples() -> None:
 def test_columns_that_cannot_be_used_are_refused(columns: Columns, settings: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ready(columns, num_clients=1, **settings)
+
+
+def test_columns_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ConfigError, match="the data set: columns have 3 and 2 and 3 rows; give one each"):
+        Columns(inputs(3), ["a", "b"], ["ann"] * 3)
