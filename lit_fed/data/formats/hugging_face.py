@@ -39,7 +39,7 @@ from lit_fed.data.partitions.partition import Partition
 from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.dataset_module import DecodedImages
 from lit_fed.data.population.naming import in_order
-from lit_fed.data.population.source import Columns, Names, Source, check_classes
+from lit_fed.data.population.source import Columns, Names, Source, check_classes, check_roles
 from lit_fed.data.population.targets import checked_targets, remark_merged
 from lit_fed.errors import ConfigError, reason
 from lit_fed.printing import counted
@@ -124,11 +124,7 @@ class HuggingFace(Source, DecodedImages):
         check_range("data.vocab_size", vocab_size, least=2, most=2**31 - 1)
         self._inputs = [inputs] if isinstance(inputs, str) else list(inputs)
         self._target = [target] if isinstance(target, str) else list(target)
-        if not self._inputs or not self._target:
-            raise ConfigError(f"data.{'target' if self._inputs else 'inputs'} is empty; name one column or more")
-        taken = [*self._target, *([] if client is None else [client])]
-        if both := [column for column in self._inputs if column in taken]:
-            raise ConfigError(f"data.inputs names {both[0]!r}, which is the target or the client; leave it out")
+        check_roles("inputs", self._inputs, self._target, client)
         if client is None and (least_samples, clients, test_by) != (None, None, "samples"):
             raise ConfigError("data.least_samples, data.clients and data.test_by are of data.client; name its column")
         if test_split is not None and test_by == "clients":

@@ -25,7 +25,7 @@ from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.figures import figures_instead_of
 from lit_fed.data.population.files import NewInputs, is_arrays
 from lit_fed.data.population.naming import numbered
-from lit_fed.data.population.source import Columns, TensorSource, check_classes
+from lit_fed.data.population.source import Columns, TensorSource, check_classes, check_roles
 from lit_fed.data.population.targets import quantile_strata
 from lit_fed.data.population.views import viewed
 from lit_fed.data.remarks import is_hidden, remark, remark_left_out
@@ -286,11 +286,7 @@ class Table(TensorSource):
         super().__init__(test_fraction=test_fraction, class_names=class_names, partition=partition, **kwargs)
         check_range("data.strata", strata, least=1, null="for none")
         self.target_names = [target] if isinstance(target, str) else list(target)
-        if not self.target_names or features == []:
-            raise ConfigError(f"data.{'features' if self.target_names else 'target'} is empty; name one column or more")
-        taken = [*self.target_names, *([client] if client is not None else [])]
-        if both := [name for name in features or [] if name in taken]:
-            raise ConfigError(f"data.features names {both[0]!r}, which is the target or the client; leave it out")
+        check_roles("features", features, self.target_names, client)
         self._single, self._features_given, self._client = isinstance(target, str), features, client
         self._strata, self._standardise = strata, standardise
         self._figures = figures_instead_of(normalize, mean, std)

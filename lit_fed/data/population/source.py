@@ -40,6 +40,8 @@ class Names:
     def of(cls, values: Iterable[Any]) -> Names:
         """The names of rows, n; see `in_order` for their order."""
         rows = list(values)
+        if None in rows:
+            raise ConfigError(f"sample {rows.index(None)} has no class or no client; name it, or leave the sample out")
         names = in_order(rows)
         return cls(names, numbered(rows, names))
 
@@ -201,6 +203,10 @@ class Source(FederatedDataModule):
         return None if self.columns.clients is None else self.columns.clients.names
 
     @override
+    def own_clients_are(self) -> tuple[str, str]:
+        return self.columns.source, "leave out the clients of its columns"
+
+    @override
     def pooled(self) -> str | None:
         if self._names_given or self._num_classes_given is not None:
             return super().pooled()
@@ -254,3 +260,11 @@ def check_classes(targets: Iterable[str], classes: Sequence[str], where: str, of
             f"{where}: target {strange!r} is not a class of {of}, which have {', '.join(classes[:10])}"
             f"{', …' if len(classes) > 10 else ''}; correct it"
         )
+
+
+def check_roles(key: str, inputs: Sequence[str] | None, targets: Sequence[str], client: str | None) -> None:
+    """Refuse names of columns, of which `data.<key>` gives the inputs, that are missing or in two roles."""
+    if not targets or inputs == []:
+        raise ConfigError(f"data.{key if targets else 'target'} is empty; name one column or more")
+    if both := [name for name in inputs or [] if name in (*targets, client)]:
+        raise ConfigError(f"data.{key} names {both[0]!r}, which is the target or the client; leave it out")

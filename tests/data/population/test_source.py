@@ -112,3 +112,15 @@ def test_columns_that_cannot_be_used_are_refused(columns: Columns, settings: Any
 def test_columns_of_different_lengths_are_refused() -> None:
     with pytest.raises(ConfigError, match="the data set: columns have 3 and 2 and 3 rows; give one each"):
         Columns(inputs(3), ["a", "b"], ["ann"] * 3)
+
+
+def test_a_sample_without_a_name_is_refused() -> None:
+    for y, clients in ((["a", None], ["ann", "bob"]), (["a", "b"], ["ann", None])):
+        with pytest.raises(ConfigError, match="sample 1 has no class or no client; name it, or leave the sample out"):
+            Columns(inputs(2), y, clients)
+
+
+def test_clients_that_the_class_does_not_announce_are_not_ignored() -> None:
+    data = Given(Columns(inputs(20), ["a", "b"] * 10, ["ann", "bob"] * 10), partition=IID())
+    with pytest.raises(ConfigError, match=r"the data set names 2 clients, which data\.partition IID would ignore"):
+        data.setup()
