@@ -23,7 +23,7 @@ from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.census import chosen_rows
-from lit_fed.data.population.figures import figures_instead_of
+from lit_fed.data.population.figures import check_channels, figures_instead_of
 from lit_fed.data.population.files import NewInputs, image_files, is_arrays, read_x
 from lit_fed.data.population.hooks import Batches
 from lit_fed.data.population.in_memory import image_augmentation
@@ -296,10 +296,7 @@ class DecodedImages(DatasetModule):
 
     def check_channels(self) -> None:
         """Refuse a `mean`, or the figures of `normalize`, that do not fit the inputs' channels."""
-        if self._figures is not None:
-            self._figures.check(self.input_shape[0])
-        elif self._normalize.num_channels not in (1, self.input_shape[0]):
-            raise ConfigError(f"data.mean has {self._normalize.num_channels} values; give one, or one per channel")
+        check_channels(self._figures, self._normalize.num_channels, self.input_shape[0])
 
     @property
     @override

@@ -31,7 +31,7 @@ from lit_fed.data.loaders.transforms import (
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.population.base import FederatedDataModule
-from lit_fed.data.population.figures import figures_instead_of
+from lit_fed.data.population.figures import check_channels, figures_instead_of
 from lit_fed.data.population.files import NewInputs, image_files, is_arrays, read_x
 from lit_fed.data.population.hooks import SUBSETS, Batches, Subset
 from lit_fed.data.population.targets import check_finite, checked_targets, native, remark_merged
@@ -350,14 +350,7 @@ class ImageDataModule(TensorDataModule):
     def normalization(self) -> Callable[[Tensor], Tensor]:
         """Normalise, then resize."""
         normalize, resize = Normalize(*self._mean_std, self.max_value), self._resize
-        channels = self.stored_shape[0]
-        if self._figures is not None:
-            self._figures.check(channels)
-        elif normalize.num_channels not in (1, channels):
-            raise ConfigError(
-                f"data.mean has {normalize.num_channels} values, but inputs have {channels} channels; "
-                "give one value, or one per channel"
-            )
+        check_channels(self._figures, normalize.num_channels, self.stored_shape[0])
         if resize is None:
             return normalize
         return InTurn(normalize, resize)
