@@ -148,20 +148,19 @@ class ArrayFile(ImageDataModule):
         self.check_images(shape, f"{self._path} holds no images (one input has shape {shape})")
         clients = [key for key in ("client_train", "client_test") if key in self._archive.keys]
         arrays = self._archive.read(*_KEYS, *clients)
+        scales = dict[str, Scale]()
         for key in ("x_train", "x_test"):
-            check_inputs(arrays[key], f"{self._path}: {key}")
+            what = f"{self._path}: {key}"
+            check_inputs(arrays[key], what)
             if arrays[key].shape[1:] != arrays["x_train"].shape[1:]:
                 raise ConfigError(f"{self._path}: inputs of x_test and x_train differ in shape; they must match")
+            scales |= scale_of(arrays[key], what, len(shape) == 3, self._max_value_given, self._mean_given)
         for split in ("train", "test"):
             key = f"client_{split}"
             if key in arrays and arrays[key].shape != arrays[f"y_{split}"].shape[:1]:
                 raise ConfigError(f"{self._path}: {key} and y_{split} differ in length; give one client per sample")
             if key in arrays and arrays[key].dtype.kind not in "iuSU":
                 raise ConfigError(f"{self._path}: {key} holds {arrays[key].dtype}; it must hold integers")
-        scales = dict[str, Scale]()
-        for key in ("x_train", "x_test"):
-            what = f"{self._path}: {key}"
-            scales |= scale_of(arrays[key], what, len(shape) == 3, self._max_value_given, self._mean_given)
         arrays |= {key: on_scale(arrays[key], common_scale(scales)) for key in ("x_train", "x_test")}
         train, test = (
             Part(channels_first(x) if len(shape) == 3 else x, arrays[f"y_{split}"], arrays.get(f"client_{split}"))

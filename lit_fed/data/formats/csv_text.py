@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_fed.checks import check_range
-from lit_fed.data.formats.table import csv_rows
+from lit_fed.data.formats.table_file import csv_rows
 from lit_fed.data.population.source import Columns, TensorSource
 from lit_fed.errors import ConfigError
 

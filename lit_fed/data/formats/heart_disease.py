@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from lit_fed.data.formats.table import Table, TableFile, csv_rows
+from lit_fed.data.formats.table import Table
+from lit_fed.data.formats.table_file import TableFile, csv_rows
 from lit_fed.data.partitions.partition import Natural, Partition
 from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError

@@ -39,7 +39,7 @@ from lit_fed.data.partitions.partition import Partition
 from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.dataset_module import DecodedImages
 from lit_fed.data.population.naming import in_order
-from lit_fed.data.population.source import Columns, Names, Source, check_classes, check_roles
+from lit_fed.data.population.source import MANY_CLASSES, Columns, Names, Source, check_classes, check_roles
 from lit_fed.data.population.targets import checked_targets, remark_merged
 from lit_fed.errors import ConfigError, reason
 from lit_fed.printing import counted
@@ -48,7 +48,6 @@ from lit_fed.seeding import numpy_generator
 Held = Literal["samples", "clients"]
 _LENGTH = 64  # tokens of a text
 _VOCABULARY, _SIDE = 8192, 32  # defaults
-_MANY_CLASSES = 100
 _LOOKED_AT = 2**10  # rows, to compare their numbers with those in 32 bits
 
 
@@ -376,7 +375,7 @@ class HuggingFace(Source, DecodedImages):
         if self._names_given is not None and known is not None and self._names_given != known:
             raise ConfigError(f"data.class_names is {self._names_given}, and {column!r} has {known}; leave it out")
         names = train.names if train is not None else self._names_given or known or in_order(classes.names)
-        if self._kind is None and known is None and len(names) > max(_MANY_CLASSES, len(self._tables["train"]) // 2):
+        if self._kind is None and known is None and len(names) > max(MANY_CLASSES, len(self._tables["train"]) // 2):
             raise ConfigError(
                 f"{where}: {column!r} has {len(names)} different values, too many for classes; set data.kind to "
                 "numbers for a regression, or to classes to confirm them"

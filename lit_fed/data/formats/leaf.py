@@ -168,10 +168,9 @@ class LEAF(TensorSource):
             if not isinstance(value, str) or len(value) != 1 or value not in LETTERS:
                 raise ConfigError(f"{where}: y is {value!r:.40}; it must be one of LEAF's {len(LETTERS)} characters")
             return LETTERS.index(value)
-        count = len(_CLASSES[self._set])
-        labels = {str(label): label for label in range(count)}
+        labels = {str(label): label for label in range(len(_CLASSES[self._set]))}
         if self._set == "sent140":
             labels["4"] = 1  # a positive tweet in the original files
         if isinstance(value, bool) or str(value) not in labels:
-            raise ConfigError(f"{where}: y is {value!r:.40}; it must be 0 to {count - 1}")
+            raise ConfigError(f"{where}: y is {value!r:.40}; it must be 0 to {max(labels.values())}")
         return labels[str(value)]

@@ -23,6 +23,9 @@ from lit_fed.data.population.targets import count_classes
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed
 
+MANY_CLASSES = 100
+"""Number of different values above which a target may not be a class, if half of the samples differ."""
+
 
 @dataclass(frozen=True)
 class Names:
@@ -164,12 +167,11 @@ class Source(FederatedDataModule):
         return replace(whole.take(~chosen), test=whole.take(chosen), val=whole.val)
 
     def _numbered(self, part: Columns, classes: list[str], clients: list[str]) -> Columns:
-        y = part.y
-        if isinstance(y, Names):
+        if isinstance(part.y, Names):
             of = "data.class_names" if self._names_given else "the training rows"
-            check_classes(y.names, classes, part.source, of)
-            y = y.among(classes)
-        return replace(part, y=y, clients=None if part.clients is None else part.clients.among(clients))
+            check_classes(part.y.names, classes, part.source, of)
+            part = replace(part, y=part.y.among(classes))
+        return part if part.clients is None else replace(part, clients=part.clients.among(clients))
 
     # Known without setup; the samples are read once.
 
