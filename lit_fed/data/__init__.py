@@ -41,9 +41,11 @@ from lit_fed.data.partitions.partition import (
     UnequalSizes,
 )
 from lit_fed.data.partitions.target_skew import Continuous
-from lit_fed.data.population.base import Batches, FederatedDataModule, Subset
+from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.dataset_module import DatasetModule, Datasets
+from lit_fed.data.population.hooks import Batches, Subset
 from lit_fed.data.population.in_memory import Arrays, ImageDataModule, TensorDataModule
+from lit_fed.data.population.source import Columns, Names, Source, TensorSource
 from lit_fed.data.population.targets import quantile_strata
 from lit_fed.data.population.views import Brightness, FeatureSkew, NoiseLevels, Rotations, View
 from lit_fed.data.sets.scikit import Diabetes, DigitPairs, Digits
@@ -69,6 +71,7 @@ __all__ = [
     "ClientArrays",
     "ClientFolders",
     "ClientIndices",
+    "Columns",
     "Continuous",
     "DatasetModule",
     "Datasets",
@@ -89,6 +92,7 @@ __all__ = [
     "Listed",
     "Loader",
     "LogNormal",
+    "Names",
     "Natural",
     "NoiseLevels",
     "Normalize",
@@ -105,10 +109,12 @@ __all__ = [
     "Samples",
     "Shards",
     "SizeLaw",
+    "Source",
     "Subset",
     "Table",
     "TensorDataModule",
     "TensorLoader",
+    "TensorSource",
     "TinyImageNet",
     "UnequalSizes",
     "View",

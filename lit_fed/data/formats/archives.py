@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ from lit_fed.data.loaders.transforms import Augmentation, RandomCrop, RandomHori
 from lit_fed.data.partitions.csr import held_out
 from lit_fed.data.partitions.cut import Cut, Part, Parts, check_held_out, clients_here, cut_of_parts, joined
 from lit_fed.data.partitions.partition import Natural, Partition
-from lit_fed.data.population.base import Batches, FederatedDataModule
+from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.census import BYTES, Scale, common_scale, on_scale, scale_of
 from lit_fed.data.population.files import Archive, check_inputs, write_archive
+from lit_fed.data.population.hooks import Batches
 from lit_fed.data.population.in_memory import ImageDataModule, TensorDataModule, channels_first
-from lit_fed.data.population.naming import client_ranks
+from lit_fed.data.population.naming import ranked
 from lit_fed.data.population.targets import checked_targets, count_classes
 from lit_fed.data.population.views import viewed
 from lit_fed.data.remarks import remark
@@ -86,8 +88,7 @@ class ArrayFile(ImageDataModule):
         if partition is None and self._path.is_file() and "client_train" in self._archive.keys:
             self.partition = Natural()
         self.test_fraction = test_fraction
-        self._max_value_given, self._num_classes = max_value, num_classes
-        self._num_classes_given = num_classes
+        self._max_value_given, self._num_classes_given = max_value, num_classes
 
     @override
     def pooled(self) -> str | None:
@@ -95,15 +96,13 @@ class ArrayFile(ImageDataModule):
             return "data.num_classes is counted over all clients' labels; give it"
         return super().pooled()
 
-    @property
+    @cached_property
     @override
     def num_classes(self) -> int | None:
-        if self._num_classes is None:
-            if self._archive.header("y_train")[1].kind == "f":
-                return None
-            labels = self._archive.read("y_train")["y_train"]
-            self._num_classes = count_classes(labels, str(self._path)) if labels.dtype.kind in "iu" else 1
-        return self._num_classes
+        if self._num_classes_given is not None or self._archive.header("y_train")[1].kind == "f":
+            return self._num_classes_given
+        labels = self._archive.read("y_train")["y_train"]
+        return count_classes(labels, str(self._path)) if labels.dtype.kind in "iu" else 1
 
     @property
     @override
@@ -146,27 +145,22 @@ class ArrayFile(ImageDataModule):
     @override
     def load_arrays(self) -> Parts:
         shape = self.stored_shape
-        if len(shape) != 3 and (self._augmentation is not None or self._resize is not None):
-            raise ConfigError(
-                f"{self._path} holds no images (one input has shape {shape}); leave out data.crop_padding, "
-                "data.horizontal_flip and data.image_size"
-            )
+        self.check_images(shape, f"{self._path} holds no images (one input has shape {shape})")
         clients = [key for key in ("client_train", "client_test") if key in self._archive.keys]
         arrays = self._archive.read(*_KEYS, *clients)
+        scales = dict[str, Scale]()
         for key in ("x_train", "x_test"):
-            check_inputs(arrays[key], f"{self._path}: {key}")
+            what = f"{self._path}: {key}"
+            check_inputs(arrays[key], what)
             if arrays[key].shape[1:] != arrays["x_train"].shape[1:]:
                 raise ConfigError(f"{self._path}: inputs of x_test and x_train differ in shape; they must match")
+            scales |= scale_of(arrays[key], what, len(shape) == 3, self._max_value_given, self._mean_given)
         for split in ("train", "test"):
             key = f"client_{split}"
             if key in arrays and arrays[key].shape != arrays[f"y_{split}"].shape[:1]:
                 raise ConfigError(f"{self._path}: {key} and y_{split} differ in length; give one client per sample")
             if key in arrays and arrays[key].dtype.kind not in "iuSU":
                 raise ConfigError(f"{self._path}: {key} holds {arrays[key].dtype}; it must hold integers")
-        scales = dict[str, Scale]()
-        for key in ("x_train", "x_test"):
-            what = f"{self._path}: {key}"
-            scales |= scale_of(arrays[key], what, len(shape) == 3, self._max_value_given, self._mean_given)
         arrays |= {key: on_scale(arrays[key], common_scale(scales)) for key in ("x_train", "x_test")}
         train, test = (
             Part(channels_first(x) if len(shape) == 3 else x, arrays[f"y_{split}"], arrays.get(f"client_{split}"))
@@ -174,8 +168,7 @@ class ArrayFile(ImageDataModule):
         )
         if self.test_fraction is not None:
             train, test = self._split_anew(train, test)
-        ranks = client_ranks(train.clients, test.clients)
-        return Parts(replace(train, clients=ranks[0]), replace(test, clients=ranks[1]), source=str(self._path))
+        return ranked(train, test, str(self._path))
 
     def _split_anew(self, train: Part, test: Part) -> tuple[Part, Part]:
         """Join both splits, and hold out the same share of every client, or of every class without clients."""
@@ -185,10 +178,8 @@ class ArrayFile(ImageDataModule):
             )
         whole = joined([train, test])
         together = np.zeros(len(whole)) if self.num_classes is None else np.asarray(whole.y)  # one group of all
-        _, groups = np.unique(together if whole.clients is None else whole.clients, return_inverse=True)
         seed = derive_seed(self.seed, "array-file", "test")
-        chosen = held_out(groups, int(groups.max()) + 1, self.test_fraction or 0.0, seed)
-        return whole.take(~chosen), whole.take(chosen)
+        return whole.hold_out(together if whole.clients is None else whole.clients, self.test_fraction or 0.0, seed)
 
     @property
     @override
@@ -264,11 +255,7 @@ class ClientArrays(ImageDataModule):
             raise ConfigError(f"data.class_names has {len(class_names)} names for {num_classes} classes; give one each")
         if self.max_train_samples is not None or self.max_test_samples is not None:
             raise ConfigError("ClientArrays takes no data.max_train_samples or data.max_test_samples; leave them out")
-        if len(stored_shape) != 3 and (self._augmentation is not None or self._resize is not None):
-            raise ConfigError(
-                f"data.stored_shape {stored_shape} is not that of images; leave out data.crop_padding, "
-                "data.horizontal_flip and data.image_size"
-            )
+        self.check_images(stored_shape, f"data.stored_shape {stored_shape} is not that of images")
         self.stored_shape, self.num_classes = tuple(stored_shape), num_classes
         self._target_shape, self.class_names = tuple(target_shape or ()), class_names
         self._max_value_given = max_value

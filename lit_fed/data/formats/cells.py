@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lit_fed.data.formats.csv_text import Encode, token_ids
 from lit_fed.errors import ConfigError, reason
 
 Content = Literal["images", "audio", "text", "numbers", "arrays"]
@@ -52,18 +53,11 @@ def bytes_of(row: Mapping[str, Any], column: str, place: str) -> bytes:
 
 
 def read_text(
-    columns: list[str],
-    encode: Callable[[str, int, int], Sequence[int]],
-    vocab_size: int,
-    length: int,
-    row: Mapping[str, Any],
-    place: str,
+    columns: list[str], encode: Encode, vocab_size: int, length: int, row: Mapping[str, Any], place: str
 ) -> Tensor:
     """Token ids (length,) of texts, joined with a space, and 0."""
-    text, ids = " ".join(filled(row, column, place) for column in columns), torch.zeros(length, dtype=torch.int64)
-    read = list(encode(text, vocab_size, length))[:length]
-    ids[: len(read)] = torch.tensor(read, dtype=torch.int64)
-    return ids
+    text = " ".join(filled(row, column, place) for column in columns)
+    return torch.from_numpy(token_ids(text, encode, vocab_size, length)).long()
 
 
 def read_numbers(columns: list[str], row: Mapping[str, Any], place: str) -> Tensor:

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
-from lit_fed.checks import check_range
-from lit_fed.data.partitions.csr import held_out
-from lit_fed.data.partitions.cut import Part, Parts
-from lit_fed.data.partitions.partition import Natural, Partition
+from lit_fed.data.partitions.cut import Parts
+from lit_fed.data.partitions.partition import Partition
 from lit_fed.data.population.dataset_module import DecodedImages
 from lit_fed.data.population.files import IMAGES, split_images
+from lit_fed.data.population.naming import numbered
+from lit_fed.data.population.source import Columns, Names, Source
 from lit_fed.data.remarks import is_hidden, remark_left_out
 from lit_fed.errors import ConfigError
-from lit_fed.seeding import derive_seed
 
 _WANTED = ", ".join(IMAGES)
-_Scan = tuple[list[str], list[str], Part, NDArray[np.bool_] | None]
-"""Clients, classes, the images, and whether each is a test image, if the folders tell."""
 
 
-class ClientFolders(DecodedImages):
+class ClientFolders(Source, DecodedImages):
     """Images in ``<root>/<client>/<class>/*.png``, or split in ``<root>/<client>/{train,test}/<class>/*.png``.
 
     Clients and classes are numbered in the alphabetical order of their folders; the classes of all clients together
@@ -43,6 +38,9 @@ class ClientFolders(DecodedImages):
         ConfigError: The folders are missing, or that of a client or a class has no images.
     """
 
+    names_clients = True
+    drawn_as = "client-folders"
+
     def __init__(
         self,
         root: str = "data",
@@ -51,97 +49,66 @@ class ClientFolders(DecodedImages):
         class_names: list[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(root=root, partition=Natural() if partition is None else partition, **kwargs)
-        check_range("data.test_fraction", test_fraction, above=0, below=1)
-        self.test_fraction, self._names = test_fraction, class_names
-
-    @property
-    @override
-    def num_classes(self) -> int:
-        return len(self._scan[1])
-
-    @override
-    def own_client_names(self) -> list[str]:
-        return self._scan[0]
+        super().__init__(test_fraction=test_fraction, class_names=class_names, partition=partition, root=root, **kwargs)
 
     @override
     def own_clients_are(self) -> tuple[str, str]:
         return f"data.root {self.root}, with a folder per client,", "put all images into one client's folder"
 
     @override
-    def pooled(self) -> str | None:
-        return None if self._names else "data.class_names are the folders of all clients; give them"
-
-    @property
-    @override
-    def class_names(self) -> list[str]:
-        return self._scan[1]
-
-    @override
     def build_datasets(self) -> Parts:
-        clients, _, images, is_test = self._scan
-        if is_test is None:
-            seed = derive_seed(self.seed, "client-folders", "test")
-            is_test = held_out(np.asarray(images.clients), len(clients), self.test_fraction, seed)
-        train, test = images.take(~is_test), images.take(is_test)
-        for name, part, remedy in (("training", train, "lower"), ("test", test, "raise")):
-            if not len(part):
-                raise ConfigError(f"{self.root} has no {name} images; add some or {remedy} data.test_fraction")
-        augmented, plain, tested = (
-            self.images(part.x.tolist(), np.asarray(part.strata).tolist(), random)
-            for part, random in ((train, True), (train, False), (test, False))
-        )
-        return Parts(replace(train, x=augmented, plain=plain), replace(test, x=tested), source=self.root)
+        return self.decoded_parts(self.numbered())
 
-    @cached_property
-    def _scan(self) -> _Scan:
-        return _scan(Path(self.root), self._names)
+    @override
+    def read(self) -> Columns:
+        """List the images in an order independent of the file system."""
+        root = Path(self.root)
+        if not root.is_dir():
+            raise ConfigError(f"{root} is not a folder; set data.root to the folder that holds one folder per client")
+        clients = _folders(root)
+        if not clients:
+            raise ConfigError(f"{root} holds no client folders; put images in {root}/<client>/<class>/")
+        layouts = {client.name: _is_split(client) for client in clients}
+        if len(set(layouts.values())) > 1:
+            odd = min(layouts, key=lambda name: layouts[name])
+            raise ConfigError(f"{root / odd} has no train and test folders, and others have; use one layout for all")
+        is_split = next(iter(layouts.values()))
+        found: dict[str, list[tuple[str, str, int]]] = {"train": [], "test": []}
+        names = set[str]()
+        left_out = _files(root)
+        for owner, client in enumerate(clients):
+            left_out += _files(client)
+            before = sum(map(len, found.values()))
+            for part, folder in [(part, client / part) for part in found] if is_split else [("train", client)]:
+                if not folder.is_dir():
+                    continue
+                left_out += _files(folder) if is_split else []
+                for class_folder in _folders(folder):
+                    images, others = _class_images(class_folder)
+                    found[part] += [(str(image), class_folder.name, owner) for image in images]
+                    left_out += others
+                    names.add(class_folder.name)
+            if sum(map(len, found.values())) == before and len(clients) > 1:
+                raise ConfigError(
+                    f"{client} holds no images in class folders; add {_WANTED} files, or remove the folder"
+                )
+        if not (count := sum(map(len, found.values()))):
+            raise ConfigError(f"{root} holds no images; put {_WANTED} files in {root}/<client>/<class>/")
+        there = sorted({name for part in found.values() for _, name, _ in part})
+        if lost := names.difference(there):
+            raise ConfigError(f"{root}: every folder of class {min(lost)} is empty; add images, or remove the folders")
+        remark_left_out(root, left_out, count, IMAGES)
+        if strange := set(there).difference(self._names_given or there):
+            raise ConfigError(f"{root} has a class folder {min(strange)}, which data.class_names does not name; add it")
+        train, test = (_columns(part, there, [client.name for client in clients], root) for part in found.values())
+        return replace(train, test=test) if is_split else train
 
 
-def _scan(root: Path, classes: list[str] | None) -> _Scan:
-    """List the images in an order independent of the file system."""
-    if not root.is_dir():
-        raise ConfigError(f"{root} is not a folder; set data.root to the folder that holds one folder per client")
-    clients = _folders(root)
-    if not clients:
-        raise ConfigError(f"{root} holds no client folders; put images in {root}/<client>/<class>/")
-    layouts = {client.name: _is_split(client) for client in clients}
-    if len(set(layouts.values())) > 1:
-        odd = min(layouts, key=lambda name: layouts[name])
-        raise ConfigError(f"{root / odd} has no train and test folders, and others have; use one layout for all")
-    is_split = next(iter(layouts.values()))
-    images_found: list[tuple[str, int, str, bool]] = []
-    names = set[str]()
-    left_out = _files(root)
-    for owner, client in enumerate(clients):
-        left_out += _files(client)
-        before = len(images_found)
-        parts = [(client / name, name == "test") for name in ("train", "test")] if is_split else [(client, False)]
-        for folder, is_test in parts:
-            if not folder.is_dir():
-                continue
-            left_out += _files(folder) if is_split else []
-            for class_folder in _folders(folder):
-                images, others = _class_images(class_folder)
-                images_found += [(str(image), owner, class_folder.name, is_test) for image in images]
-                left_out += others
-                names.add(class_folder.name)
-        if len(images_found) == before and len(clients) > 1:
-            raise ConfigError(f"{client} holds no images in class folders; add {_WANTED} files, or remove the folder")
-    if not images_found:
-        raise ConfigError(f"{root} holds no images; put {_WANTED} files in {root}/<client>/<class>/")
-    if lost := names - {name for _, _, name, _ in images_found}:
-        raise ConfigError(f"{root}: every folder of class {min(lost)} is empty; add images, or remove the folders")
-    remark_left_out(root, left_out, len(images_found), IMAGES)
-    there = sorted({name for _, _, name, _ in images_found})
-    classes = there if classes is None else classes
-    if strange := set(there).difference(classes):
-        raise ConfigError(f"{root} has a class folder {min(strange)}, which data.class_names does not name; add it")
-    number = {name: label for label, name in enumerate(classes)}
-    paths, owners, kinds, tests = zip(*images_found, strict=True)
-    labels, clients_of = np.array([number[name] for name in kinds], dtype=np.int64), np.array(owners, dtype=np.int64)
-    every = Part(np.array(paths, dtype=object), clients=clients_of, strata=labels)
-    return [client.name for client in clients], classes, every, np.array(tests) if is_split else None
+def _columns(images: list[tuple[str, str, int]], classes: list[str], clients: list[str], root: Path) -> Columns:
+    """Images, each with its class and the position of its client."""
+    paths, labels, owners = ([image[place] for image in images] for place in range(3))
+    y, named = Names(classes, numbered(labels, classes)), Names(clients, np.array(owners, dtype=np.int64))
+    return Columns(np.array(paths, dtype=object), y, named, source=str(root))
 
 
 def _folders(folder: Path) -> list[Path]:

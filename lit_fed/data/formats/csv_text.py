@@ -5,25 +5,27 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_fed.checks import check_range
-from lit_fed.data.formats.table import csv_rows
-from lit_fed.data.partitions.cut import Part, Parts
-from lit_fed.data.population.in_memory import TensorDataModule
-from lit_fed.data.population.targets import count_classes
+from lit_fed.data.formats.table_file import csv_rows
+from lit_fed.data.population.source import Columns, TensorSource
 from lit_fed.errors import ConfigError
 
 Column = int | str
+Encode = Callable[[str, int, int], Sequence[int]]
+"""Ids of a text's tokens, given the size of the vocabulary and the length wanted."""
 _MOST = 2**31 - 1  # ids are stored in 32 bits
 
 
-class CSVText(TensorDataModule):
+class CSVText(TensorSource):
     """Texts of two CSV files, one a training and one a test set, each cut or padded to the same number of tokens.
 
     An input is a row of token ids, shape (length,), padded with 0. By default a token is a word in lower case or a
@@ -60,7 +62,7 @@ class CSVText(TensorDataModule):
         tokenizer: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(test_fraction=0.2, class_names=None, **kwargs)  # no settings: there is a file of test samples
         check_range("data.length", length, least=1, most=_MOST)
         check_range("data.vocab_size", vocab_size, least=2, most=_MOST)
         if not text_columns:
@@ -69,27 +71,13 @@ class CSVText(TensorDataModule):
         self._header = header
         self._columns: list[Column] = [label_column, *text_columns]
         self._first_label = first_label
-        self._num_classes = self._num_classes_given = num_classes
+        self._num_classes_given = num_classes
         self.length, self.vocab_size = length, vocab_size
         self._tokenizer = tokenizer
 
     @override
     def preprocessing(self) -> None:
         """Unknown: texts become token ids on reading the files."""
-
-    @override
-    def pooled(self) -> str | None:
-        if self._num_classes_given is None:
-            return "data.num_classes is counted over all clients' labels; give it"
-        return None
-
-    @property
-    @override
-    def num_classes(self) -> int:
-        if self._num_classes is None:
-            path = self._files["train"]
-            self._num_classes = count_classes(np.array([label for label, _ in self._rows(path)]), str(path))
-        return self._num_classes
 
     @property
     @override
@@ -98,22 +86,19 @@ class CSVText(TensorDataModule):
         return (self.length,)
 
     @override
-    def load_arrays(self) -> Parts:
+    def read(self) -> Columns:
         encode = hash_words if self._tokenizer is None else load_tokenizer(self._tokenizer, self.vocab_size)
-        train, test = (self._encoded(self._files[name], encode) for name in ("train", "test"))
-        return Parts(train, test, source=str(self._files["train"].parent))
+        train, test = (self._encoded(path, encode) for path in self._files.values())
+        return replace(train, test=test, source=str(self._files["train"].parent))
 
-    def _encoded(self, path: Path, encode: Callable[[str, int, int], Sequence[int]]) -> Part:
+    def _encoded(self, path: Path, encode: Encode) -> Columns:
         labels, tokens = [], []
         for label, text in self._rows(path):
-            ids = np.zeros(self.length, dtype=np.int32)
-            ids_read = encode(text, self.vocab_size, self.length)[: self.length]
-            ids[: len(ids_read)] = ids_read
             labels.append(label)
-            tokens.append(ids)
+            tokens.append(token_ids(text, encode, self.vocab_size, self.length))
         if not labels:
             raise ConfigError(f"{path} holds no texts; give one per row")
-        return Part(np.stack(tokens), np.asarray(labels, dtype=np.int64))
+        return Columns(np.stack(tokens), np.asarray(labels, dtype=np.int64))
 
     def _rows(self, path: Path) -> Iterator[tuple[int, str]]:
         """Label, counted from 0, and text of each row."""
@@ -137,6 +122,13 @@ class CSVText(TensorDataModule):
         return label
 
 
+def token_ids(text: str, encode: Encode, vocab_size: int, length: int) -> NDArray[np.int32]:
+    """Ids (length,) of a text's tokens, and 0 after the last."""
+    ids, read = np.zeros(length, dtype=np.int32), encode(text, vocab_size, length)[:length]
+    ids[: len(read)] = read
+    return ids
+
+
 def hash_words(text: str, vocab_size: int, length: int) -> list[int]:
     """Ids in 1 … vocab_size − 1 of the first `length` words and marks: CRC-32, the same on every machine."""
     words = re.findall(r"\w+|[^\w\s]", text.lower())[:length]
@@ -157,7 +149,7 @@ def _position(column: Column, names: list[str] | None, path: Path) -> int:
     return names.index(column)
 
 
-def load_tokenizer(folder: str, vocab_size: int) -> Callable[[str, int, int], Sequence[int]]:
+def load_tokenizer(folder: str, vocab_size: int) -> Encode:
     """A tokenizer of transformers in a folder, as a function of text, `vocab_size` and length."""
     try:
         from transformers import AutoTokenizer

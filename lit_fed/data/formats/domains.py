@@ -20,8 +20,9 @@ from lit_fed.data.loaders.transforms import Step
 from lit_fed.data.partitions.csr import CSR, ClientIndices, IntArray, offsets_of
 from lit_fed.data.partitions.cut import Part, Parts, subset
 from lit_fed.data.partitions.partition import Partition, Samples
-from lit_fed.data.population.base import SUBSETS, Batches, FederatedDataModule, Subset
+from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.files import NewInputs
+from lit_fed.data.population.hooks import SUBSETS, Batches, Subset
 from lit_fed.data.population.views import View, viewed
 from lit_fed.errors import ConfigError
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from lit_fed.data.formats.table import Columns, Table, csv_rows
+from lit_fed.data.formats.table import Table
+from lit_fed.data.formats.table_file import TableFile, csv_rows
 from lit_fed.data.partitions.partition import Natural, Partition
 from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError
@@ -79,11 +80,11 @@ class HeartDisease(Table):
         return f"data.root {self.root}, with a file per hospital,", "join the files to one for Table"
 
     @override
-    def _files(self, path: Path, setting: str) -> list[tuple[Columns, str | None]]:
+    def _files(self, path: Path, setting: str) -> list[tuple[TableFile, str | None]]:
         return [(_centre(path / f"processed.{centre}.data"), centre) for centre in CENTRES]
 
 
-def _centre(path: Path) -> Columns:
+def _centre(path: Path) -> TableFile:
     """A hospital's patients without missing cells."""
     if not path.is_file():
         raise ConfigError(
@@ -117,4 +118,4 @@ def _centre(path: Path) -> Columns:
             raise ConfigError(f"{path}, line {lines[wrong[0]]}: {name} is {values[wrong[0]]:g}; it must be {allowed}")
         table |= {f"{name}_{level}": (values == level).astype(np.float64) for level in levels[1:]}
     table["diagnosis"] = np.where(table["diagnosis"] > 0, "disease", "healthy").astype(object)
-    return Columns(path, table, lambda row: f"line {lines[row]}")
+    return TableFile(path, table, lambda row: f"line {lines[row]}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -30,40 +30,28 @@ from lit_fed.data.formats.cells import (
     read_text,
 )
 from lit_fed.data.formats.csv_text import hash_words, load_tokenizer
-from lit_fed.data.formats.table import Kind, check_classes
+from lit_fed.data.formats.table import Kind
 from lit_fed.data.loaders.image_files import ImageFiles, read_image
 from lit_fed.data.loaders.transforms import Normalize, Step
-from lit_fed.data.partitions.csr import IntArray, held_out
+from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Part, Parts
-from lit_fed.data.partitions.partition import Natural, Partition
+from lit_fed.data.partitions.partition import Partition
+from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.dataset_module import DecodedImages
-from lit_fed.data.population.naming import in_order, numbered
+from lit_fed.data.population.naming import in_order
+from lit_fed.data.population.source import MANY_CLASSES, Columns, Names, Source, check_classes, check_roles
 from lit_fed.data.population.targets import checked_targets, remark_merged
 from lit_fed.errors import ConfigError, reason
 from lit_fed.printing import counted
-from lit_fed.seeding import derive_seed, numpy_generator
+from lit_fed.seeding import numpy_generator
 
 Held = Literal["samples", "clients"]
 _LENGTH = 64  # tokens of a text
 _VOCABULARY, _SIDE = 8192, 32  # defaults
-_MANY_CLASSES = 100
 _LOOKED_AT = 2**10  # rows, to compare their numbers with those in 32 bits
 
 
-@dataclass(frozen=True)
-class _Coded:
-    """A column of names: its distinct values, and the position there of each row's, shape (n,)."""
-
-    names: list[str]
-    codes: IntArray
-
-    def among(self, names: Sequence[str]) -> IntArray:
-        """The number of each row's name among others, shape (n,); −1 for an unknown name."""
-        among: IntArray = numbered(self.names, names)[self.codes]
-        return among
-
-
-class HuggingFace(DecodedImages):
+class HuggingFace(Source, DecodedImages):
     """A map-style data set of the library ``datasets`` (extra ``datasets``), from a folder, its cache or the hub.
 
     Setting up reads the columns of the target and the client alone; inputs stay in the memory-mapped file, and
@@ -102,9 +90,11 @@ class HuggingFace(DecodedImages):
         ConfigError: The set is not here or streamed, a column is missing, or a cell is malformed.
     """
 
+    drawn_as = "hugging-face"
+
     def __init__(
         self,
-        name: str | Mapping[str, Sized],
+        name: str | Mapping[str, Any],
         inputs: str | list[str],
         target: str | list[str],
         config: str | None = None,
@@ -125,19 +115,15 @@ class HuggingFace(DecodedImages):
         partition: Partition | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(partition=Natural() if partition is None and client is not None else partition, **kwargs)
-        check_range("data.test_fraction", test_fraction, above=0, below=1)
+        self.names_clients = client is not None
+        super().__init__(test_fraction=test_fraction, class_names=class_names, partition=partition, **kwargs)
         check_range("data.least_samples", least_samples, least=1, null="for no bound")
         check_range("data.clients", clients, least=1, null="for no bound")
         check_range("data.length", length, least=1, null="for the default")
         check_range("data.vocab_size", vocab_size, least=2, most=2**31 - 1)
         self._inputs = [inputs] if isinstance(inputs, str) else list(inputs)
         self._target = [target] if isinstance(target, str) else list(target)
-        if not self._inputs or not self._target:
-            raise ConfigError(f"data.{'target' if self._inputs else 'inputs'} is empty; name one column or more")
-        taken = [*self._target, *([] if client is None else [client])]
-        if both := [column for column in self._inputs if column in taken]:
-            raise ConfigError(f"data.inputs names {both[0]!r}, which is the target or the client; leave it out")
+        check_roles("inputs", self._inputs, self._target, client)
         if client is None and (least_samples, clients, test_by) != (None, None, "samples"):
             raise ConfigError("data.least_samples, data.clients and data.test_by are of data.client; name its column")
         if test_split is not None and test_by == "clients":
@@ -149,24 +135,8 @@ class HuggingFace(DecodedImages):
         self._name, self._config, self._cache = name, config, cache
         self._splits = {"train": split, "test": test_split, "val": val_split}
         self._client, self._least, self._most = client, least_samples, clients
-        self.test_fraction, self._test_by = test_fraction, test_by
-        self._kind = "classes" if class_names is not None else kind
-        self._names, self._length, self._vocabulary, self._tokenizer = class_names, length, vocab_size, tokenizer
-        self._targets: NDArray[Any] | None = None
-        self._read_columns: dict[tuple[str, str], _Coded] = {}  # until the set is cut
-
-    # Known without setup; the set is opened once.
-
-    @property
-    @override
-    def num_classes(self) -> int | None:
-        return None if self.class_names is None else len(self.class_names)
-
-    @property
-    @override
-    def output_shape(self) -> tuple[int, ...]:
-        """(num_classes,), or the shape of a numerical target."""
-        return self._target_shape if self.class_names is None else (len(self.class_names),)
+        self._test_by, self._kind = test_by, "classes" if class_names is not None else kind
+        self._length, self._vocabulary, self._tokenizer = length, vocab_size, tokenizer
 
     @property
     @override
@@ -189,10 +159,6 @@ class HuggingFace(DecodedImages):
         return self._vocabulary if self._content == "text" else None
 
     @override
-    def own_client_names(self) -> list[str] | None:
-        return None if self._client is None else self._owners[0]
-
-    @override
     def own_clients_are(self) -> tuple[str, str]:
         return f"data.client {self._client!r}", "leave data.client out"
 
@@ -200,9 +166,9 @@ class HuggingFace(DecodedImages):
     def pooled(self) -> str | None:
         if self._least is not None or self._most is not None:
             return "data.least_samples and data.clients join clients by the sizes of all; leave them out"
-        if self._names is None and self.class_names is not None and self._feature_names(self._target[0]) is None:
-            return "data.class_names are read off all clients' samples; give them"
-        return None
+        if self._feature_names(self._target[0]) is not None:
+            return FederatedDataModule.pooled(self)
+        return super().pooled()
 
     @override
     def check_channels(self) -> None:
@@ -228,40 +194,29 @@ class HuggingFace(DecodedImages):
 
     @override
     def target_values(self, indices: IntArray) -> NDArray[Any] | None:
-        return None if self._targets is None else self._targets[indices]
+        return None if self.num_classes is not None else self.columns.y[indices]
 
     @override
     def build_datasets(self) -> Parts:
-        (_, owners), test, _ = self._owners, self._held, self._reader
-        parts = dict[str, Part]()
-        for part in self._tables:
-            names, target = self.class_names, self._target[0]
-            y: NDArray[Any] = self._numbers(part) if names is None else self._column(part, target).among(names)
-            parts[part] = Part(np.arange(len(y)), y, owners.get(part))
-        if test is not None:
-            parts["test"], parts["train"] = parts["train"].take(test), parts["train"].take(~test)
-        where = self._where("train")
-        for part, lower in (("train", "lower"), ("test", "raise")):
-            if not len(parts[part]):
-                raise ConfigError(f"{where} leaves no {part} samples; {lower} data.test_fraction")
+        (parts, _), where = (self.numbered(), self._reader), self._where("train")
         made = dict[str, Part]()
-        for part, rows in parts.items():
-            numbers, strata = (rows.y, None) if self.class_names is None else (None, rows.y)
-            made[part] = Part(self._rows(part, rows, part == "train"), numbers, rows.clients, strata)
-        made["train"] = replace(made["train"], plain=self._rows("train", parts["train"], training=False))
-        self._targets = made["train"].y
+        for part, rows in (("train", parts.train), ("test", parts.test), ("val", parts.val)):
+            if rows is not None:
+                numbers, strata = (rows.y, None) if self.num_classes is None else (None, rows.y)
+                made[part] = Part(self._rows(part, rows, part == "train"), numbers, rows.clients, strata)
+        made["train"] = replace(made["train"], plain=self._rows("train", parts.train, training=False))
         if self._content == "numbers" and not self.keeps_missing:
             plain = made["train"].plain
             some = torch.stack([plain[row][0] for row in range(0, len(plain), max(1, len(plain) // _LOOKED_AT))])
             remark_merged(some, self._normalize, self._inputs, where)
-        if (targets := self._targets) is not None and not self.keeps_missing:
-            remark_merged(torch.from_numpy(targets.reshape(len(targets), -1)), Tensor.float, self._target, where)
-        self._read_columns.clear()
+        if self.num_classes is None and not self.keeps_missing:
+            targets = torch.from_numpy(parts.train.y.reshape(len(parts.train), -1))
+            remark_merged(targets, Tensor.float, self._target, where)
         return Parts(made["train"], made["test"], made.get("val"), where)
 
     def _rows(self, part: str, rows: Part, training: bool) -> Dataset[Any]:
         stored, where = self._stored(part if part in self._tables else "train"), self._where(part)
-        if self.class_names is None and not self.keeps_missing:
+        if self.num_classes is None and not self.keeps_missing:
             rows = replace(rows, y=rows.y.astype(np.float32))
         if self._reader is not None:
             return _Rows(stored, rows, where, self._reader)
@@ -383,32 +338,73 @@ class HuggingFace(DecodedImages):
         names = getattr(self._tables["train"].features[column], "names", None)
         return None if names is None else list(names)
 
-    @cached_property
     @override
-    def class_names(self) -> list[str] | None:
-        """Names of the classes; None for numbers."""
-        where, column = self._where("train"), self._target[0]
+    def read(self) -> Columns:
+        parts = dict[str, Columns]()
+        for part, table in self._tables.items():
+            y = self._classes(part, parts["train"].y if parts else None) if self._is_class else self._numbers(part)
+            parts[part] = Columns(np.arange(len(table)), y, source=self._where(part))
+        if self._client is not None:
+            clients = self._clients(self._client)
+            parts = {part: replace(rows, clients=clients[part]) for part, rows in parts.items()}
+            if self._test_by == "clients":
+                is_test = clients["train"].codes < 0
+                parts |= {"train": parts["train"].take(~is_test), "test": parts["train"].take(is_test)}
+        return replace(parts["train"], test=parts.get("test"), val=parts.get("val"))
+
+    @property
+    def _is_class(self) -> bool:
+        """Whether the target is a class, by its type."""
+        column = self._target[0]
         if len(self._target) > 1 or self._kind == "numbers":
-            return None
+            return False
         feature = self._tables["train"].features[column]
         dtype = str(getattr(feature, "dtype", type(feature).__name__))
-        if not dtype.startswith(("int", "uint", "bool", "string", "large_string")):
-            if self._kind == "classes" or not (dtype.startswith("float") or content_of(feature) == "arrays"):
-                raise ConfigError(f"{where}: {column!r} is {dtype}, not a class; name another column in data.target")
-            return None
-        known = self._feature_names(column)
-        if self._names is not None and known is not None and self._names != known:
-            raise ConfigError(f"data.class_names is {self._names}, and {column!r} has {known}; leave it out")
-        names = self._names or known or in_order(self._column("train", column).names)
-        if self._kind is None and known is None and len(names) > max(_MANY_CLASSES, len(self._tables["train"]) // 2):
+        if dtype.startswith(("int", "uint", "bool", "string", "large_string")):
+            return True
+        if self._kind == "classes" or not (dtype.startswith("float") or content_of(feature) == "arrays"):
+            raise ConfigError(
+                f"{self._where('train')}: {column!r} is {dtype}, not a class; name another column in data.target"
+            )
+        return False
+
+    def _classes(self, part: str, train: Names | None) -> Names:
+        """The class of each sample, numbered as in the training split."""
+        where, column = self._where(part), self._target[0]
+        classes, known = _names(self._tables[part], column, where, "target"), self._feature_names(column)
+        if self._names_given is not None and known is not None and self._names_given != known:
+            raise ConfigError(f"data.class_names is {self._names_given}, and {column!r} has {known}; leave it out")
+        names = train.names if train is not None else self._names_given or known or in_order(classes.names)
+        if self._kind is None and known is None and len(names) > max(MANY_CLASSES, len(self._tables["train"]) // 2):
             raise ConfigError(
                 f"{where}: {column!r} has {len(names)} different values, too many for classes; set data.kind to "
                 "numbers for a regression, or to classes to confirm them"
             )
-        for part in self._tables:
-            there = np.array(self._column(part, column).names, dtype=object)
-            check_classes(there, names, f"{self._where(part)}, {column!r}")
-        return names
+        check_classes(classes.names, names, f"{where}, {column!r}")
+        return classes.among(names)
+
+    def _clients(self, column: str) -> dict[str, Names]:
+        """The client of each sample by part; no name for the samples of others, such as of clients to test on."""
+        own = {part: _names(table, column, self._where(part), "client") for part, table in self._tables.items()}
+        names = in_order(own["train"].names)
+        if self._test_by == "clients":
+            count = round(self.test_fraction * len(names))
+            if not 0 < count < len(names):
+                raise ConfigError(
+                    f"data.test_fraction {self.test_fraction:g} of {counted(len(names), 'client')} is {count}; choose "
+                    "a fraction that leaves clients to train and to test on"
+                )
+            order = numpy_generator(self.seed, "hugging-face", "test").permutation(len(names))
+            names = in_order(names[place] for place in order[count:])
+        codes = own["train"].among(names).codes
+        sizes = np.bincount(codes[codes >= 0], minlength=len(names))
+        group = join_small(sizes, self._least or 1, self._most or len(names))
+        members, first = np.bincount(group), np.unique(group, return_index=True)[1]
+        joined = [
+            names[place] if members[at] == 1 else f"{names[place]} +{members[at] - 1}" for at, place in enumerate(first)
+        ]
+        lookup = np.append(group, -1)
+        return {part: Names(joined, lookup[clients.among(names).codes]) for part, clients in own.items()}
 
     def _numbers(self, part: str) -> NDArray[Any]:
         """Numerical targets, (n,) or (n, k)."""
@@ -424,70 +420,10 @@ class HuggingFace(DecodedImages):
         array = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
         return checked_targets(array, array.shape[1:], f"{where}: targets")
 
-    @cached_property
-    def _target_shape(self) -> tuple[int, ...]:
-        return self._numbers("train").shape[1:]
-
-    def _column(self, part: str, column: str) -> _Coded:
-        setting = "client" if column == self._client else "target"
-        if (part, column) not in self._read_columns:
-            self._read_columns[part, column] = _coded(self._tables[part], column, self._where(part), setting)
-        return self._read_columns[part, column]
-
     def _stored(self, part: str) -> Any:
         """The columns of the inputs alone."""
         stored = self._tables[part].select_columns(list(dict.fromkeys(self._inputs)))
         return stored.with_format("numpy", dtype=np.float64) if self._content == "arrays" else stored
-
-    @cached_property
-    def _test_clients(self) -> IntArray | None:
-        """The own clients to test on, as positions among the training split's names; None without any."""
-        if self._test_by == "samples":
-            return None
-        assert self._client is not None
-        names = self._column("train", self._client).names
-        count = round(self.test_fraction * len(names))
-        if not 0 < count < len(names):
-            raise ConfigError(
-                f"data.test_fraction {self.test_fraction:g} of {counted(len(names), 'client')} is {count}; choose a "
-                "fraction that leaves clients to train and to test on"
-            )
-        order = numpy_generator(self.seed, "hugging-face", "test").permutation(len(names))
-        ordered = in_order(names)
-        tested = {ordered[position] for position in order[:count]}
-        return np.array([place for place, name in enumerate(names) if name in tested], dtype=np.int64)
-
-    @cached_property
-    def _held(self) -> NDArray[np.bool_] | None:
-        """The training split's samples to test on, shape (n,); None with a test split."""
-        if "test" in self._tables:
-            return None
-        if self._test_clients is not None:
-            assert self._client is not None
-            return np.isin(self._column("train", self._client).codes, self._test_clients)
-        names, owners = self._owners
-        groups = owners.get("train", np.zeros(len(self._tables["train"]), dtype=np.int64))
-        seed = derive_seed(self.seed, "hugging-face", "test")
-        return held_out(groups, max(1, len(names)), self.test_fraction, seed)
-
-    @cached_property
-    def _owners(self) -> tuple[list[str], dict[str, IntArray]]:
-        """The clients' names, and the client of each sample by part; −1 for the samples of others."""
-        if self._client is None:
-            return [], {}
-        coded = {part: self._column(part, self._client) for part in self._tables}
-        tested = set() if self._test_clients is None else set(self._test_clients.tolist())
-        names = in_order(name for place, name in enumerate(coded["train"].names) if place not in tested)
-        own = coded["train"].among(names)
-        sizes = np.bincount(own[own >= 0], minlength=len(names))
-        group = join_small(sizes, self._least or 1, self._most or len(names))
-        members = np.bincount(group)
-        first = np.unique(group, return_index=True)[1]
-        joined = [
-            names[place] if members[at] == 1 else f"{names[place]} +{members[at] - 1}" for at, place in enumerate(first)
-        ]
-        lookup = np.append(group, -1)
-        return joined, {part: lookup[column.among(names)] for part, column in coded.items()}
 
 
 def join_small(sizes: IntArray, least: int, most: int) -> IntArray:
@@ -551,7 +487,7 @@ def _arrow(table: Any, column: str, where: str, setting: str) -> Any:
     return values
 
 
-def _coded(table: Any, column: str, where: str, setting: str) -> _Coded:
+def _names(table: Any, column: str, where: str, setting: str) -> Names:
     """A column of texts or whole numbers."""
     values, feature = _arrow(table, column, where, f"data.{setting}"), table.features[column]
     names, kind = getattr(feature, "names", None), str(values.type)
@@ -566,7 +502,7 @@ def _coded(table: Any, column: str, where: str, setting: str) -> _Coded:
                 "a split with labels, or remove the row"
             )
         held = [names[code] for code in held]
-    return _Coded([str(name) for name in held], codes)
+    return Names([str(name) for name in held], codes)
 
 
 def _library() -> Any:
@@ -591,9 +527,7 @@ def _quietly(library: Any, offline: bool) -> Iterator[None]:
             library.enable_progress_bars()
 
 
-def _open(
-    library: Any, name: str | Mapping[str, Sized], config: str | None, split: str, cache: Any, fetch: bool
-) -> Any:
+def _open(library: Any, name: str | Mapping[str, Any], config: str | None, split: str, cache: Any, fetch: bool) -> Any:
     """A split, memory-mapped."""
     if not isinstance(name, str):
         return _split_of(name, split, "data.name")

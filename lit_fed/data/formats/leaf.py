@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import string
 from collections.abc import Iterator
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,23 +14,23 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_fed.checks import check_range
-from lit_fed.data.formats.csv_text import hash_words
-from lit_fed.data.partitions.csr import held_out
-from lit_fed.data.partitions.cut import Part, Parts
-from lit_fed.data.partitions.partition import Natural, Partition
-from lit_fed.data.population.in_memory import TensorDataModule
-from lit_fed.data.population.naming import in_order, numbered
+from lit_fed.data.formats.csv_text import hash_words, token_ids
+from lit_fed.data.partitions.partition import Partition
+from lit_fed.data.population.naming import in_order
+from lit_fed.data.population.source import Columns, Names, TensorSource
 from lit_fed.errors import ConfigError
-from lit_fed.seeding import derive_seed
 
 LeafSet = Literal["femnist", "shakespeare", "sent140"]
 # The characters of LEAF's models/utils/language_utils.py, in its order.
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 _CHARACTERS, _SIDE, _TEXT = 80, 28, 4  # of a line, of an image, and the tweet's place in a row
-_CLASSES = {"femnist": 62, "shakespeare": len(LETTERS), "sent140": 2}
+_CLASSES = {
+    "femnist": list(string.digits + string.ascii_uppercase + string.ascii_lowercase),
+    "sent140": ["negative", "positive"],
+}
 
 
-class LEAF(TensorDataModule):
+class LEAF(TensorSource):
     """FEMNIST, Shakespeare or Sent140 of LEAF: ``<root>/train/*.json`` and ``<root>/test/*.json``, a client per user.
 
     Each file holds ``users`` and, by user, the lists ``x`` and ``y`` in ``user_data``. Without these two folders, the
@@ -54,6 +54,10 @@ class LEAF(TensorDataModule):
         ConfigError: A file is missing or damaged, or a sample is malformed.
     """
 
+    names_clients = True
+    drawn_as = "leaf"
+    too_few = "has too few samples to test on; raise data.test_fraction"
+
     def __init__(
         self,
         name: LeafSet,
@@ -64,25 +68,12 @@ class LEAF(TensorDataModule):
         partition: Partition | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(root=root, partition=Natural() if partition is None else partition, **kwargs)
-        check_range("data.test_fraction", test_fraction, above=0, below=1)
+        names = _CLASSES.get(name)
+        super().__init__(test_fraction=test_fraction, class_names=names, partition=partition, root=root, **kwargs)
         check_range("data.length", length, least=1)
         check_range("data.tokens", tokens, least=2, most=2**31 - 1)
-        self._set, self.test_fraction, self.length, self.tokens = name, test_fraction, length, tokens
-
-    @property
-    @override
-    def num_classes(self) -> int:
-        return _CLASSES[self._set]
-
-    @property
-    @override
-    def class_names(self) -> list[str] | None:
-        if self._set == "shakespeare":
-            return None
-        if self._set == "sent140":
-            return ["negative", "positive"]
-        return list(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+        self._set, self.length, self.tokens = name, length, tokens
+        self._num_classes_given = len(LETTERS) if names is None else len(names)
 
     @property
     @override
@@ -96,10 +87,6 @@ class LEAF(TensorDataModule):
         return {"femnist": None, "shakespeare": len(LETTERS) + 1, "sent140": self.tokens}[self._set]
 
     @override
-    def own_client_names(self) -> list[str]:
-        return self._users_and_parts[0]
-
-    @override
     def own_clients_are(self) -> tuple[str, str]:
         return f"data.root {self.root}", "write the arrays to a file for ArrayFile"
 
@@ -109,27 +96,16 @@ class LEAF(TensorDataModule):
         return [] if self._set == "femnist" else None
 
     @override
-    def load_arrays(self) -> Parts:
-        _, train, test = self._users_and_parts
-        return Parts(train, test, source=self.root)
-
-    @cached_property
-    def _users_and_parts(self) -> tuple[list[str], Part, Part]:
-        """The training users' names, and both parts; −1 is the client of test samples of other users."""
+    def read(self) -> Columns:
         root = Path(self.root)
         folders = [root / part for part in ("train", "test")]
         if all(folder.is_dir() for folder in folders):
-            (names, train), (others, test) = (self._part(folder) for folder in folders)
-            return names, train, Part(test.x, test.y, numbered(others, names)[test.clients])
-        names, whole = self._part(root / "all_data" if (root / "all_data").is_dir() else root)
-        seed = derive_seed(self.seed, "leaf", "test")
-        mask = held_out(np.asarray(whole.clients), len(names), self.test_fraction, seed)
-        if not mask.any():
-            raise ConfigError(f"{root} has too few samples to test on; raise data.test_fraction")
-        return names, whole.take(~mask), whole.take(mask)
+            train, test = map(self._part, folders)
+            return replace(train, test=test)
+        return self._part(root / "all_data" if (root / "all_data").is_dir() else root)
 
-    def _part(self, folder: Path) -> tuple[list[str], Part]:
-        """The users of a folder's files, and their samples."""
+    def _part(self, folder: Path) -> Columns:
+        """The samples of a folder's files, by user."""
         files = sorted(folder.glob("*.json")) if folder.is_dir() else []
         if not files:
             raise ConfigError(
@@ -147,7 +123,7 @@ class LEAF(TensorDataModule):
             raise ConfigError(f"{folder} has no user with samples; sample the set anew")
         sizes = [len(by_user[name][1]) for name in names]
         x, y = (np.concatenate([by_user[name][place] for name in names]) for place in (0, 1))
-        return names, Part(x, y, np.repeat(np.arange(len(names)), sizes))
+        return Columns(x, y, Names(names, np.repeat(np.arange(len(names)), sizes)), source=self.root)
 
     def _users(self, file: Path) -> Iterator[tuple[str, tuple[NDArray[Any], NDArray[np.int64]]]]:
         """Each user with samples, and these."""
@@ -185,19 +161,16 @@ class LEAF(TensorDataModule):
         text = value[_TEXT] if isinstance(value, list) and len(value) > _TEXT else None
         if not isinstance(text, str):
             raise ConfigError(f"{where}: x is not a list with a tweet's text in place {_TEXT}; correct it")
-        ids = np.zeros(self.length, dtype=np.int32)
-        read = hash_words(text, self.tokens, self.length)
-        ids[: len(read)] = read
-        return ids
+        return token_ids(text, hash_words, self.tokens, self.length)
 
     def _label(self, value: Any, where: str) -> int:
         if self._set == "shakespeare":
             if not isinstance(value, str) or len(value) != 1 or value not in LETTERS:
                 raise ConfigError(f"{where}: y is {value!r:.40}; it must be one of LEAF's {len(LETTERS)} characters")
             return LETTERS.index(value)
-        labels = {str(label): label for label in range(self.num_classes)}
+        labels = {str(label): label for label in range(len(_CLASSES[self._set]))}
         if self._set == "sent140":
             labels["4"] = 1  # a positive tweet in the original files
         if isinstance(value, bool) or str(value) not in labels:
-            raise ConfigError(f"{where}: y is {value!r:.40}; it must be 0 to {self.num_classes - 1}")
+            raise ConfigError(f"{where}: y is {value!r:.40}; it must be 0 to {max(labels.values())}")
         return labels[str(value)]

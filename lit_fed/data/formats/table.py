@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import re
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,215 +12,25 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_fed.checks import check_range
+from lit_fed.data.formats.table_file import ENDINGS, Notation, TableFile, is_table, read_table
 from lit_fed.data.loaders.transforms import Normalize
-from lit_fed.data.partitions.csr import held_out
 from lit_fed.data.partitions.cut import Part, Parts, joined
-from lit_fed.data.partitions.partition import Natural, Partition
+from lit_fed.data.partitions.partition import Partition
 from lit_fed.data.population.figures import figures_instead_of
 from lit_fed.data.population.files import NewInputs, is_arrays
-from lit_fed.data.population.in_memory import TensorDataModule
-from lit_fed.data.population.naming import in_order, numbered
+from lit_fed.data.population.naming import numbered
+from lit_fed.data.population.source import MANY_CLASSES, Columns, TensorSource, check_classes, check_roles
 from lit_fed.data.population.targets import quantile_strata
 from lit_fed.data.population.views import viewed
 from lit_fed.data.remarks import is_hidden, remark, remark_left_out
 from lit_fed.errors import ConfigError
 from lit_fed.printing import counted
-from lit_fed.seeding import derive_seed
-
-Notation = Literal["whole", "decimal", "number", "text"]
-"""Form of a cell: ``7``, ``7.0``, ``7.5``, or anything else."""
-ENDINGS = (".csv", ".csv.gz", ".parquet")
-_LARGEST = float(np.finfo(np.float32).max)
-_MISSING = ("", "na", "n/a", "nan", "null", "none")
-_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
-
-
-@dataclass(frozen=True)
-class Columns:
-    """A file's columns.
-
-    Args:
-        path: The file.
-        cells: By name, texts of a CSV file or values of a Parquet file, shape (n,).
-        place: For errors, names row i (counted from 0), such as ``line 7``.
-    """
-
-    path: Path
-    cells: dict[str, NDArray[Any]]
-    place: Callable[[int], str]
-
-    def __len__(self) -> int:
-        return len(next(iter(self.cells.values()), ()))
-
-    def raw(self, name: str, setting: str) -> NDArray[Any]:
-        """A column of single values as stored; errors name the `setting` that asks for it."""
-        if name not in self.cells:
-            close = get_close_matches(name, list(self.cells), n=1)
-            hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(self.cells) or 'no column'}"
-            raise ConfigError(f"{self.path} has no column {name!r}, which {setting} names; {hint}")
-        column = self.cells[name]
-        first = next((cell for cell in column if cell is not None), None) if column.dtype.kind == "O" else None
-        if isinstance(first, np.ndarray | list | dict):
-            raise ConfigError(
-                f"{self.path}: {name} holds lists, and {setting} needs a number or a text in each row; write a column "
-                "for each entry, or leave it out"
-            )
-        return column
-
-    def texts(self, name: str, setting: str) -> list[str]:
-        """A column as names of classes or clients; ``7`` and ``7.0`` are the same name."""
-        column = self.raw(name, setting)
-        if column.dtype.kind == "f":
-            if len(wrong := np.flatnonzero(~(np.isfinite(column) & (column == np.round(column))))):
-                raise self._wrong(name, column, int(wrong[0]), "a name or a whole number")
-            column = column.astype(np.int64)
-        texts = ["" if value is None or value != value else str(value).strip() for value in column.tolist()]
-        if "" in texts:
-            raise self._wrong(name, column, texts.index(""), "a name or a whole number")
-        kinds = self.notations(name, setting)
-        if "decimal" in kinds and kinds.keys() <= {"whole", "decimal"}:
-            return [text if _WHOLE.fullmatch(text) else str(int(float(text))) for text in texts]
-        return texts
-
-    def numbers(self, name: str, setting: str, keeps_missing: bool = False) -> NDArray[np.float64]:
-        """A column as numbers; with `keeps_missing`, NaN where a cell is empty or says that it is missing."""
-        column = self.raw(name, setting)
-        if keeps_missing and column.dtype.kind == "O":
-            cells = [np.nan if str(cell).strip().lower() in _MISSING else cell for cell in column.tolist()]
-            column = np.array(cells, dtype=object)
-        if column.dtype.kind not in "biufO":
-            raise ConfigError(f"{self.path}: {name} holds {column.dtype}, and {setting} needs numbers; leave it out")
-        try:
-            if column.dtype.kind == "O" and not all(map(_is_spelt, column.tolist())):
-                raise ValueError("Python reads 1_0 as 10, and other programs do not")
-            numbers = column.astype(np.float64)
-        except (ValueError, TypeError):
-            are_numbers = [_is_number(cell) for cell in column.tolist()]
-            if not any(are_numbers):
-                raise ConfigError(
-                    f"{self.path}: {name} holds texts, such as {str(column[0])[:40]!r}, and {setting} needs numbers; "
-                    f"name other columns in {setting}, or write numbers into it"
-                ) from None
-            raise self._wrong(name, column, are_numbers.index(False), "a number") from None
-        told = np.abs(numbers) <= _LARGEST  # which NaN is not either
-        if len(wrong := np.flatnonzero(~(told | (keeps_missing & np.isnan(numbers))))):
-            raise self._wrong(name, column, int(wrong[0]), "a finite number of 32 bits")
-        return numbers
-
-    def notations(self, name: str, setting: str) -> dict[Notation, int]:
-        """The notations in a column, each with its first row."""
-        column = self.raw(name, setting)
-        if column.dtype.kind in "iub":
-            return {"whole": 0}
-        rows_by_notation = dict[Notation, int]()
-        for row, cell in enumerate(column.tolist()):
-            rows_by_notation.setdefault(_notation(str(cell).strip(), column.dtype.kind == "f"), row)
-        return rows_by_notation
-
-    def _wrong(self, name: str, column: NDArray[Any], row: int, wanted: str) -> ConfigError:
-        cell = column.tolist()[row]
-        content = "empty" if cell is None or cell != cell or str(cell).strip() == "" else f"{str(cell)[:40]!r}"
-        return ConfigError(
-            f"{self.path}, {self.place(row)}: {name} is {content}, not {wanted}; correct or remove the row"
-        )
-
-
-def _is_number(cell: Any) -> bool:
-    try:
-        float(cell)
-    except (ValueError, TypeError):
-        return False
-    return _is_spelt(cell)
-
-
-def _is_spelt(cell: Any) -> bool:
-    """Whether a cell is not a text that only Python takes for a number, such as ``1_0``."""
-    return not isinstance(cell, str) or ("_" not in cell and cell.isascii())
-
-
-def read_columns(path: Path) -> Columns:
-    """The columns of a Parquet file, or of a CSV file, whose first row names them."""
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist; name a file that ends in {', '.join(ENDINGS)}")
-    if is_table(path):
-        return _parquet(path) if path.suffix.lower() == ".parquet" else _csv(path)
-    raise ConfigError(f"{path} is not a table; name a file that ends in {', '.join(ENDINGS)}")
-
-
-def is_table(path: Path) -> bool:
-    """Whether a file's ending is that of a table."""
-    return path.name.lower().endswith(ENDINGS)
-
-
-def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Line number and cells of each row of a CSV file, plain or gzipped, the header among them."""
-    opener: Any = gzip.open if path.suffix.lower() == ".gz" else open
-    try:
-        with opener(path, "rt", newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)  # else an unclosed quote swallows the rest of the file
-            for row in reader:
-                yield reader.line_num, row
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
-        line = f", line {reader.line_num}," if isinstance(error, csv.Error) else ""
-        raise ConfigError(f"{path}{line} cannot be read ({error}); it must be a UTF-8 CSV file") from error
-
-
-def _csv(path: Path) -> Columns:
-    content = csv_rows(path)
-    names = [name.strip() for name in next(content, (1, []))[1]]
-    rows, lines = list[list[str]](), list[int]()
-    for line, row in content:
-        if not row:  # an empty line
-            continue
-        if len(row) != len(names):
-            raise ConfigError(f"{path}, line {line} has {len(row)} cells and line 1 has {len(names)}; correct the row")
-        rows.append(row)
-        lines.append(line)
-    _check_names(path, names)
-    if not rows:
-        raise ConfigError(f"{path} has no rows{' below its header' if names else ''}; give one sample per row")
-    table = np.array(rows, dtype=object)
-    return Columns(
-        path, {name: table[:, column] for column, name in enumerate(names)}, lambda row: f"line {lines[row]}"
-    )
-
-
-def _parquet(path: Path) -> Columns:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise ConfigError(f"{path} needs pyarrow; install it with pip install 'lit-fed[parquet]'") from error
-    try:
-        _check_names(path, parquet.read_schema(path).names)
-        table = parquet.read_table(path)
-        cells = {name: table.column(name).to_numpy() for name in table.column_names}
-    except (OSError, ArrowException) as error:
-        raise ConfigError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}); write it anew") from error
-    if not table.num_rows:
-        raise ConfigError(f"{path} has no rows; give one sample per row")
-    return Columns(path, cells, lambda row: f"row {row}")
-
-
-def _check_names(path: Path, names: Sequence[str]) -> None:
-    if twice := next((name for name in names if list(names).count(name) > 1), None):
-        raise ConfigError(f"{path} has two columns named {twice!r}; rename one")
-
-
-def _notation(cell: str, is_number: bool) -> Notation:
-    if not is_number and _WHOLE.fullmatch(cell):
-        return "whole"
-    if not _is_number(cell):
-        return "text"
-    return "decimal" if float(cell).is_integer() else "number"
-
 
 Kind = Literal["classes", "numbers"]
-_MANY_CLASSES = 100
 _MOST_NAMED = 20
-_NOBODY = ""  # the client of rows to predict on
 
 
-class Table(TensorDataModule):
+class Table(TensorSource):
     """Rows of a CSV or Parquet file, or of one such file per client: features, a target, and the client of each row.
 
     The first row of a CSV file names the columns. Features are numbers, standardised by `mean` and `std`, or by the
@@ -263,6 +66,9 @@ class Table(TensorDataModule):
         Without `mean` and `std` clients would in practice have to share these statistics of their rows.
     """
 
+    drawn_as = "table"
+    too_few = "has too few rows to hold out {} of every client's; raise data.test_fraction or set data.test_path"
+
     def __init__(
         self,
         path: str,
@@ -282,70 +88,28 @@ class Table(TensorDataModule):
         **kwargs: Any,
     ) -> None:
         self._path, self._test_path = Path(path), None if test_path is None else Path(test_path)
-        if partition is None and (client is not None or self._path.is_dir()):
-            partition = Natural()
-        super().__init__(partition=partition, **kwargs)
-        check_range("data.test_fraction", test_fraction, above=0, below=1)
+        self.names_clients = client is not None or self._path.is_dir()
+        super().__init__(test_fraction=test_fraction, class_names=class_names, partition=partition, **kwargs)
         check_range("data.strata", strata, least=1, null="for none")
         self.target_names = [target] if isinstance(target, str) else list(target)
-        if not self.target_names or features == []:
-            raise ConfigError(f"data.{'features' if self.target_names else 'target'} is empty; name one column or more")
-        taken = [*self.target_names, *([client] if client is not None else [])]
-        if both := [name for name in features or [] if name in taken]:
-            raise ConfigError(f"data.features names {both[0]!r}, which is the target or the client; leave it out")
+        check_roles("features", features, self.target_names, client)
         self._single, self._features_given, self._client = isinstance(target, str), features, client
-        self.test_fraction, self._strata, self._standardise = test_fraction, strata, standardise
+        self._strata, self._standardise = strata, standardise
         self._figures = figures_instead_of(normalize, mean, std)
         if (mean is not None or normalize is not None) and not standardise:
             given = "mean" if normalize is None else "normalize"
             raise ConfigError(f"data.standardise is False, and data.{given} is given; leave one out")
         if class_names is not None and kind == "numbers":
             raise ConfigError("data.class_names are for classes, and data.kind is numbers; leave one out")
-        self._names_given, self._scale_given = class_names, None if mean is None or std is None else (mean, std)
+        self._scale_given = None if mean is None or std is None else (mean, std)
         self._kind_given = "classes" if class_names is not None else kind
         self._feature_names: list[str] = []
-        self._classes: list[str] | None = None
-        self._clients: list[str] | None = None
-        self._scale: tuple[list[float], list[float]] | None = None
-
-    # Known without setup; the files are read once.
-
-    @property
-    @override
-    def num_classes(self) -> int | None:
-        _ = self._rows
-        return None if self._classes is None else len(self._classes)
-
-    @property
-    @override
-    def class_names(self) -> list[str] | None:
-        _ = self._rows
-        return self._classes
 
     @property
     def feature_names(self) -> list[str]:
         """The features' columns, in the order of the network's inputs."""
-        _ = self._rows
+        _ = self.columns
         return self._feature_names
-
-    @property
-    @override
-    def input_shape(self) -> tuple[int, ...]:
-        """(number of features,)."""
-        return (len(self.feature_names),)
-
-    @property
-    @override
-    def output_shape(self) -> tuple[int, ...]:
-        """(num_classes,), or () for one numerical target and (k,) for k columns."""
-        if self.num_classes is not None:
-            return (self.num_classes,)
-        return () if self._single else (len(self.target_names),)
-
-    @override
-    def own_client_names(self) -> list[str] | None:
-        _ = self._rows
-        return self._clients
 
     @override
     def own_clients_are(self) -> tuple[str, str]:
@@ -372,85 +136,75 @@ class Table(TensorDataModule):
 
     @override
     def normalization(self) -> Normalize:
-        _ = self._rows
-        assert self._scale is not None
-        return Normalize(*self._scale, max_value=1.0)
+        return Normalize(*self._scale_of(self.columns.x), max_value=1.0)
 
     @override
     def load_arrays(self) -> Parts:
-        read, parts = self._rows, list[Part]()
-        names = self._classes
-        for rows in read:
-            owners = None if rows.clients is None else numbered(rows.clients, self._clients or [])
-            parts.append(Part(rows.x, rows.y if names is None else numbered(rows.y, names), owners))
-        if self._strata is not None:
-            if names is not None:
-                raise ConfigError("data.strata needs numerical targets, and these are classes; leave it out")
-            first = [np.reshape(part.y, (len(part), -1))[:, 0] for part in parts]
-            strata = quantile_strata(first[0], first[1], self._strata)
-            parts = [replace(part, strata=strata) for part, strata in zip(parts, strata, strict=True)]
-        return Parts(parts[0], parts[1], source=str(self._path))
+        parts = super().load_arrays()
+        if self._strata is None:
+            return parts
+        if self.num_classes is not None:
+            raise ConfigError("data.strata needs numerical targets, and these are classes; leave it out")
+        first = [np.reshape(part.y, (len(part), -1))[:, 0] for part in (parts.train, parts.test)]
+        strata = quantile_strata(first[0], first[1], self._strata)
+        return replace(parts, train=replace(parts.train, strata=strata[0]), test=replace(parts.test, strata=strata[1]))
 
     @override
     def new_inputs(self, path: Path) -> NewInputs:
         """Rows of a file with the features' columns; batches are (x, y) if the file has the target too."""
         if is_arrays(path):
             return super().new_inputs(path)
-        columns = read_columns(path)
-        x = torch.from_numpy(self.read_features(columns, "data.features"))
-        if not set(self.target_names) <= columns.cells.keys():
+        file = read_table(path)
+        x = torch.from_numpy(self.read_features(file, "data.features"))
+        if not set(self.target_names) <= file.cells.keys():
             return NewInputs(viewed(self._loader_of(x, torch.zeros(len(x))), lambda batch: batch[0]))
-        y = self._part(columns, _NOBODY, self._classes is not None).y
-        if self._classes is not None:
-            check_classes(y, self._classes, str(path))
-            return NewInputs(self._loader_of(x, torch.from_numpy(numbered(y.tolist(), self._classes))))
+        y = self._targets(file, self.class_names is not None)
+        if self.class_names is not None:
+            check_classes(y.tolist(), self.class_names, str(path))
+            return NewInputs(self._loader_of(x, torch.from_numpy(numbered(y, self.class_names))))
         return NewInputs(self._loader_of(x, torch.from_numpy(y.astype(np.float32))))
 
-    # The files.
+    # The files; they are read once.
 
-    @cached_property
-    def _rows(self) -> tuple[Part, Part]:
-        """Training and test rows."""
+    @override
+    def read(self) -> Columns:
         files = self._files(self._path, "data.path")
         first = files[0][0]
         self._feature_names = self._features_of(first)
         if self._features_given is None:
-            self._check_identifiers([columns for columns, _ in files])
-        is_class = self._kind_given == "classes" or (self._kind_given is None and self._is_class([f for f, _ in files]))
+            self._check_identifiers([file for file, _ in files])
+        kind = self._kind_given
+        is_class = kind == "classes" or (kind is None and self._is_class([file for file, _ in files]))
         if is_class and not self._single:
             raise ConfigError(
                 f"data.target names {len(self.target_names)} columns, as for a regression, and {first.path} has whole "
                 "numbers or texts there; name one column, or set data.kind to numbers"
             )
-        whole = self._joined(files, is_class)
-        if self._test_path is None:
-            train, test = self._held_out(whole)
-        else:
-            train, test = whole, self._joined(self._files(self._test_path, "data.test_path"), is_class)
-        if is_class:
-            self._classes = self._names_given or self._classes_of(whole.y)
-            of = "the training rows" if self._names_given is None else "data.class_names"
-            check_classes(whole.y, self._classes, str(self._path), of)
-            check_classes(test.y, self._classes, str(self._test_path), of)
-        self._clients = None if train.clients is None else in_order(train.clients)
-        known = set() if train.clients is None else set(train.clients)
-        if untrained := sorted(set() if test.clients is None else set(test.clients) - known):
-            more = f" and {len(untrained) - 1} others" if len(untrained) > 1 else ""
-            remark(
-                f"{self._test_path} has rows of client {untrained[0]}{more} without training rows; they are in the "
-                "shared test set only"
+        whole, test = self._rows(files, is_class, self._path), None
+        if is_class and kind is None and len(whole.y.names) > max(MANY_CLASSES, len(whole) // 2):
+            raise ConfigError(
+                f"{self._path}: {self.target_names[0]} has {len(whole.y.names)} different values in {len(whole)} rows, "
+                "too many for classes; set data.kind to numbers for a regression, or to classes to confirm them"
             )
-        self._scale = self._scale_of(train.x)
+        if self._test_path is not None:
+            test = self._rows(self._files(self._test_path, "data.test_path"), is_class, self._test_path)
+            known = set() if whole.clients is None else set(whole.clients.names)
+            if untrained := sorted(set() if test.clients is None else set(test.clients.names) - known):
+                more = f" and {len(untrained) - 1} others" if len(untrained) > 1 else ""
+                remark(
+                    f"{self._test_path} has rows of client {untrained[0]}{more} without training rows; they are in the "
+                    "shared test set only"
+                )
         if self._features_given is None:
             more = ", …" if len(self._feature_names) > _MOST_NAMED else ""
             named = ", ".join(self._feature_names[:_MOST_NAMED])
             remark(f"{self._path}: {counted(len(self._feature_names), 'feature')}, {named}{more} (data.features)")
-        return train, test
+        return replace(whole, test=test)
 
-    def _files(self, path: Path, setting: str) -> list[tuple[Columns, str | None]]:
+    def _files(self, path: Path, setting: str) -> list[tuple[TableFile, str | None]]:
         """The files, each with the client that it is named after."""
         if not path.is_dir():
-            return [(read_columns(path), None)]
+            return [(read_table(path), None)]
         there = sorted(file for file in path.iterdir() if not is_hidden(file))
         files = [file for file in there if is_table(file)]
         if not files:
@@ -458,46 +212,46 @@ class Table(TensorDataModule):
                 f"{path} holds no {', '.join(ENDINGS)} file; set {setting} to a folder of them, one per client"
             )
         remark_left_out(path, [file for file in there if not is_table(file)], len(files), ENDINGS)
-        return [(read_columns(file), _owner(file)) for file in files]
+        return [(read_table(file), _owner(file)) for file in files]
 
-    def _features_of(self, columns: Columns) -> list[str]:
+    def _features_of(self, file: TableFile) -> list[str]:
         for name in self.target_names:
-            columns.raw(name, "data.target")
+            file.raw(name, "data.target")
         if self._client is not None:
-            columns.raw(self._client, "data.client")
+            file.raw(self._client, "data.client")
         taken = {*self.target_names, self._client}
-        features = self._features_given or [name for name in columns.cells if name not in taken]
+        features = self._features_given or [name for name in file.cells if name not in taken]
         if not features:
             raise ConfigError(
-                f"{columns.path} has no column beside the target and the client; add a feature to learn from"
+                f"{file.path} has no column beside the target and the client; add a feature to learn from"
             )
         return features
 
-    def _check_identifiers(self, files: list[Columns]) -> None:
+    def _check_identifiers(self, files: list[TableFile]) -> None:
         """Refuse whole numbers that identify a row."""
         for name in self._feature_names:
-            cells = [columns.raw(name, "data.features").tolist() for columns in files]
+            cells = [file.raw(name, "data.features").tolist() for file in files]
             if len({cell for values in cells for cell in values}) == sum(map(len, cells)):
                 does = "differs in every row"
             elif len(files) > 1 and all(map(_counts, cells)):
                 does = "counts the rows of every file"
             else:
                 continue
-            if all(columns.notations(name, "data.features").keys() == {"whole"} for columns in files):
+            if all(file.notations(name, "data.features").keys() == {"whole"} for file in files):
                 raise ConfigError(
                     f"{files[0].path}: {name!r} is a whole number that {does}, as an identifier does; name the "
                     "features in data.features, with it if it is a measurement"
                 )
 
-    def _is_class(self, files: list[Columns]) -> bool:
+    def _is_class(self, files: list[TableFile]) -> bool:
         """Whether the target is a class, by its notation in the files."""
         if not self._single:
             return False
         name, cells = self.target_names[0], dict[Notation, str]()
-        for columns in files:
-            for notation, row in columns.notations(name, "data.target").items():
-                cell = columns.raw(name, "data.target").tolist()[row]
-                cells.setdefault(notation, f"{str(cell).strip()!r} in {columns.path}, {columns.place(row)}")
+        for file in files:
+            for notation, row in file.notations(name, "data.target").items():
+                cell = file.raw(name, "data.target").tolist()[row]
+                cells.setdefault(notation, f"{str(cell).strip()!r} in {file.path}, {file.place(row)}")
         if cells.keys() == {"whole", "decimal"}:
             raise ConfigError(
                 f"{name} is {cells['decimal']}, and {cells['whole']}; write all as whole numbers, or set data.kind to "
@@ -505,52 +259,34 @@ class Table(TensorDataModule):
             )
         return cells.keys() == {"whole"} or "text" in cells
 
-    def _classes_of(self, targets: NDArray[Any]) -> list[str]:
-        """The names of the classes; refuses an implausible number of them."""
-        classes = in_order(targets.tolist())
-        if self._kind_given is None and len(classes) > max(_MANY_CLASSES, len(targets) // 2):
-            raise ConfigError(
-                f"{self._path}: {self.target_names[0]} has {len(classes)} different values in {len(targets)} rows, too "
-                "many for classes; set data.kind to numbers for a regression, or to classes to confirm them"
-            )
-        return classes
+    def _rows(self, files: list[tuple[TableFile, str | None]], is_class: bool, path: Path) -> Columns:
+        rows = list[Part]()
+        for file, owner in files:
+            clients = None if owner is None else np.full(len(file), owner, dtype=object)
+            if self._client is not None:
+                clients = np.array(file.texts(self._client, "data.client"), dtype=object)
+            x = self.read_features(file, "data.features")
+            rows.append(Part(x, self._targets(file, is_class), clients))
+        whole = joined(rows)
+        return Columns(whole.x, whole.y, whole.clients, source=str(path))
 
-    def _joined(self, files: list[tuple[Columns, str | None]], is_class: bool) -> Part:
-        return joined([self._part(columns, owner, is_class) for columns, owner in files])
-
-    def _part(self, columns: Columns, owner: str | None, is_class: bool) -> Part:
-        x = self.read_features(columns, "data.features")
+    def _targets(self, file: TableFile, is_class: bool) -> NDArray[Any]:
+        """Names of classes or numbers, (n,) or (n, k)."""
         if is_class:
-            y: NDArray[Any] = np.array(columns.texts(self.target_names[0], "data.target"), dtype=object)
-        else:
-            y = np.stack([columns.numbers(name, "data.target") for name in self.target_names], axis=1)
-            y = y[:, 0] if self._single else y
-        if self._client is not None and owner != _NOBODY:
-            return Part(x, y, np.array(columns.texts(self._client, "data.client"), dtype=object))
-        return Part(x, y, None if owner is None else np.full(len(columns), owner, dtype=object))
+            return np.array(file.texts(self.target_names[0], "data.target"), dtype=object)
+        y = np.stack([file.numbers(name, "data.target") for name in self.target_names], axis=1)
+        return y[:, 0] if self._single else y
 
-    def read_features(self, columns: Columns, setting: str) -> NDArray[np.float64]:
+    def read_features(self, file: TableFile, setting: str) -> NDArray[np.float64]:
         """The stored features of a file's rows, shape (n, number of features); errors name the `setting`.
 
         Raises:
             ConfigError: A column is missing, or a cell is not a number.
         """
-        x = np.empty((len(columns), len(self._feature_names)))
+        x = np.empty((len(file), len(self._feature_names)))
         for place, name in enumerate(self._feature_names):
-            x[:, place] = columns.numbers(name, setting, self.keeps_missing)
+            x[:, place] = file.numbers(name, setting, self.keeps_missing)
         return x
-
-    def _held_out(self, whole: Part) -> tuple[Part, Part]:
-        """Training rows, and a share of every client's to test on."""
-        names = [] if whole.clients is None else in_order(whole.clients)
-        owners = np.zeros(len(whole.x), dtype=np.int64) if whole.clients is None else numbered(whole.clients, names)
-        test = held_out(owners, max(1, len(names)), self.test_fraction, derive_seed(self.seed, "table", "test"))
-        if not test.any():
-            raise ConfigError(
-                f"{self._path} has too few rows to hold out {self.test_fraction:g} of every client's; raise "
-                "data.test_fraction or set data.test_path"
-            )
-        return whole.take(~test), whole.take(test)
 
     def _scale_of(self, x: NDArray[np.float64]) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of each feature; 0 and 1 without `standardise`."""
@@ -585,13 +321,3 @@ def _counts(cells: list[Any]) -> bool:
         return all(int(cell) == first + row for row, cell in enumerate(cells))
     except (TypeError, ValueError):
         return False
-
-
-def check_classes(targets: NDArray[Any], classes: list[str], where: str, of: str = "the training rows") -> None:
-    """Refuse targets (n,) of a file that are not classes."""
-    known = set(classes)
-    if strange := next((target for target in targets.tolist() if target not in known), None):
-        raise ConfigError(
-            f"{where}: target {strange!r} is not a class of {of}, which have {', '.join(classes[:10])}"
-            f"{', …' if len(classes) > 10 else ''}; correct it"
-        )

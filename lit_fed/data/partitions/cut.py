@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_fed.data.partitions.csr import CSR, ClientIndices, IntArray, sha256_of
+from lit_fed.data.partitions.csr import CSR, ClientIndices, IntArray, held_out, sha256_of
 from lit_fed.data.partitions.partition import MatchedTestSplit, Partition, Samples, class_index, equal_sizes
 from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError
@@ -47,6 +47,12 @@ class Part:
         """Some of the samples in arrays, by their positions, a slice or a mask."""
         y, clients, strata = (None if array is None else array[rows] for array in (self.y, self.clients, self.strata))
         return Part(self.x[rows], y, clients, strata)
+
+    def hold_out(self, groups: NDArray[Any], fraction: float, seed: int) -> tuple[Part, Part]:
+        """The samples without a random share of each group (n,), such as of each client, and this share."""
+        _, owners = np.unique(groups, return_inverse=True)
+        chosen = held_out(owners, 1 + int(owners.max()), fraction, seed)
+        return self.take(~chosen), self.take(chosen)
 
     def samples(self, rows: IntArray, source: str) -> Samples:
         """Some of the samples, as partitions see them."""

@@ -6,12 +6,10 @@ Two bases build on it: `TensorDataModule` for data that fit into memory, `Datase
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, fields
 from functools import cached_property
 from operator import index
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -23,12 +21,11 @@ from typing_extensions import override
 from lit_fed.arguments import Checked
 from lit_fed.checks import check_range
 from lit_fed.data.loaders.tensor_loader import Loader
-from lit_fed.data.loaders.transforms import Step
 from lit_fed.data.partitions.csr import IntArray
-from lit_fed.data.partitions.cut import Cut, CutSettings, Parts, cut_population, named
+from lit_fed.data.partitions.cut import Cut, CutSettings, cut_population, named
 from lit_fed.data.partitions.partition import IID, Natural, Partition
-from lit_fed.data.population.census import Census, Contents, Scale, contents_of
-from lit_fed.data.population.files import NewInputs, Records
+from lit_fed.data.population.census import Census, Contents, contents_of
+from lit_fed.data.population.hooks import Batches, DataHooks
 from lit_fed.data.population.naming import check_names
 from lit_fed.data.population.pictures import Names, partition_picture, render, sizes_picture, target_picture
 from lit_fed.data.population.targets import quantiles
@@ -40,35 +37,13 @@ from lit_fed.seeding import torch_generator
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Subset = Literal["train", "test"]
-SUBSETS: tuple[Subset, Subset] = ("train", "test")
 
-
-@dataclass(frozen=True)
-class Batches:
-    """The samples that a loader is asked for, and how it batches them.
-
-    Args:
-        subset: The part of the data set that the indices count in.
-        indices: The samples, shape (n,).
-        batch_size: Samples per batch.
-        generator: Shuffles the samples; None keeps their order.
-        training: Whether to augment the samples and to obey `drop_last`.
-    """
-
-    subset: Subset
-    indices: IntArray
-    batch_size: int
-    generator: torch.Generator | None = None
-    training: bool = False
-
-
-class FederatedDataModule(Checked, LightningDataModule, ABC):
+class FederatedDataModule(Checked, DataHooks, LightningDataModule):
     """A data set and the clients that share it.
 
     ``num_clients``, ``num_classes``, ``in_channels``, ``input_shape`` and ``output_shape`` are known after
     construction, everything else after `setup`. A plain ``lightning.Trainer`` sees all clients' data pooled. A method's
-    public set and calibration samples are set aside before `setup`, see `reserve`.
+    public set and calibration samples are set aside before `setup`, see `reserve`. A data set overrides `DataHooks`.
 
     Args:
         num_clients: Clients in the population; null for the data set's own clients under `Natural`, else 10.
@@ -107,9 +82,6 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
             made = f"{type(odd).__name__}(…)"
         return f"it has no clients; wrap its data: lit_fed.data.Wrapped({made})"
 
-    keeps_missing = False
-    """Whether missing numbers stay NaN, and others keep 64 bits; statistics set it, before anything is read."""
-
     def __init__(
         self,
         num_clients: int | None = None,
@@ -145,54 +117,6 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         self.max_train_samples, self.max_test_samples = max_train_samples, max_test_samples
         self._cut: Cut | None = None
 
-    # The data set; known without `setup`.
-
-    @property
-    @abstractmethod
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input as the model sees it, such as (channels, height, width)."""
-
-    @property
-    def input_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of all inputs that a model may see, in training and in evaluations."""
-        return (self.input_shape,)
-
-    @property
-    def in_channels(self) -> int:
-        """Channels of an input: the first entry of `input_shape`."""
-        return self.input_shape[0]
-
-    @property
-    def image_size(self) -> int | None:
-        """Height of an image in pixels; None for other inputs."""
-        return self.input_shape[-2] if len(self.input_shape) == 3 else None
-
-    @property
-    def num_classes(self) -> int | None:
-        """Number of classes; None for a regression."""
-        return None
-
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        """Shape of a model's output for one sample: (num_classes,), or () or (k,) in a regression.
-
-        Override it for k targets per sample.
-        """
-        return () if self.num_classes is None else (self.num_classes,)
-
-    def own_clients(self) -> int | None:
-        """Number of clients that the data set itself names, by default of `own_client_names`; None if it names none."""
-        names = self.own_client_names()
-        return None if names is None else len(names)
-
-    def own_client_names(self) -> list[str] | None:
-        """Names of the data set's own clients, in their order; None if they have no names."""
-        return None
-
-    def own_clients_are(self) -> tuple[str, str]:
-        """For errors: the source of the data set's own clients, and how to ignore it."""
-        return "client_train of the data", "leave client_train out"
-
     @property
     def num_clients(self) -> int:
         """Clients in the population."""
@@ -206,137 +130,6 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         """Names of the clients: the data set's own under `Natural`, else None."""
         names = self.own_client_names() if isinstance(self.partition, Natural) else None
         return None if names is None else names[: self.num_clients]
-
-    # The data set; known after `setup`.
-
-    @property
-    def class_names(self) -> list[str] | None:
-        """Names of the classes, in their order; None if they have no names."""
-        return None
-
-    @property
-    def float_dtype(self) -> type[np.float32 | np.float64]:
-        """Type of published numbers that need no more than 32 bits in training."""
-        return np.float64 if self.keeps_missing else np.float32
-
-    def preprocessing(self) -> list[Step] | None:
-        """Steps from stored inputs to the model's inputs, for checkpoints; None for custom code."""
-        return None
-
-    def stored_like(self) -> tuple[tuple[int, ...], str] | None:
-        """Shape and dtype of an input of `load_network`'s networks, such as ``((1, 28, 28), "uint8")``.
-
-        None if no sample is here to tell.
-        """
-        return None
-
-    def target_values(self, indices: IntArray) -> NDArray[Any] | None:
-        """Numerical targets (n,) or (n, k) of training samples, to describe and draw them.
-
-        None for classes, and if only reading every sample would give the targets.
-        """
-        del indices
-        return None
-
-    def pooled(self) -> str | None:
-        """Anything computed over several clients' data before training, and the remedy; None for nothing.
-
-        A mean or a class name that depends on one client reaches all others past `trainer.privacy`, which refuses the
-        data with this line. Settings and constants of a published data set are not meant.
-        """
-        return None
-
-    def read_contents(self) -> Iterator[NDArray[Any]]:
-        """Arrays with a sample per row that identify these data; by default none.
-
-        Yield the same for the same data on every machine: raw values rather than transformed ones. Floating-point
-        numbers are compared up to rounding.
-        """
-        yield from ()
-
-    def input_scale(self, client_id: int) -> Scale | None:
-        """Scale of a client's inputs if every node stores its own data; None if a setting or a common file fixes it."""
-        del client_id
-        return None
-
-    def agree(self, scales: Mapping[str, Scale | None]) -> None:
-        """Take the common scale of the inputs here and of those that remote clients report, by their names."""
-        del scales
-
-    # Reading.
-
-    @abstractmethod
-    def read_parts(self) -> Parts:
-        """Read the samples, or what partitions need of them; called once by `setup`."""
-
-    @abstractmethod
-    def make_loader(self, batches: Batches) -> Loader:
-        """A loader over some samples."""
-
-    def make_stored_loader(self, batches: Batches) -> Loader:
-        """A loader over samples as stored, neither normalised nor augmented, for statistics."""
-        del batches
-        raise ConfigError(f"{type(self).__name__} gives no stored values, of which statistics could be taken")
-
-    def image_sizes(self, indices: IntArray) -> Iterator[NDArray[np.int64]]:
-        """Heights and widths (n, 2) of training samples whose files have a size each, in batches; by default none."""
-        del indices
-        yield from ()
-
-    @abstractmethod
-    def make_public_loader(self, batches: Batches) -> Loader:
-        """A loader over training samples that yields positions in the indices (int64) in place of labels."""
-
-    def new_inputs(self, path: Path) -> NewInputs:
-        """Samples of a file or a folder, to predict on; called after `setup`.
-
-        Raises:
-            ConfigError: The file is missing or damaged, or its samples do not fit the network.
-        """
-        raise ConfigError(f"{type(self).__name__} reads no inputs from files; predict on {path} in Python")
-
-    def records(self, columns: Mapping[str, NDArray[Any]], new: NewInputs | None) -> Records | None:
-        """Predictions as records, for ``.json`` and ``.csv`` files; None writes a row of numbers per sample.
-
-        Args:
-            columns: Outputs of ``predict_step`` by name, (n, …).
-            new: The inputs; None for test data.
-        """
-        del columns, new
-        return None
-
-    def keep(self, train: IntArray, test: IntArray) -> None:
-        """Free all training samples but some (n,), ascending, and all test samples but the shared test set.
-
-        Called by a `setup` of some clients only.
-        """
-        del train, test
-
-    def move_to(self, device: torch.device) -> None:
-        """Move data in memory to a device; called once after `setup`."""
-        del device
-
-    # Views.
-
-    def view(self, client_id: int) -> View | None:
-        """The view of a client's batches, such as a lower resolution; None shows them unchanged.
-
-        A view is applied to all batches of the client's own data, after normalising. See `ViewLoader` for random ones.
-        """
-        del client_id
-        return None
-
-    def shared_view(self) -> View | None:
-        """The view of shared and pooled sets; None shows them unchanged."""
-        return None
-
-    def views(self) -> Mapping[str, View]:
-        """The views that an evaluation may ask for, by name, in the order of evaluation."""
-        return {}
-
-    def pictured(self) -> Mapping[str, Sequence[str]]:
-        """The `views` that a run draws beside each other at its end, by the picture's name."""
-        return {}
 
     def seen(self, client_id: int | None, name: str | None = None) -> View | None:
         """The named view, or else a client's view after its skew, or else the shared view.

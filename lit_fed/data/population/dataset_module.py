@@ -21,10 +21,11 @@ from lit_fed.data.loaders.transforms import Normalize, Step
 from lit_fed.data.loaders.worker_loader import Key, WorkerLoader, WorkerPool, loader_of_all
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Part, Parts
-from lit_fed.data.population.base import Batches, FederatedDataModule
+from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.census import chosen_rows
-from lit_fed.data.population.figures import figures_instead_of
+from lit_fed.data.population.figures import check_channels, figures_instead_of
 from lit_fed.data.population.files import NewInputs, image_files, is_arrays, read_x
+from lit_fed.data.population.hooks import Batches
 from lit_fed.data.population.in_memory import image_augmentation
 from lit_fed.errors import ConfigError
 from lit_fed.machine import most_threads
@@ -295,10 +296,7 @@ class DecodedImages(DatasetModule):
 
     def check_channels(self) -> None:
         """Refuse a `mean`, or the figures of `normalize`, that do not fit the inputs' channels."""
-        if self._figures is not None:
-            self._figures.check(self.input_shape[0])
-        elif self._normalize.num_channels not in (1, self.input_shape[0]):
-            raise ConfigError(f"data.mean has {self._normalize.num_channels} values; give one, or one per channel")
+        check_channels(self._figures, self._normalize.num_channels, self.input_shape[0])
 
     @property
     @override
@@ -315,10 +313,6 @@ class DecodedImages(DatasetModule):
     @override
     def finish_batch(self, inputs: Any) -> Any:
         return self._normalize(inputs)
-
-    @override
-    def pooled(self) -> str | None:
-        return None if self._figures is None else self._figures.exact()
 
     @override
     def image_sizes(self, indices: IntArray) -> Iterator[NDArray[np.int64]]:
@@ -341,6 +335,15 @@ class DecodedImages(DatasetModule):
     def decode(self, paths: Sequence[Path]) -> ImageFiles:
         return ImageFiles(paths, self._side, self.grayscale)
 
-    def images(self, paths: Sequence[str], labels: Sequence[int], augmented: bool) -> ImageFiles:
-        """Images in files with their labels, as a data set."""
-        return ImageFiles(paths, self._side, self.grayscale, labels, self._augmentation if augmented else None)
+    def decoded_parts(self, parts: Parts) -> Parts:
+        """Paths `x` of images with their classes `y` as data sets, of which that for training is augmented."""
+        train, test = parts.train, parts.test
+        augmented, plain, tested = (
+            ImageFiles(part.x.tolist(), self._side, self.grayscale, part.y.tolist(), augmentation)
+            for part, augmentation in ((train, self._augmentation), (train, None), (test, None))
+        )
+        return Parts(
+            Part(augmented, None, train.clients, train.y, plain),
+            Part(tested, None, test.clients, test.y),
+            source=parts.source,
+        )

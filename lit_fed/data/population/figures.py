@@ -56,14 +56,6 @@ class Figures:
         pairs = [figures for figures in found.values() if figures is not None]
         return [mean for mean, _ in pairs], [math.sqrt(variance) or 1.0 for _, variance in pairs]
 
-    def check(self, channels: int) -> None:
-        """Refuse figures of another number of channels."""
-        if len(self.columns) != channels:
-            raise ConfigError(
-                f"{_KEY} {self.path} has {len(self.columns)} channels, and inputs have {channels}; take statistics of "
-                "these data"
-            )
-
     def exact(self) -> str | None:
         """Why the figures may not be in a private run; None if they are noisy."""
         if self.is_noisy:
@@ -80,6 +72,19 @@ def figures_instead_of(normalize: str | None, mean: object, std: object) -> Figu
     if mean is not None:
         raise ConfigError(f"{_KEY} and data.mean exclude each other; leave one out")
     return read_figures(Path(normalize))
+
+
+def check_channels(figures: Figures | None, given: int, channels: int) -> None:
+    """Refuse figures, or a number of values `given` as ``data.mean``, that do not fit the inputs' channels."""
+    if figures is not None and len(figures.columns) != channels:
+        raise ConfigError(
+            f"{_KEY} {figures.path} has {len(figures.columns)} channels, and inputs have {channels}; take statistics "
+            "of these data"
+        )
+    if given not in (1, channels):
+        raise ConfigError(
+            f"data.mean has {given} values, but inputs have {channels} channels; give one value, or one per channel"
+        )
 
 
 def fingerprint(path: str) -> str:

@@ -30,9 +30,10 @@ from lit_fed.data.loaders.transforms import (
 )
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Part, Parts
-from lit_fed.data.population.base import SUBSETS, Batches, FederatedDataModule, Subset
-from lit_fed.data.population.figures import figures_instead_of
+from lit_fed.data.population.base import FederatedDataModule
+from lit_fed.data.population.figures import check_channels, figures_instead_of
 from lit_fed.data.population.files import NewInputs, image_files, is_arrays, read_x
+from lit_fed.data.population.hooks import SUBSETS, Batches, Subset
 from lit_fed.data.population.targets import check_finite, checked_targets, native, remark_merged
 from lit_fed.data.population.views import viewed
 from lit_fed.errors import ConfigError
@@ -321,10 +322,6 @@ class ImageDataModule(TensorDataModule):
     def stored_shape(self) -> tuple[int, ...]:
         """Shape of one stored input: (channels, height, width)."""
 
-    @override
-    def pooled(self) -> str | None:
-        return None if self._figures is None else self._figures.exact()
-
     @property
     def max_value(self) -> float:
         """Stored value that stands for 1."""
@@ -344,18 +341,16 @@ class ImageDataModule(TensorDataModule):
     def augmentation(self) -> RandomTransform | None:
         return self._augmentation
 
+    def check_images(self, shape: Sequence[int], what: str) -> None:
+        """Refuse settings of images for inputs of another shape."""
+        if len(shape) != 3 and (self._augmentation is not None or self._resize is not None):
+            raise ConfigError(f"{what}; leave out data.crop_padding, data.horizontal_flip and data.image_size")
+
     @override
     def normalization(self) -> Callable[[Tensor], Tensor]:
         """Normalise, then resize."""
         normalize, resize = Normalize(*self._mean_std, self.max_value), self._resize
-        channels = self.stored_shape[0]
-        if self._figures is not None:
-            self._figures.check(channels)
-        elif normalize.num_channels not in (1, channels):
-            raise ConfigError(
-                f"data.mean has {normalize.num_channels} values, but inputs have {channels} channels; "
-                "give one value, or one per channel"
-            )
+        check_channels(self._figures, normalize.num_channels, self.stored_shape[0])
         if resize is None:
             return normalize
         return InTurn(normalize, resize)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 from typing import Protocol as Interface
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_fed.data.partitions.csr import IntArray
+from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.errors import ConfigError
 
 _WHOLE = re.compile(r"[+-]?\d{1,4000}")  # Python's longest
@@ -41,15 +43,15 @@ def numbered(values: Sequence[Any] | NDArray[Any], names: Sequence[str]) -> IntA
     return np.fromiter((number.get(str(value), -1) for value in values), dtype=np.int64, count=len(values))
 
 
-def client_ranks(train: NDArray[Any] | None, test: NDArray[Any] | None) -> tuple[IntArray | None, IntArray | None]:
+def ranked(train: Part, test: Part, source: str) -> Parts:
     """Clients numbered from 0 in the order of their ids in training samples; test samples of other clients get −1."""
-    if train is None:
-        return None, None
-    ids, ranks = np.unique(train, return_inverse=True)
-    if test is None:
-        return ranks.astype(np.int64), None
-    places = np.searchsorted(ids, test).clip(max=len(ids) - 1)
-    return ranks.astype(np.int64), np.where(ids[places] == test, places, -1).astype(np.int64)
+    if train.clients is None:
+        return Parts(train, replace(test, clients=None), source=source)
+    ids, ranks = np.unique(train.clients, return_inverse=True)
+    if test.clients is not None:
+        places = np.searchsorted(ids, test.clients).clip(max=len(ids) - 1)
+        test = replace(test, clients=np.where(ids[places] == test.clients, places, -1).astype(np.int64))
+    return Parts(replace(train, clients=ranks.astype(np.int64)), test, source=source)
 
 
 class NamedClients(Interface):

@@ -14,10 +14,10 @@ from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.data.loaders.transforms import Normalize
-from lit_fed.data.partitions.csr import IntArray, held_out
+from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Part, Parts, joined
 from lit_fed.data.population.in_memory import TensorDataModule
-from lit_fed.data.population.naming import client_ranks
+from lit_fed.data.population.naming import ranked
 from lit_fed.errors import ConfigError, reason
 from lit_fed.seeding import derive_seed
 
@@ -75,12 +75,9 @@ class UCIHAR(TensorDataModule):
     def load_arrays(self) -> Parts:
         train, test = self._read("train"), self._read("test")
         if self.test_fraction is not None:
-            whole = joined([train, test])
-            ids, owners = np.unique(whole.clients, return_inverse=True)  # type: ignore[call-overload]
-            chosen = held_out(owners, len(ids), self.test_fraction, derive_seed(self.seed, "uci-har", "test"))
-            train, test = whole.take(~chosen), whole.take(chosen)
-        ranks = client_ranks(train.clients, test.clients)
-        return _of_people(Parts(replace(train, clients=ranks[0]), replace(test, clients=ranks[1])), self)
+            whole, seed = joined([train, test]), derive_seed(self.seed, "uci-har", "test")
+            train, test = whole.hold_out(np.asarray(whole.clients), self.test_fraction, seed)
+        return _of_people(ranked(train, test, str(self.folder)), self)
 
     def _read(self, split: str) -> Part:
         """Windows (n, 9, 128), activities from 0 and people of a split."""
@@ -190,7 +187,7 @@ class PAMAP2(TensorDataModule):
             Part(np.stack([x for x, _, _ in part]), *np.array([numbers for _, *numbers in part], dtype=np.int64).T)
             for part in (parts[False], parts[True])
         )
-        return _of_people(Parts(train, test), self)
+        return _of_people(Parts(train, test, source=str(self.folder)), self)
 
     def _files(self) -> list[Path]:
         files = sorted(self.folder.glob("subject*.dat"))
@@ -232,6 +229,6 @@ def _table(path: Path, dtype: type[Any], advice: str, usecols: tuple[int, ...] |
 
 def _of_people(parts: Parts, data: UCIHAR | PAMAP2) -> Parts:
     """Parts with their people, if the partition keeps clients; published experiments also mix people."""
-    keeps, source = data.partition.keeps_clients, str(data.folder)
-    train, test = (part if keeps else replace(part, clients=None) for part in (parts.train, parts.test))
-    return Parts(train, test, source=source)
+    if data.partition.keeps_clients:
+        return parts
+    return replace(parts, train=replace(parts.train, clients=None), test=replace(parts.test, clients=None))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from lit_fed.data.partitions.csr import IntArray
-from lit_fed.data.population.dataset_module import Datasets, DecodedImages
+from lit_fed.data.partitions.cut import Part, Parts
+from lit_fed.data.population.dataset_module import DecodedImages
 from lit_fed.data.remarks import is_hidden, remark_left_out
 from lit_fed.errors import ConfigError
 
@@ -80,7 +80,7 @@ class TinyImageNet(DecodedImages):
         return [names.get(wnid, wnid) for wnid in self._wnids]
 
     @override
-    def build_datasets(self) -> Datasets:
+    def build_datasets(self) -> Parts:
         number = {wnid: label for label, wnid in enumerate(self._wnids)}
         train: list[tuple[str, int]] = []
         left_out: list[Path] = []
@@ -101,12 +101,8 @@ class TinyImageNet(DecodedImages):
                     f"wnids.txt; {self._advice}"
                 )
             test.append((str(self.folder / "val" / "images" / name), number[wnid]))
-        labels: list[IntArray] = [np.array([label for _, label in part], dtype=np.int64) for part in (train, test)]
-        augmented, plain, tested = (
-            self.images([path for path, _ in part], [label for _, label in part], random)
-            for part, random in ((train, True), (train, False), (test, False))
-        )
-        return Datasets(augmented, labels[0], tested, labels[1], plain, source=str(self.folder))
+        parts = [Part(*map(np.array, zip(*part, strict=True))) for part in (train, test)]
+        return self.decoded_parts(Parts(parts[0], parts[1], source=str(self.folder)))
 
     @cached_property
     def _wnids(self) -> list[str]:

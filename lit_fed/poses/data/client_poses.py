@@ -23,7 +23,7 @@ from lit_fed.data.loaders.tensor_loader import Loader
 from lit_fed.data.partitions.csr import IntArray, held_out
 from lit_fed.data.partitions.cut import Cut, Part, Parts, check_held_out, clients_here, cut_of_parts
 from lit_fed.data.partitions.partition import Natural
-from lit_fed.data.population.base import Batches, Subset
+from lit_fed.data.population.hooks import Batches, Subset
 from lit_fed.data.population.naming import in_order
 from lit_fed.data.population.views import viewed
 from lit_fed.data.remarks import is_hidden, remark

@@ -22,9 +22,9 @@ from lit_fed.data.loaders.image_files import image_size, read_photograph
 from lit_fed.data.loaders.worker_loader import loader_of_all
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Part, Parts
-from lit_fed.data.population.base import Subset
 from lit_fed.data.population.dataset_module import DatasetModule
 from lit_fed.data.population.files import IMAGES, NewInputs, image_files
+from lit_fed.data.population.hooks import Subset
 from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError
 from lit_fed.poses.data.module import PoseDataModule

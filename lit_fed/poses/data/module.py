@@ -20,8 +20,9 @@ from lit_fed.data.loaders.transforms import Normalize, Step
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.partitions.partition import Natural
-from lit_fed.data.population.base import FederatedDataModule, Subset
+from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.files import NewInputs, Records
+from lit_fed.data.population.hooks import Subset
 from lit_fed.data.population.pictures import MOST_CLIENTS, even_subset, label_axis, new_figure
 from lit_fed.data.population.views import View
 from lit_fed.errors import ConfigError

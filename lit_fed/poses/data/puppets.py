@@ -22,8 +22,8 @@ from typing_extensions import override
 from lit_fed.checks import check_range
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Parts
-from lit_fed.data.population.base import SUBSETS, Batches, Subset
 from lit_fed.data.population.files import NewInputs
+from lit_fed.data.population.hooks import SUBSETS, Batches, Subset
 from lit_fed.poses.data.files import photograph_loader
 from lit_fed.poses.data.module import PoseDataModule
 from lit_fed.poses.data.people import LSP, People, PeopleLoader

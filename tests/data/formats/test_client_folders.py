@@ -51,7 +51,8 @@ def test_nothing_is_said_where_all_is_read(tmp_path: Path, capsys: pytest.Captur
     images(tmp_path, "a/y", ending=".bmp")
     (tmp_path / "b" / "x").mkdir()  # a client may have none of a class
     data = ClientFolders(root=str(tmp_path))
-    assert len(data._scan[2].x) == 15
+    assert data.columns.test is not None
+    assert len(data.columns) + len(data.columns.test) == 15
     assert capsys.readouterr().out == ""
 
 

@@ -168,6 +168,8 @@ def test_a_private_run_takes_noisy_figures_only(tmp_path: Path) -> None:
     assert "holds exact figures" in str(Digits(normalize=digits).pooled())
     arrays = ClientArrays(2, [1, 8, 8], 10, max_value=16, normalize=digits)
     assert "holds exact figures" in str(arrays.pooled())
+    folders = ClientFolders(str(tmp_path), class_names=["x", "y"], grayscale=True, normalize=digits)
+    assert "holds exact figures" in str(folders.pooled())
 
 
 def test_ends_agree_on_the_figures_and_not_on_the_files_place(tmp_path: Path) -> None:
