@@ -33,8 +33,8 @@ class OnAdapters(FedAvg):
         if not adapters_of(task):
             raise ConfigError(
                 f"algorithm {type(self).__name__} needs adapters in model {fed.task_name(task)}; set "
-                "model.adapter.rank of a task of lit_fed, such as to 4, call the factors of your own lora_A and lora_B, "
-                "or choose FedAvg"
+                "model.adapter.rank, such as to 4, name the factors of an adapter of your own lora_A and lora_B, or "
+                "choose FedAvg"
             )
 
 
