@@ -21,7 +21,7 @@ from lit_fed.command.command import Call
 from lit_fed.command.endings import ending_told, witness
 from lit_fed.command.reading.config_files import ConfigFiles
 from lit_fed.command.reading.own import add_overwrite
-from lit_fed.command.reading.parts import add_parts, build_parts, set_seed
+from lit_fed.command.reading.parts import add_parts, build_parts, check_parts_given, set_seed
 from lit_fed.command.reading.words import CommandLine
 from lit_fed.command.refusals.explain import causes, explain
 from lit_fed.command.roots import PARTS, import_named
@@ -49,7 +49,6 @@ class FederatedCLI(LightningCLI):
 
     def __init__(self, args: list[str] | None = None, files: ConfigFiles | None = None) -> None:
         self._words = sys.argv[1:] if args is None else list(args)
-        self._prints = any(word.startswith("--print_config") for word in self._words)
         self._line = CommandLine(self._words, files)
         super().__init__(
             model_class=LightningModule,
@@ -74,11 +73,11 @@ class FederatedCLI(LightningCLI):
         """Make a command's parsers once a process: that takes as long as reading three commands."""
         command = self._line.command
         key = tuple(filter(self._has_options, COMMANDS)), COMMANDS[command].room_of(self._words) if command else ""
-        if self._prints or key not in _PARSERS:  # the parser keeps the request to print
+        if key not in _PARSERS:
             super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
             names = ("parser", "_subcommand_parsers", "_subcommand_method_arguments")
             _PARSERS[key] = {name: vars(self)[name] for name in names}
-        vars(self).update(_PARSERS.pop(key) if self._prints else _PARSERS[key])
+        vars(self).update(_PARSERS[key])
 
     @override
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
@@ -151,12 +150,16 @@ class FederatedCLI(LightningCLI):
 
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Read settings by the command's own parser, which is twice as fast as that of all commands, which prints."""
-        command = str(self._line.command)
-        if self._words[:1] == [command] and not self._prints:
-            self.config = Namespace({"subcommand": command, command: self._line.parse(self._parser(command), skip=1)})
-        else:
-            self.config = self._line.parse(parser)
+        """Read settings by the command's own parser; that of all commands prints."""
+        line, command = self._line, str(self._line.command)
+        if line.words[:1] != [command] or "--help" in line.words or "-h" in line.words:
+            self.config = parser.parse_args(line.words)
+            return
+        self.config = Namespace({"subcommand": command, command: line.parse(self._parser(command))})
+        if line.prints:
+            parser.parse_args([command, *line.prints], self.config)
+        if not self._room:
+            check_parts_given(self.config[command])
 
     @override
     def _parse_ckpt_path(self) -> None:
@@ -166,7 +169,7 @@ class FederatedCLI(LightningCLI):
 
     @property
     def _room(self) -> str:
-        return COMMANDS[str(self.subcommand)].room_of(self._words)
+        return COMMANDS[str(self._line.command)].room_of(self._words)
 
     @override
     def _set_seed(self) -> None:

@@ -7,8 +7,9 @@ down to the reason. `_LINKS` holds the beginnings of links that are read here; a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any, Protocol
 
 from jsonargparse import ArgumentParser
 
@@ -43,21 +44,31 @@ def causes(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def explain(
-    error: BaseException, args: Sequence[str] = (), origin: Callable[[Sequence[str]], str | None] = lambda _keys: None
-) -> str:
+class Read(Protocol):
+    """Settings that have been read from files and options."""
+
+    def origin(self, keys: Sequence[str]) -> str | None:
+        """File and line of a setting; empty for an option's, None for a default."""
+
+    def given(self, keys: Sequence[str]) -> Any:
+        """The value of a setting; None if it has none."""
+
+
+def explain(error: BaseException, args: Sequence[str] = (), read: Read | None = None) -> str:
     """Reduce a parser's error to one line.
 
     Args:
         error: The error.
         args: The command line that it is about.
-        origin: File and line of a setting, given its keys; empty for an option's.
+        read: The settings that it is about.
     """
     facts = _read(error)
     if not facts.keys and facts.kind in ("", "unknown") and [*args[:1]] != [asked(args)]:
         return _of_command(args)
     key, inner = ".".join(facts.keys), {"unknown": facts.what, "no_class": "class_path", "abstract": "class_path"}
-    where = origin(f"{key}.{inner.get(facts.kind, '')}".strip(".").split("."))
+    where = read and read.origin(f"{key}.{inner.get(facts.kind, '')}".strip(".").split("."))
+    if facts.kind == "wanted" and read and isinstance(given := read.given(key.split(".")), str):
+        facts.given = given
     if facts.kind == "unknown" and where == "" and not key:
         return suggest.option([f"--{facts.what}"], *_asked_for(args))
     line = _tell(facts, key, args)
