@@ -30,7 +30,7 @@ _NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
 _NO_SETTINGS = {f"tag:yaml.org,2002:{name}": name for name in ("set", "omap", "pairs", "binary")}
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """Settings from an option, or below one key of a file.
 
     Attributes:
@@ -50,7 +50,7 @@ class ConfigFiles:
     def __init__(self) -> None:
         self._read = cache(read_file)
 
-    def parts(self, value: str) -> Iterator[Part]:
+    def parts(self, value: str) -> Iterator[FilePart]:
         """Parts of a ``--config``, in order.
 
         Args:
@@ -62,7 +62,7 @@ class ConfigFiles:
             return self._file(Path(value))
         return self._parts(parse_text(value, "--config"), "--config", Path())
 
-    def option(self, option: str, value: str) -> Part:
+    def option(self, option: str, value: str) -> FilePart:
         """An option's value: null, a list or a mapping by YAML, else its text; or the content of the file it names."""
         keys, origins = tuple(option.removeprefix("--").split(".")), dict[Place, str]()
         if keys[:2] == ("trainer", "kinds") and len(keys) > 3:  # the rest of the kind would be dropped
@@ -76,14 +76,14 @@ class ConfigFiles:
             raise ConfigError(f"{option}: {error.problem}") from error
         except (yaml.YAMLError, ValueError):
             pass  # for the parser to judge
-        return Part(keys, self._filled(place_of(keys), given, Path(), origins, 0), origins)
+        return FilePart(keys, self._filled(place_of(keys), given, Path(), origins, 0), origins)
 
-    def _file(self, path: Path, depth: int = 0) -> Iterator[Part]:
+    def _file(self, path: Path, depth: int = 0) -> Iterator[FilePart]:
         if depth > _DEEPEST:
             raise ConfigError(f"loop detected: config file {brief(path)} names itself")
         return self._parts(self._read(path), f"config file {brief(path)}", path.parent, depth)
 
-    def _parts(self, document: Document, where: str, folder: Path, depth: int = 0) -> Iterator[Part]:
+    def _parts(self, document: Document, where: str, folder: Path, depth: int = 0) -> Iterator[FilePart]:
         content = settings_of(document, where)
         _check(document, where)
         lines = _lines(document, where, ())
@@ -92,7 +92,7 @@ class ConfigFiles:
                 yield from self._file(folder / value, depth + 1)
             else:
                 origins = {place: line for place, line in lines.items() if place[0] == key}
-                yield Part((key,), self._filled((key,), value, folder, origins, depth), origins)
+                yield FilePart((key,), self._filled((key,), value, folder, origins, depth), origins)
 
     def _filled(self, place: Place, value: Any, folder: Path, origins: dict[Place, str], depth: int) -> Any:
         """A value with the content of files in place of the names of files of sections and classes."""

@@ -7,13 +7,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from inspect import Parameter
-from itertools import pairwise
 from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning import LightningDataModule
 
-from lit_fed.command.reading.config_files import SECTIONS, ConfigFiles, Part, is_name
+from lit_fed.command.reading.config_files import SECTIONS, ConfigFiles, FilePart, is_name
 from lit_fed.command.reading.settings import Place, Settings, leaves, place_of
 from lit_fed.command.reading.shipped import located
 from lit_fed.command.refusals.explain import causes, explain
@@ -52,26 +51,21 @@ class CommandLine:
             self.words += words
             return
         files, has_settings = files or ConfigFiles(), not COMMANDS[self.command].own_files
-        for word in spelled(words) if has_settings else words:
-            option, mark, value = word.partition("=")
-            if option == "--print_config":
-                self.prints.append(word)
-            elif has_settings and mark and option == "--config":
-                self._put(files.parts(value))
-            elif has_settings and mark and _is_setting(option) and not option.endswith(".help"):
-                self._put([files.option(option, value)])
+        for option, value in spelled(words) if has_settings else ((word, None) for word in words):
+            if value is not None:
+                self._put(files.parts(value) if option == "--config" else [files.option(option, value)])
             else:
-                self.words.append(word)
+                (self.prints if option.partition("=")[0] == "--print_config" else self.words).append(option)
 
     def parse(self, parser: ArgumentParser) -> Namespace:
         """Settings that the command's own parser reads."""
         try:
             own = parser.parse_args(self.words[1:], defaults=False)
-            settings = parser.parse_object({**self.settings.finish(), **own.as_dict()})
+            settings: Namespace = parser.parse_object({**self.settings.finish(), **own.as_dict()})
         except ArgumentError as error:
             if any(isinstance(cause, LitFedError) for cause in causes(error)):
                 raise
-            raise ConfigError(explain(error, self._given, self.settings)) from error
+            raise ConfigError(explain(error, self._given, self.settings.origin, self.settings.given)) from error
         check_values(settings, "", self.settings.origin, self.settings.given)
         return settings
 
@@ -84,7 +78,7 @@ class CommandLine:
         name, rate = optimizer["class_path"].rpartition(".")[2], optimizer["init_args"]["lr"]
         return f"optimizer {name} takes its own learning rate, {rate}; set model.optimizer.lr for another"
 
-    def _put(self, parts: Iterable[Part]) -> None:
+    def _put(self, parts: Iterable[FilePart]) -> None:
         """Merge an option's value, or the content of a file."""
         places: list[Place] = []
         for keys, given, origins in parts:
@@ -97,28 +91,31 @@ class CommandLine:
 # ---------------------------------------------------------------------- one spelling
 
 
-def spelled(words: Sequence[str]) -> Iterator[str]:
-    """Words with every configuration file and every setting as one word, ``--key=value``."""
-    before = ""
-    for word, after in pairwise((*words, "--")):
-        takes = before in _CONFIG or _is_setting(before)
-        if takes and _is_value(word):
-            yield f"{before}={word}" if before not in _CONFIG else _config(word)
-        elif word.startswith(("-c", "--config=")) and word != "-c":
-            yield _config(word.removeprefix("--config=").removeprefix("-c").removeprefix("="))
-        elif not ((word in _CONFIG or _is_setting(word)) and _is_value(after)):
-            yield word
-        before = word
+def spelled(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Each ``--config`` and each setting with its value; all other words with None.
 
-
-def _config(value: str) -> str:
-    """The option for a configuration file: a file that is not here is the package's own."""
-    return f"--config={located(value) if is_name(value) else value}"
+    A configuration file that is not here is the package's own.
+    """
+    left = [*words]
+    while left:
+        word = left.pop(0)
+        option, mark, value = word.partition("=")
+        if word.startswith("-c") and word != "-c":
+            option, mark, value = "-c", "=", word[2:].removeprefix("=")
+        takes = option in _CONFIG or _is_setting(option)
+        if takes and not mark and left and _is_value(left[0]):
+            mark, value = "=", left.pop(0)
+        if option in _CONFIG and mark:
+            yield "--config", located(value) if is_name(value) else value
+        elif takes and mark:
+            yield option, value
+        else:
+            yield word, None
 
 
 def _is_setting(option: str) -> bool:
-    """Whether a word is an option for a section of a run, or a key in it, without a value."""
-    return "=" not in option and option.partition(".")[0] in {f"--{section}" for section in SECTIONS}
+    """Whether an option is for a section of a run, or a key in it; help about a class is not."""
+    return option.partition(".")[0] in {f"--{section}" for section in SECTIONS} and not option.endswith(".help")
 
 
 def _is_value(word: str) -> bool:

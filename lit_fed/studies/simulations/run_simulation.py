@@ -124,7 +124,7 @@ def _sentence(content: Any) -> str:
 
 def name_of(call: Call) -> str:
     """Return the name of a figure's folder and picture: its configuration file's, or its class's."""
-    files = [word.removeprefix("--config=") for word in spelled(call.words) if word.startswith("--config=")]
+    files = [value for option, value in spelled(call.words) if option == "--config" and value]
     return Path(files[-1]).stem if files else str(call.settings.simulate.class_path).rpartition(".")[2].lower()
 
 
