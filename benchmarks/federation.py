@@ -97,7 +97,7 @@ def in_memory(run: Sequence[str], folder: Path) -> str:
         line = CommandLine(
             ["node", *run, "--client", "0", "--trainer.default_root_dir", str(folder / "in memory" / name)]
         )
-        return make(Call(line.parse(parser, 1), parser, line.words))
+        return make(Call(line.parse(parser), parser, line.words))
 
     with ExitStack() as stack:
         handlers = {}

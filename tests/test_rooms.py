@@ -14,7 +14,6 @@ from runpy import run_path
 import pytest
 import torch
 from lightning import LightningModule
-from lightning.pytorch.cli import LightningCLI
 from torch.autograd import Variable
 from torch.nn.modules import batchnorm
 from torch.optim import SGD
@@ -175,13 +174,12 @@ PRIVATE = {
     MeanMetric(): {"_computed", "_reductions", "_to_sync", "_update_count"},
     MetricCollection: {"_compute_groups_create_state_ref"},
     LightningModule(): {"_fabric", "_fabric_optimizers", "_trainer"},
-    LightningCLI: {"_get", "_parser", "_prepare_subcommand_kwargs", "_prepare_subcommand_parser", "_run_subcommand"},
 }  # fmt: skip
 """What torch, torchmetrics and Lightning promise nobody, and this package uses; their versions are bounded for it."""
-WRITTEN = {"_opt_called", "_subcommand_method_arguments", "_subcommand_parsers", "_add_subcommands", "_parse_ckpt_path"}
+WRITTEN = {"_opt_called"}
 """What is only written for them, overridden, or made in a constructor."""
 OTHERS = {  # of other packages, and
-    *("_actions", "_StoreAction", "_common", "_loaders_dumpers", "_exit", "_run_exitfuncs", "_get_file_writer"),
+    *("_actions", "_StoreAction", "_common", "_exit", "_run_exitfuncs", "_get_file_writer"),
     "_completions_jsonschema",  # of jsonargparse: `lit-fed schema`
     "_pld",  # of dp-accounting too: one release's privacy losses, composed anew each round
     "_rdp",  # of dp-accounting, an extra: the numbers of tests/privacy/test_accounting.py need it

@@ -8,129 +8,142 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
 
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
-from lightning import LightningModule
+from jsonargparse import ArgumentError, Namespace
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from typing_extensions import override
 
 from lit_fed.checks import check_local
 from lit_fed.command.command import Call
 from lit_fed.command.endings import ending_told, witness
-from lit_fed.command.reading.config_files import ConfigFiles
+from lit_fed.command.reading.config_files import SECTIONS, ConfigFiles
 from lit_fed.command.reading.own import add_overwrite
-from lit_fed.command.reading.parts import add_parts, build_parts, set_seed
+from lit_fed.command.reading.parts import add_parts, build_parts, check_parts_given, set_seed
 from lit_fed.command.reading.words import CommandLine
-from lit_fed.command.refusals.explain import causes, explain
-from lit_fed.command.roots import PARTS, import_named
+from lit_fed.command.refusals.explain import causes, explain, no_command
+from lit_fed.command.roots import import_named
 from lit_fed.command.table import COMMANDS
 from lit_fed.errors import ConfigError, LitFedError, brief, reason, told_as_options
 from lit_fed.parsing import Parser
 from lit_fed.trainer import FederatedTrainer
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # errors of writing that do not name the file
-_OF_PREDICT = {"client", "output", "overwrite"}
+_OPTIONS_OF_PREDICT = ("client", "output", "overwrite")
 
 
-class FederatedCLI(LightningCLI):
-    """LightningCLI with an algorithm, and with commands beside the trainer's.
+class FederatedCLI:
+    """The program: it reads a command line, and runs its command.
 
     Args:
         args: Arguments instead of ``sys.argv[1:]``.
         files: Files that are read already, where several command lines share some.
 
     Attributes:
+        parser: Parser of all commands, which prints help and configurations.
+        config: The settings of the command, below its name.
         status: Exit status of a command that is not the trainer's.
+        model, datamodule, trainer: Objects of a command of the trainer's.
     """
 
     status = 0
 
     def __init__(self, args: list[str] | None = None, files: ConfigFiles | None = None) -> None:
         self._words = sys.argv[1:] if args is None else list(args)
-        self._prints = any(word.startswith("--print_config") for word in self._words)
         self._line = CommandLine(self._words, files)
-        super().__init__(
-            model_class=LightningModule,
-            datamodule_class=PARTS["data"],
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            trainer_class=FederatedTrainer,  # type: ignore[arg-type]  # has every attribute that the CLI uses
-            save_config_callback=None,
-            parser_class=Parser,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-            parser_kwargs={"exit_on_error": False},  # which commands' parsers inherit
-            args=args,
-        )
+        self._command, known = str(self._line.command), COMMANDS.get(str(self._line.command))
+        self._room = known.room_of(self._words) if known is not None else ""
+        key = tuple(filter(self._has_options, COMMANDS)), self._room
+        if key not in _PARSERS:  # once a process: that takes as long as reading three commands
+            _PARSERS[key] = self._make_parsers()
+        self.parser, self._parsers = _PARSERS[key]
+        self._read()
+        self._run()
 
     # ------------------------------------------------------------------ the parser
 
-    @override
-    def setup_parser(
-        self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]
-    ) -> None:
-        """Make a command's parsers once a process: that takes as long as reading three commands."""
-        command = self._line.command
-        key = tuple(filter(self._has_options, COMMANDS)), COMMANDS[command].room_of(self._words) if command else ""
-        if self._prints or key not in _PARSERS:  # the parser keeps the request to print
-            super().setup_parser(add_subcommands, main_kwargs, subparser_kwargs)
-            names = ("parser", "_subcommand_parsers", "_subcommand_method_arguments")
-            _PARSERS[key] = {name: vars(self)[name] for name in names}
-        vars(self).update(_PARSERS.pop(key) if self._prints else _PARSERS[key])
-
-    @override
-    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+    def _make_parsers(self) -> tuple[Parser, dict[str, Parser]]:
+        """Parser of all commands, and each command's own; only the command that is called gets its options."""
         from lit_fed import __version__
 
-        kwargs.setdefault("dump_header", [f"lit_fed=={__version__}"])
-        kwargs.setdefault("description", "Federated learning for PyTorch Lightning")
-        kwargs.setdefault("version", __version__)
-        kwargs.setdefault("prog", "lit-fed")
-        return super().init_parser(**kwargs)
-
-    @override
-    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add no ``seed_everything``: all randomness follows from ``trainer.seed``."""
-
-    @override
-    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        add_parts(parser)
-
-    @override
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """The trainer's commands, each with the arguments of its method that are not options."""
-        skipped = {"model", "datamodule", "algorithm"}
-        return {
-            name: skipped | (_OF_PREDICT if name == "predict" else set())
-            for name, line in COMMANDS.items()
-            if not line.room
-        }
-
-    @override
-    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
-        """Add all commands of the table; only the one that is called gets its options."""
-        self._subcommand_parsers = {}
-        actions = parser.add_subcommands()
+        version = {"version": __version__, "dump_header": [f"lit_fed=={__version__}"]}
+        title = "Federated learning for PyTorch Lightning"
+        whole = Parser(prog="lit-fed", description=title, exit_on_error=False, **version)
+        parsers, actions = dict[str, Parser](), whole.add_subcommands()
         for name, line in COMMANDS.items():
-            wanted = self._has_options(name)
-            if wanted and not line.room_of(self._words):
-                also = f" On a node: --state_dir DIR, whose options are in lit-fed {name} --state_dir DIR --help."
-                description = line.help + (also if line.at_home else "")
-                made = self._prepare_subcommand_parser(FederatedTrainer, name, description=description)
-                if name == "predict":
-                    self._add_to_predict(made)
-            else:
-                made = Parser(description=line.help)
-                if wanted:
-                    line.load(self._words).add_arguments(made)
-            self._subcommand_parsers[name] = made
+            wanted, description = self._has_options(name), line.help
+            if wanted and line.at_home and not line.room_of(self._words):
+                description += (
+                    f" On a node: --state_dir DIR, whose options are in lit-fed {name} --state_dir DIR --help."
+                )
+            of_trainer = version if not line.room_of(self._words) else {}
+            parsers[name] = made = Parser(description=description, exit_on_error=False, **of_trainer)
+            if wanted and line.room_of(self._words):
+                line.load(self._words).add_arguments(made)
+            elif wanted:
+                _add_trainers(made, name)
             actions.add_subcommand(name, made, help=line.help)
+        return whole, parsers
 
-    def _add_to_predict(self, parser: ArgumentParser) -> None:
-        """Add options that differ from the arguments: null is a name, a file is written, and a flag needs no value."""
+    def _has_options(self, name: str) -> bool:
+        """Whether a command gets its options: only the one that is called, so that others cost no import."""
+        return name == self._command
+
+    def _parser(self, command: str) -> Parser:
+        return self._parsers[command]
+
+    def _read(self) -> None:
+        """Read settings by the command's own parser; that of all commands prints."""
+        if self._words[:1] != [self._command]:
+            if self._words[:1] in (["--help"], ["-h"], ["--version"]):
+                self.parser.parse_args(self._words[:1])
+            raise ConfigError(no_command(self._words))
+        self.config = Namespace({"subcommand": self._command})
+        self.config[self._command] = settings = self._line.parse(self._parser(self._command))
+        if self._line.prints:
+            self.parser.parse_args([self._command, *self._line.prints], self.config)
+        if not self._room:
+            check_parts_given(settings)
+
+    # ------------------------------------------------------------------ running
+
+    def _run(self) -> None:
+        settings, parser = self.config[self._command], self._parser(self._command)
+        if self._room:
+            for key in ("output", "state_dir"):
+                check_local(f"--{key}", settings.get(key) or "")
+            self.status = COMMANDS[self._command].load(self._words).run(Call(settings, parser, self._words))
+            return
+        set_seed(settings.trainer)
+        parts, rest = build_parts(parser, settings)
+        self.model, self.datamodule, self.trainer = parts.model, parts.data, FederatedTrainer(**rest.trainer)
+        self.trainer.describe(self.resolved_config(), self._line.told)
+        is_fit = self._command == "fit"
+        if is_fit and _rank() == 0 and (line := self._line.own_rate):
+            print(line)
+        with ExitStack() as stack:
+            stack.enter_context(ending_told())
+            if _rank() == 0:
+                advice = "continue with --ckpt_path last" if is_fit else ""
+                self.trainer.local.guard.tell = stack.enter_context(witness(advice))
+            own = {key: value for key, value in vars(rest).items() if key not in (*SECTIONS, "config")}
+            getattr(self.trainer, self._command)(
+                model=parts.model, datamodule=parts.data, algorithm=parts.algorithm, **own
+            )
+
+    def resolved_config(self) -> str:
+        """The configuration as YAML, without the command's own arguments."""
+        run = {key: value for key, value in vars(self.config[self._command]).items() if key in SECTIONS}
+        dumped: str = self._parser(self._command).dump(Namespace(**run), skip_unset=False, skip_validation=True)
+        return dumped
+
+
+def _add_trainers(parser: Parser, name: str) -> None:
+    """Add the options of a command of the trainer's: a run's, and the arguments of the method."""
+    parser.add_argument("-c", "--config", action="config", help="Path to a configuration file in json or yaml format.")
+    add_parts(parser)
+    skipped = {"model", "datamodule", "algorithm", *(_OPTIONS_OF_PREDICT if name == "predict" else ())}
+    parser.add_method_arguments(FederatedTrainer, name, skip=skipped)
+    if name == "predict":  # options differ from the arguments: null is a name, a file is written, a flag needs no value
         parser.add_argument(
             "--client",
             type=str,
@@ -143,98 +156,17 @@ class FederatedCLI(LightningCLI):
             help="output file: .csv (a row per sample), .npz (an array per output) or, of poses, .json",
         )
         add_overwrite(parser, "an existing file of predictions")
-        self._subcommand_method_arguments["predict"] += sorted(_OF_PREDICT)
-
-    def _has_options(self, name: str) -> bool:
-        """Whether a command gets its options: only the one that is called, so that others cost no import."""
-        return name == self._line.command
-
-    @override
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Read settings by the command's own parser, which is twice as fast as that of all commands, which prints."""
-        command = str(self._line.command)
-        if self._words[:1] == [command] and not self._prints:
-            self.config = Namespace({"subcommand": command, command: self._line.parse(self._parser(command), skip=1)})
-        else:
-            self.config = self._line.parse(parser)
-
-    @override
-    def _parse_ckpt_path(self) -> None:
-        """Leave checkpoints to the trainer: they change no setting, and its errors say more."""
-
-    # ------------------------------------------------------------------ running
-
-    @property
-    def _room(self) -> str:
-        return COMMANDS[str(self.subcommand)].room_of(self._words)
-
-    @override
-    def _set_seed(self) -> None:
-        if not self._room:
-            set_seed(self._get(self.config, "trainer"))
-
-    @override
-    def instantiate_classes(self) -> None:
-        """Make the parts and the trainer for one of the trainer's commands."""
-        if self._room:
-            return
-        assert self.subcommand is not None
-        parts, rest = build_parts(self._parser(self.subcommand), self.config[self.subcommand])
-        self.model, self.datamodule = parts.model, parts.data
-        self.config_init = Namespace({self.subcommand: rest})
-        trainer = FederatedTrainer(**rest.trainer)
-        trainer.describe(self._resolved_config(), self._line.told)
-        if self.subcommand == "fit" and _rank() == 0 and (line := self._line.own_rate):
-            print(line)
-        self.trainer: Any = trainer
-
-    @override
-    def _run_subcommand(self, subcommand: str) -> None:
-        if self._room:
-            call = Call(self.config[subcommand], self._parser(subcommand), self._words)
-            for key in ("output", "state_dir"):
-                check_local(f"--{key}", call.settings.get(key) or "")
-            self.status = COMMANDS[subcommand].load(self._words).run(call)
-            return
-        with ExitStack() as stack:
-            stack.enter_context(ending_told())
-            if _rank() == 0:
-                self.trainer.local.guard.tell = stack.enter_context(
-                    witness("continue with --ckpt_path last" if subcommand == "fit" else "")
-                )
-            super()._run_subcommand(subcommand)
-
-    @override
-    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        kwargs = super()._prepare_subcommand_kwargs(subcommand)
-        kwargs["algorithm"] = self.config_init[subcommand].algorithm
-        return kwargs
-
-    def _resolved_config(self) -> str:
-        """The configuration as YAML, without the command's own arguments."""
-        assert self.subcommand is not None
-        parser = self._parser(self.subcommand)
-        config = self.config[self.subcommand].clone()
-        for key in self._subcommand_method_arguments[self.subcommand]:
-            config.pop(key, None)
-        config.pop("config", None)
-        dumped: str = parser.dump(config, skip_unset=False, skip_validation=True)
-        return dumped
 
 
 class Reading(FederatedCLI):
     """A command line that is read and not run."""
 
     @override
-    def instantiate_classes(self) -> None:
-        """Make nothing."""
-
-    @override
-    def _run_subcommand(self, subcommand: str) -> None:
+    def _run(self) -> None:
         """Run nothing."""
 
 
-_PARSERS: dict[tuple[tuple[str, ...], str], dict[str, Any]] = {}
+_PARSERS: dict[tuple[tuple[str, ...], str], tuple[Parser, dict[str, Parser]]] = {}
 """Parsers by the commands whose options they have, and the room."""
 
 
@@ -248,7 +180,7 @@ def resolve(words: Sequence[str], files: ConfigFiles | None = None) -> str:
     Returns:
         The resolved configuration as YAML.
     """
-    return Reading(list(words), files)._resolved_config()
+    return Reading(list(words), files).resolved_config()
 
 
 # ---------------------------------------------------------------------- the program

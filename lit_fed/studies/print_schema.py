@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, get_args
 
 from jsonargparse import ArgumentParser
@@ -39,7 +38,7 @@ def schema() -> dict[str, Any]:
         import path, and its settings are not checked.
     """
     made = _Schema()  # type: ignore[no-untyped-call]  # jsonargparse is typed in parts only
-    run = made.of(partial(add_parts, required=False))
+    run = made.of(add_parts)
     for key, kind in {
         "cost": made.of(cost.add_arguments),
         "simulate": made.of(run_simulation.add_arguments),

@@ -32,7 +32,7 @@ def parts_of(name: str, folder: Path) -> Parts:
     parser = Parser(exit_on_error=False)
     node.add_arguments(parser)
     line = CommandLine(["node", *words_of(name, folder, ROUNDS), "--client", "0"])
-    made, parts = make(Call(line.parse(parser, 1), parser, line.words))
+    made, parts = make(Call(line.parse(parser), parser, line.words))
     return Parts(made, *parts)
 
 

@@ -73,7 +73,7 @@ def parts(words: list[str]) -> Any:
     parser = Parser(exit_on_error=False)
     node.add_arguments(parser)
     line = CommandLine(["node", *words, "--client", "0"])
-    return make(Call(line.parse(parser, 1), parser, line.words))
+    return make(Call(line.parse(parser), parser, line.words))
 
 
 def split(words: list[str], folder: Path) -> None:

@@ -21,9 +21,7 @@ from torch import nn
 
 from lit_fed.checks import check_range
 from lit_fed.command.command import Call
-from lit_fed.command.reading.parts import ReadParts, add_parts, build_parts, instantiate
-from lit_fed.command.refusals.explain import missing
-from lit_fed.command.roots import PARTS
+from lit_fed.command.reading.parts import ReadParts, add_parts, build_parts, check_parts_given, instantiate
 from lit_fed.engine.clients.executor import untrained_answer
 from lit_fed.engine.lightning.compatibility import check_data, check_task
 from lit_fed.engine.method.algorithm import Algorithm
@@ -32,7 +30,6 @@ from lit_fed.engine.method.kinds import ONLY
 from lit_fed.engine.method.model import Model, Split
 from lit_fed.engine.method.population import Population
 from lit_fed.engine.wire.payload import Channel, num_bytes
-from lit_fed.errors import ConfigError
 from lit_fed.participation import Fate
 from lit_fed.trainer import FederatedTrainer, Tasks
 
@@ -228,7 +225,7 @@ def _fedavg(model: Model, channel: Channel, held: Collection[nn.Parameter]) -> t
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of a run, and ``cost`` instead of a run."""
     parser.add_argument("-c", "--config", action="config", help="configuration of a run, or of a table")
-    add_parts(parser, required=False)
+    add_parts(parser)
     parser.add_subclass_arguments(CostTable, "cost", required=False, help="a paper's table, instead of a run")
 
 
@@ -238,8 +235,7 @@ def run(call: Call) -> int:
     if settings.cost is not None:
         print(instantiate(parser, Namespace(cost=settings.cost)).cost.text())
         return 0
-    if absent := [name for name in PARTS if settings[name] is None]:
-        raise ConfigError(missing(absent))
+    check_parts_given(settings)
     _leave_weights(settings)
     try:
         with torch.device("meta"):

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -18,13 +18,11 @@ from lit_fed.command.reading.shipped import close_name, is_file
 from lit_fed.command.roots import PARTS
 from lit_fed.errors import ConfigError
 from lit_fed.file_names import shown
-from lit_fed.parsing import Text, parsed
-from lit_fed.yaml_text import TooManyValues
+from lit_fed.yaml_text import Document, TooManyValues, read_document
 
 SECTIONS = ("trainer", *PARTS)
 """Top-level keys of a run's configuration, which options too may set as a whole."""
 
-_PARTS = [(section,) for section in SECTIONS]
 _ENDINGS = (".yaml", ".yml")
 _DEEPEST = 9  # a file that names itself has no end
 _NEEDED = {"trainer": "settings, such as max_rounds"} | dict.fromkeys(PARTS, "class_path and init_args")
@@ -32,18 +30,27 @@ _NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
 _NO_SETTINGS = {f"tag:yaml.org,2002:{name}": name for name in ("set", "omap", "pairs", "binary")}
 
 
-Part = tuple[Place, Any, dict[Place, str] | None]
-"""Settings from an option, or below one key of a file: the keys that lead to them; their value, with files in place of
-their names; and files and lines of all settings in it, by place, None for an option's text."""
+class FilePart(NamedTuple):
+    """Settings from an option, or below one key of a file.
+
+    Attributes:
+        keys: The keys that lead to them.
+        value: Their value, with the content of files in place of the files' names.
+        origins: Files and lines of all settings in it, by place; empty for an option's text.
+    """
+
+    keys: Place
+    value: Any
+    origins: dict[Place, str]
 
 
 class ConfigFiles:
     """The configuration files that a command has read so far."""
 
     def __init__(self) -> None:
-        self._text = cache(read_text)
+        self._read = cache(read_file)
 
-    def parts(self, value: str) -> Iterator[Part]:
+    def parts(self, value: str) -> Iterator[FilePart]:
         """Parts of a ``--config``, in order.
 
         Args:
@@ -55,67 +62,64 @@ class ConfigFiles:
             return self._file(Path(value))
         return self._parts(parse_text(value, "--config"), "--config", Path())
 
-    def option(self, option: str, value: str) -> Part:
-        """An option's text, or the content of the file that it names."""
+    def option(self, option: str, value: str) -> FilePart:
+        """An option's value: null, a list or a mapping by YAML, else its text; or the content of the file it names."""
         keys, origins = tuple(option.removeprefix("--").split(".")), dict[Place, str]()
         if keys[:2] == ("trainer", "kinds") and len(keys) > 3:  # the rest of the kind would be dropped
             raise ConfigError(f"{option} sets a part of a kind; set all of it, as --trainer.kinds.{keys[2]} '{{…}}'")
-        filled = self._filled(place_of(keys), value, Path(), origins, 0)
-        if origins:
-            return keys, filled, origins
+        given: Any = value
         try:
-            parsed(value)
+            root, content = read_document("null" if value == "None" else value)
+            if root is not None and isinstance(content, dict | list | None):
+                given = content
         except yaml.constructor.ConstructorError as error:
             raise ConfigError(f"{option}: {error.problem}") from error
         except (yaml.YAMLError, ValueError):
             pass  # for the parser to judge
-        return keys, value, None
+        return FilePart(keys, self._filled(place_of(keys), given, Path(), origins, 0), origins)
 
-    def _file(self, path: Path, depth: int = 0) -> Iterator[Part]:
+    def _file(self, path: Path, depth: int = 0) -> Iterator[FilePart]:
         if depth > _DEEPEST:
             raise ConfigError(f"loop detected: config file {brief(path)} names itself")
-        return self._parts(self._text(path), f"config file {brief(path)}", path.parent, depth)
+        return self._parts(self._read(path), f"config file {brief(path)}", path.parent, depth)
 
-    def _parts(self, text: Text, where: str, folder: Path, depth: int = 0) -> Iterator[Part]:
-        content = settings_of(text, where)
-        _check(text, where)
-        lines = _lines(text, where, ())
+    def _parts(self, document: Document, where: str, folder: Path, depth: int = 0) -> Iterator[FilePart]:
+        content = settings_of(document, where)
+        _check(document, where)
+        lines = _lines(document, where, ())
         for key, value in content.items():
             if key == "config" and isinstance(value, str):
                 yield from self._file(folder / value, depth + 1)
             else:
                 origins = {place: line for place, line in lines.items() if place[0] == key}
-                yield (key,), self._filled((key,), value, folder, origins, depth), origins
-
-    def _named(self, place: Place, path: Path, origins: dict[Place, str], depth: int = 0) -> Any:
-        """Settings of a section, or of a class, from a separate file."""
-        text, where = self._text(path), f"config file {brief(path)}"
-        if place in _PARTS:
-            settings_of(text, where)
-            _check(text, where, place[-1])
-        origins.update(_lines(text, where, place))
-        return self._filled(place, text.content, path.parent, origins, depth)
+                yield FilePart((key,), self._filled((key,), value, folder, origins, depth), origins)
 
     def _filled(self, place: Place, value: Any, folder: Path, origins: dict[Place, str], depth: int) -> Any:
-        """A value with the content of files in place of the names of files of classes."""
+        """A value with the content of files in place of the names of files of sections and classes."""
         if isinstance(value, dict):
             fill = partial(self._filled, folder=folder, origins=origins, depth=depth)
             return {key: fill(place_of((*place, str(key))), item) for key, item in value.items()}
         if isinstance(value, list):
             return [self._filled(place, item, folder, origins, depth) for item in value]
-        if isinstance(value, str) and value.endswith(_ENDINGS) and depth < _DEEPEST:
-            path = folder / value
-            if place in _PARTS or (is_file(str(path)) and (place in CLASSES or self._is_missed(path, folder))):
-                return self._named(place, path, origins, depth + 1)
-        return value
+        path, is_section = folder / str(value), place in [(section,) for section in SECTIONS]
+        if not (isinstance(value, str) and value.endswith(_ENDINGS) and depth < _DEEPEST):
+            return value
+        if not (is_section or (is_file(str(path)) and (place in CLASSES or _holds_class(self._read(path))))):
+            return value
+        document, where = self._read(path), f"config file {brief(path)}"
+        if is_section:
+            settings_of(document, where)
+            _check(document, where, place[-1])
+        origins.update(_lines(document, where, place))
+        return self._filled(place, document.content, path.parent, origins, depth + 1)
 
-    def _is_missed(self, path: Path, folder: Path) -> bool:
-        """Whether a file holds a class, and the parser would look for it in the working directory."""
-        return folder != Path() and "class_path:" in self._text(path)
+
+def _holds_class(document: Document) -> bool:
+    return isinstance(document.content, dict) and "class_path" in document.content
 
 
-def _lines(text: Text, where: str, above: Place) -> dict[Place, str]:
-    lines = {(*above, *place_of(keys)): line for keys, line in text.lines() if keys[-1] != "init_args"}
+def _lines(document: Document, where: str, above: Place) -> dict[Place, str]:
+    lines = {(*above, *place_of(keys)): line for keys, line in document.lines() if keys[-1] != "init_args"}
     return {place: f"{where}, line {line}" for place, line in lines.items()}
 
 
@@ -124,9 +128,9 @@ def is_name(value: str) -> bool:
     return not any(mark in value for mark in "{}\n") and ": " not in value
 
 
-def _check(text: Text, where: str, section: str = "") -> None:
+def _check(document: Document, where: str, section: str = "") -> None:
     """Refuse settings that the parser would misread; ``section`` is the one that the text holds, if only one."""
-    for node, wrong in _odd(text.root, section, True):
+    for node, wrong in _odd(document.root, section, True):
         raise ConfigError(f"{where}, line {node.start_mark.line + 1}: {wrong}")
 
 
@@ -168,10 +172,10 @@ def read_settings(path: str | Path, kind: str = "config file", empty: str = _EMP
         kind: Name of such files in messages.
         empty: End of the message about a file without a mapping.
     """
-    return settings_of(read_text(path, kind), f"{kind} {brief(path)}", empty)
+    return settings_of(read_file(path, kind), f"{kind} {brief(path)}", empty)
 
 
-def read_text(path: str | Path, kind: str = "config file") -> Text:
+def read_file(path: str | Path, kind: str = "config file") -> Document:
     """Open and parse a YAML file."""
     where = f"{kind} {brief(path)}"
     try:
@@ -196,7 +200,7 @@ def read_text(path: str | Path, kind: str = "config file") -> Text:
     return parse_text(text, where)
 
 
-def parse_text(text: str, where: str) -> Text:
+def parse_text(text: str, where: str) -> Document:
     """Parse YAML.
 
     Args:
@@ -204,7 +208,7 @@ def parse_text(text: str, where: str) -> Text:
         where: File or option that it is from, for messages.
     """
     try:
-        return parsed(text)
+        return read_document(text)
     except TooManyValues as error:
         raise ConfigError(f"{where} {error}") from error
     except yaml.MarkedYAMLError as error:
@@ -217,9 +221,9 @@ def parse_text(text: str, where: str) -> Text:
         raise ConfigError(f"{where} cannot be read: {str(error).partition(';')[0]}") from error
 
 
-def settings_of(text: Text, where: str, empty: str = _EMPTY) -> dict[str, Any]:
+def settings_of(document: Document, where: str, empty: str = _EMPTY) -> dict[str, Any]:
     """Mapping in a YAML text."""
-    content = text.content
+    content = document.content
     if not isinstance(content, dict) or not content:
         raise ConfigError(f"{where} {empty}")
     if odd := [key for key in content if not isinstance(key, str)]:

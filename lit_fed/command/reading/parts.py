@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lit_fed.checks import check_range
 from lit_fed.command.reading.settings import TRAINED, Place, Settings
-from lit_fed.command.refusals.explain import explain
+from lit_fed.command.refusals.explain import explain, missing
 from lit_fed.command.refusals.suggest import join_or
 from lit_fed.command.roots import PARTS
 from lit_fed.engine.method.kinds import CHOSEN_BY
@@ -32,11 +32,17 @@ class ReadParts(NamedTuple):
     algorithm: Any
 
 
-def add_parts(parser: ArgumentParser, required: bool = True) -> None:
-    """Add the trainer's settings, and the model, the data and the algorithm by class."""
+def add_parts(parser: ArgumentParser) -> None:
+    """Add the trainer's settings, and the model, the data and the algorithm by class; see `check_parts_given`."""
     parser.add_class_arguments(FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
     for name, base in PARTS.items():
-        parser.add_subclass_arguments(base, name, required=required)
+        parser.add_subclass_arguments(base, name, required=False)
+
+
+def check_parts_given(settings: Namespace) -> None:
+    """Refuse settings without a model, data or an algorithm: a configuration may be printed, or read, without them."""
+    if absent := [name for name in PARTS if settings[name] is None]:
+        raise ConfigError(missing(absent))
 
 
 def build_parts(parser: ArgumentParser, settings: Namespace) -> tuple[ReadParts, Namespace]:
@@ -74,7 +80,7 @@ def _model_of_kind(model: Namespace, name: str, own: Any, max_rounds: int | None
     merged = Settings()
     merged.content["model"] = {"class_path": model.class_path, "init_args": shared | plain}
     for place in TRAINED.keys() & changed.keys():
-        merged.put(place, changed[place])
+        merged.put(place, changed[place], {})
     parser = Parser(exit_on_error=False)
     parser.add_subclass_arguments(LightningModule, "model", required=True)
     try:

@@ -12,14 +12,13 @@ from functools import cache
 from typing import Any
 
 import torch
-import yaml
 from lightning import LightningModule
 from torch import nn
 
 from lit_fed.command.refusals.suggest import named_class, parameters_of
 from lit_fed.command.roots import PLACES
 from lit_fed.errors import ConfigError
-from lit_fed.parsing import Parser, parsed
+from lit_fed.parsing import Parser
 
 Place = tuple[str, ...]
 """Keys that lead to a setting, without ``init_args``."""
@@ -47,7 +46,7 @@ class Settings:
     """Merged settings.
 
     Attributes:
-        content: The settings in the parser's form; a value from an option is the option's text.
+        content: The settings in the parser's form; a value from an option may be its text.
         origins: Origin of each setting by place: a file and its line; empty for an option, None for a class's default.
     """
 
@@ -55,20 +54,19 @@ class Settings:
         self.content: dict[str, Any] = {}
         self.origins: dict[Place, str | None] = {}
 
-    def put(self, keys: Sequence[str], value: Any, origins: Mapping[Place, str] | None = None) -> None:
+    def put(self, keys: Sequence[str], value: Any, origins: Mapping[Place, str]) -> None:
         """Merge a value over the settings so far.
 
         Args:
             keys: Keys that lead to it.
             value: The value.
-            origins: Origins of its settings; None for an option's.
+            origins: Origins of its settings; empty for an option's.
         """
-        place, content = place_of(keys), content_of(value)
-        structured = len(place) > 2 and isinstance(content, dict | list)  # below the parser's own options
-        self.content = self._over(self.content, _inside(keys, content if structured else value), ())
-        origins_of = dict(origins or {place: ""})
-        for leaf in leaves(content, place):
-            origins_of.setdefault(leaf, origins_of.get(place, ""))
+        place = place_of(keys)
+        self.content = self._over(self.content, _inside(place, value), ())
+        origins_of = {place: "", **origins}
+        for leaf in leaves(value, place):
+            origins_of.setdefault(leaf, origins_of[place])
             origins_of.setdefault((*leaf, "class_path"), origins_of[leaf])  # a lone text is a class
         self.origins.update({tuple(key.removesuffix("+") for key in keys): where for keys, where in origins_of.items()})
 
@@ -78,12 +76,17 @@ class Settings:
         owners = (place[:n] for n in range(len(place), 0, -1))
         return next((self.origins[owner] for owner in owners if owner in self.origins), None)
 
+    def given(self, keys: Sequence[str]) -> Any:
+        """The value of a setting, in a list that of the last item; None if it has none."""
+        value: Any = self.content
+        for key in place_of(keys):
+            section = _class(value[-1] if isinstance(value, list) and value else value, True) or {"init_args": {}}
+            value = (section["init_args"] | section).get(key)
+        return value
+
     def class_at(self, *place: str) -> dict[str, Any]:
         """The class at a place, with its settings; empty if there is none."""
-        section: dict[str, Any] = {"init_args": self.content}
-        for key in place:
-            section = _class(section.get("init_args", {}).get(key), True) or {}
-        return section
+        return _class(self.given(place), True) or {}
 
     def finish(self) -> dict[str, Any]:
         """The content, with an optimizer's own settings in place of the default optimizer's."""
@@ -99,25 +102,23 @@ class Settings:
     def _over(self, old: Any, new: Any, place: Place) -> Any:
         """A new value over an old one; in a list, an option's keys lead into the last item."""
         inside = isinstance(new, _Inside)
-        if inside and isinstance(items := content_of(old), list) and items:
-            return [*items[:-1], self._over(items[-1], new, place)]
+        if isinstance(old, list) and old and inside:
+            return [*old[:-1], self._over(old[-1], new, place)]
         if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
             return [self._over(*pair, place) for pair in zip(old, new, strict=True)]
         if place in _GROUPS:
-            if not isinstance(section := content_of(new), dict):
-                raise ConfigError(f"{'.'.join(place)} is {section}; it must hold settings, such as max_rounds")
-            return self._merged(old, section, place)
+            if not isinstance(new, dict):
+                raise ConfigError(f"{'.'.join(place)} is {new}; it must hold settings, such as max_rounds")
+            return self._merged(old, new, place)
         known = place in CLASSES or inside or (isinstance(new, dict) and "init_args" in new and "class_path" not in new)
         below = _class(old, known) or ({"init_args": {}} if inside else None)
-        by_text = below is not None and isinstance(content_of(new), str) and named_class(new, [object]) is not None
-        above = _class(new, known or by_text)  # elsewhere a lone text may be a text
+        above = _class(new, known or (below is not None and named_class(new, [object]) is not None))
         if below is None or above is None:
             return new
         before, name = below.get("class_path"), above.get("class_path") or below.get("class_path")
         settings = below["init_args"]
         if before and name != before:
-            bases = CLASSES.get(place, (object,))
-            replaced, named = named_class(before, bases), named_class(name, bases)
+            replaced, named = (named_class(each, CLASSES.get(place, (object,))) for each in (before, name))
             settings = settings if replaced is named else self._kept(settings, replaced, named, place)
         settings = self._merged(settings, above["init_args"], place)
         if not name or (not settings and isinstance(new, str)):
@@ -135,9 +136,9 @@ class Settings:
             if key == name:
                 merged[slot] = self._over(merged.get(slot), value, (*place, name))
             else:
-                before, added = content_of(merged.get(slot)), content_of(value)
+                before = merged.get(slot)
                 before = before if isinstance(before, list) else [before] * isinstance(before, dict | str)
-                merged[slot] = [*before, *(added if isinstance(added, list) else [added])]
+                merged[slot] = [*before, *(value if isinstance(value, list) else [value])]
         return merged
 
     def _kept(self, inside: dict[str, Any], replaced: type | None, named: type | None, place: Place) -> dict[str, Any]:
@@ -168,13 +169,6 @@ def leaves(value: Any, above: Place) -> Iterator[Place]:
         yield above
 
 
-def content_of(value: Any) -> Any:
-    """Content of an option's text; other values, and texts that are not YAML, as they are."""
-    with suppress(yaml.YAMLError, ValueError):
-        return parsed(value).content if isinstance(value, str) else value
-    return value
-
-
 class _Inside(dict[str, Any]):
     """A setting with the keys that lead to it: what else their owners hold stays."""
 
@@ -192,13 +186,12 @@ def _class(value: Any, known: bool) -> dict[str, Any] | None:
         value: The value; where a class is known to be, a lone text names it.
         known: Whether it must be one, so that a plain mapping holds its settings.
     """
-    value = content_of(value)
     if isinstance(value, str):
         return {"class_path": value, "init_args": {}} if known else None
     if not isinstance(value, dict) or (_OF_CLASS.isdisjoint(value) and not known):
         return None
     section = {"init_args": value} if _OF_CLASS.isdisjoint(value) else value
-    settings = content_of(section.get("init_args"))
+    settings = section.get("init_args")
     if not isinstance(settings, dict | None):
         raise ConfigError(f"init_args is {settings}; it must hold settings of a class")
     return {**section, "init_args": settings or {}}

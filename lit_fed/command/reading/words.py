@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from inspect import Parameter
-from itertools import pairwise
 from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning import LightningDataModule
 
-from lit_fed.command.reading.config_files import SECTIONS, ConfigFiles, Part, is_name
-from lit_fed.command.reading.settings import Place, Settings, content_of, leaves, place_of
+from lit_fed.command.reading.config_files import SECTIONS, ConfigFiles, FilePart, is_name
+from lit_fed.command.reading.settings import Place, Settings, leaves, place_of
 from lit_fed.command.reading.shipped import located
 from lit_fed.command.refusals.explain import causes, explain
 from lit_fed.command.refusals.suggest import imported, named_class, parameters_of
@@ -21,7 +21,6 @@ from lit_fed.command.roots import PARTS
 from lit_fed.command.table import COMMANDS, asked
 from lit_fed.data import Wrapped
 from lit_fed.errors import ConfigError, LitFedError
-from lit_fed.parsing import Text
 
 _CONFIG = ("-c", "--config")
 _LARGEST = 2**63 - 1  # the largest integer of tensors, arrays and loops
@@ -37,48 +36,37 @@ class CommandLine:
 
     Attributes:
         command: The command; None if there is none.
-        words: The command line as the parser is to read it: all settings are one ``--config``.
+        words: The command line without settings, files and requests to print: what argparse is to read.
+        prints: Requests to print the configuration.
         settings: The settings of its files and options.
         told: Keys of the settings, without ``init_args``, most recent option first. Varied settings stand at the end of
             a command line, as in the cells of a study.
     """
 
     def __init__(self, words: Sequence[str], files: ConfigFiles | None = None) -> None:
-        self.command = asked(words)
-        self.words, self._given = list(words), list(words)
+        self.command, self._given = asked(words), list(words)
         self.settings, self.told = Settings(), tuple[str, ...]()
-        if self.command is None or COMMANDS[self.command].own_files:
+        self.words, self.prints = list[str](), list[str]()
+        if self.command is None or words[0] != self.command:
+            self.words += words
             return
-        files, merged = ConfigFiles() if files is None else files, Text("settings of files and options\n")
-        begin = self.words.index(self.command) + 1
-        self.words = self.words[:begin]
-        for word in spelled(self._given[begin:]):
-            option, mark, value = word.partition("=")
-            if mark and option == "--config":
-                self._put(files.parts(value))
-            elif mark and _is_setting(option) and not option.endswith(".help"):
-                self._put([files.option(option, "null" if value == "None" else value)])
+        files, has_settings = files or ConfigFiles(), not COMMANDS[self.command].own_files
+        for option, value in spelled(words) if has_settings else ((word, None) for word in words):
+            if value is not None:
+                self._put(files.parts(value) if option == "--config" else [files.option(option, value)])
             else:
-                self.words.append(word)
-                continue
-            if merged not in self.words:
-                self.words += ["--config", merged]
-        merged.content = self.settings.finish()
+                (self.prints if option.partition("=")[0] == "--print_config" else self.words).append(option)
 
-    def parse(self, parser: ArgumentParser, skip: int = 0) -> Any:
-        """Settings that a parser reads.
-
-        Args:
-            parser: The parser.
-            skip: Words to leave out: 1 for the command's own parser.
-        """
+    def parse(self, parser: ArgumentParser) -> Namespace:
+        """Settings that the command's own parser reads."""
         try:
-            settings = parser.parse_args(self.words[skip:])
+            own = parser.parse_args(self.words[1:], defaults=False)
+            settings: Namespace = parser.parse_object({**self.settings.finish(), **own.as_dict()})
         except ArgumentError as error:
             if any(isinstance(cause, LitFedError) for cause in causes(error)):
                 raise
-            raise ConfigError(explain(error, self._given, self.settings.origin)) from error
-        check_values(settings, origin=self.settings.origin)
+            raise ConfigError(explain(error, self._given, self.settings.origin, self.settings.given)) from error
+        check_values(settings, "", self.settings.origin, self.settings.given)
         return settings
 
     @property
@@ -90,41 +78,44 @@ class CommandLine:
         name, rate = optimizer["class_path"].rpartition(".")[2], optimizer["init_args"]["lr"]
         return f"optimizer {name} takes its own learning rate, {rate}; set model.optimizer.lr for another"
 
-    def _put(self, parts: Iterable[Part]) -> None:
+    def _put(self, parts: Iterable[FilePart]) -> None:
         """Merge an option's value, or the content of a file."""
         places: list[Place] = []
         for keys, given, origins in parts:
             value = wrapped(given) if keys == ("data",) else given
             self.settings.put(keys, value, origins)
-            places += [place_of(keys)] if origins is None else leaves(value, place_of(keys))
+            places += leaves(value, place_of(keys)) if origins else [place_of(keys)]
         self.told = tuple(dict.fromkeys((*(".".join(place) for place in places), *self.told)))
 
 
 # ---------------------------------------------------------------------- one spelling
 
 
-def spelled(words: Sequence[str]) -> Iterator[str]:
-    """Words with every configuration file and every setting as one word, ``--key=value``."""
-    before = ""
-    for word, after in pairwise((*words, "--")):
-        takes = before in _CONFIG or _is_setting(before)
-        if takes and _is_value(word):
-            yield f"{before}={word}" if before not in _CONFIG else _config(word)
-        elif word.startswith(("-c", "--config=")) and word != "-c":
-            yield _config(word.removeprefix("--config=").removeprefix("-c").removeprefix("="))
-        elif not ((word in _CONFIG or _is_setting(word)) and _is_value(after)):
-            yield word
-        before = word
+def spelled(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Each ``--config`` and each setting with its value; all other words with None.
 
-
-def _config(value: str) -> str:
-    """The option for a configuration file: a file that is not here is the package's own."""
-    return f"--config={located(value) if is_name(value) else value}"
+    A configuration file that is not here is the package's own.
+    """
+    left = [*words]
+    while left:
+        word = left.pop(0)
+        option, mark, value = word.partition("=")
+        if word.startswith("-c") and word != "-c":
+            option, mark, value = "-c", "=", word[2:].removeprefix("=")
+        takes = option in _CONFIG or _is_setting(option)
+        if takes and not mark and left and _is_value(left[0]):
+            mark, value = "=", left.pop(0)
+        if option in _CONFIG and mark:
+            yield "--config", located(value) if is_name(value) else value
+        elif takes and mark:
+            yield option, value
+        else:
+            yield word, None
 
 
 def _is_setting(option: str) -> bool:
-    """Whether a word is an option for a section of a run, or a key in it, without a value."""
-    return "=" not in option and option.partition(".")[0] in {f"--{section}" for section in SECTIONS}
+    """Whether an option is for a section of a run, or a key in it; help about a class is not."""
+    return option.partition(".")[0] in {f"--{section}" for section in SECTIONS} and not option.endswith(".help")
 
 
 def _is_value(word: str) -> bool:
@@ -139,9 +130,10 @@ def check_values(
     settings: Any,
     key: str = "",
     origin: Callable[[Sequence[str]], str | None] = lambda _keys: None,
+    given: Callable[[Sequence[str]], Any] = lambda _keys: None,
     defaults: Mapping[str, Parameter] | None = None,
 ) -> None:
-    """Refuse NaN, infinity, whole numbers beyond 64 bits and texts with NUL, at any depth.
+    """Refuse NaN, infinity, whole numbers beyond 64 bits, texts with NUL, and misread numbers, at any depth.
 
     Defaults of a class pass: a class may use infinity as its default.
 
@@ -149,16 +141,16 @@ def check_values(
         settings: A configuration, or a part of one.
         key: Dotted key of that part.
         origin: File that a value is from, given its keys; empty for an option's.
+        given: The value as the file or the option has it, given its keys.
         defaults: Parameters of the class whose settings they are.
     """
     if isinstance(settings, list | tuple | set):
         for value in settings:
-            check_values(value, key, origin)
+            check_values(value, key, origin, given)
         return
     settings = vars(settings) if isinstance(settings, Namespace) else settings
     if not isinstance(settings, Mapping):
-        if wrong := _wrong(settings):
-            refusal = f"{key.replace('.init_args.', '.')} is {wrong}"
+        if refusal := _refusal(settings, key, given(key.split("."))):
             raise ConfigError(f"{where}: {refusal}" if (where := origin(key.split("."))) else refusal)
         return
     for name, value in settings.items():
@@ -166,20 +158,30 @@ def check_values(
             continue
         path = settings.get("class_path")
         inner = parameters_of(imported(path)) if name == "init_args" and isinstance(path, str) else None
-        check_values(value, f"{key}.{name}" if key else str(name), origin, inner)
+        check_values(value, f"{key}.{name}" if key else str(name), origin, given, inner)
 
 
-def _wrong(value: Any) -> str:
-    """The mistake in a single value; empty if there is none."""
+def _refusal(value: Any, key: str, given: Any) -> str:
+    """The mistake in a single value, which a file or an option gave; empty if there is none."""
+    name = key.replace(".init_args.", ".")
     if isinstance(value, float) and not math.isfinite(value):
-        return f"{value}; it must be a finite number"
+        return f"{name} is {value}; it must be a finite number"
     if isinstance(value, int) and abs(value) > _LARGEST:
         digits = str(value)
         shown = digits if len(digits) < 30 else f"{digits[:6]}… ({len(digits.lstrip('-'))} digits)"
-        return f"{shown}; whole numbers must be below 2**63"
+        return f"{name} is {shown}; whole numbers must be below 2**63"
     if isinstance(value, str) and "\0" in value:
-        return f"{value!r:.80}; a text cannot hold the character NUL"
+        return f"{name} is {value!r:.80}; a text cannot hold the character NUL"
+    if isinstance(given, str) and type(value) in (int, float) and value not in _numbers(given):
+        return f"{key}: expected {'a number' if type(value) is float else 'a whole number'}, not {given}"
     return ""
+
+
+def _numbers(text: str) -> Iterator[float]:
+    """What a text is as a number; the parser also takes 1:10 for 70 and 010 for 8, as YAML 1.1, which nobody means."""
+    for read in (int, float, lambda digits: int(digits, 0)):
+        with suppress(ValueError):
+            yield read(text)
 
 
 # ---------------------------------------------------------------------- plain data modules
@@ -194,13 +196,12 @@ def wrapped(data: Any) -> Any:
     Its ``init_args`` are the module's, except settings that only `Wrapped` has, such as ``num_clients``.
 
     Args:
-        data: A class with its settings, its name, or both as an option's text.
+        data: A class with its settings, or its name.
 
     Returns:
         The same if it is anything else.
     """
-    content = content_of(data)
-    section: dict[str, Any] = content if isinstance(content, dict) else {"class_path": content}
+    section: dict[str, Any] = data if isinstance(data, dict) else {"class_path": data}
     module = plain_module(section.get("class_path"))
     settings = section.get("init_args") or {}
     if module is None or not isinstance(settings, dict):

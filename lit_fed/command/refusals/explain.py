@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 from jsonargparse import ArgumentParser
 
@@ -18,11 +19,11 @@ from lit_fed.command.table import COMMANDS, asked
 
 # Patterns of links by kind; the first that matches counts.
 _LINKS = (
-    ("key", r'Parser key "([^"]+)": ?(.*)'),
+    ("key", r'Parser key "([^"]+)":\s*((?s:.*))'),
     ("class", r"Problem with given class_path '([^']+)'"),
     ("maker", r"Type (.+?) expects a function or a callable class: (?s:.*)Got value: (?:\w+\(class_path=')?([^']*)"),
     ("union", r"Does not validate against any of the Union subtypes\nSubtypes: \[(.*)\]\n(?s:.*)\nGiven value: (.*)"),
-    ("unknown", r"(?:Group '(.+)' does not accept option|Subcommand '.+' does not accept option|Option) '([^']+)'"),
+    ("unknown", r"(?:Group '(.+)' does not accept option|Option) '([^']+)'"),
     ("absent", r"the following arguments are required: (.+)"),
     ("stray", r"unrecognized arguments: (.+)"),
     ("no_value", r"argument (\S+): expected (?:one|at least one) argument"),
@@ -44,7 +45,10 @@ def causes(error: BaseException) -> list[BaseException]:
 
 
 def explain(
-    error: BaseException, args: Sequence[str] = (), origin: Callable[[Sequence[str]], str | None] = lambda _keys: None
+    error: BaseException,
+    args: Sequence[str] = (),
+    origin: Callable[[Sequence[str]], str | None] = lambda _keys: None,
+    given: Callable[[Sequence[str]], Any] = lambda _keys: None,
 ) -> str:
     """Reduce a parser's error to one line.
 
@@ -52,12 +56,13 @@ def explain(
         error: The error.
         args: The command line that it is about.
         origin: File and line of a setting, given its keys; empty for an option's.
+        given: The value as the file or the option has it, given its keys.
     """
     facts = _read(error)
-    if not facts.keys and facts.kind in ("", "unknown") and [*args[:1]] != [asked(args)]:
-        return _of_command(args)
     key, inner = ".".join(facts.keys), {"unknown": facts.what, "no_class": "class_path", "abstract": "class_path"}
     where = origin(f"{key}.{inner.get(facts.kind, '')}".strip(".").split("."))
+    if facts.kind == "wanted" and isinstance(text := given(key.split(".")), str):
+        facts.given = text
     if facts.kind == "unknown" and where == "" and not key:
         return suggest.option([f"--{facts.what}"], *_asked_for(args))
     line = _tell(facts, key, args)
@@ -189,7 +194,7 @@ def _no_value(option: str, args: Sequence[str]) -> str:
     return f"{name} needs a value"
 
 
-def _of_command(words: Sequence[str]) -> str:
+def no_command(words: Sequence[str]) -> str:
     """Message about a command line that does not begin with a command."""
     command, word = asked(words), words[0] if words else "-"
     if not word.startswith("-"):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_fed.command.command import Call
-from lit_fed.command.reading.parts import ReadParts, add_parts, build_parts, instantiate, set_seed
+from lit_fed.command.reading.parts import ReadParts, add_parts, build_parts, check_parts_given, instantiate, set_seed
 from lit_fed.command.refusals.explain import missing
 from lit_fed.command.roots import PARTS
 from lit_fed.data import FederatedDataModule
@@ -21,10 +21,10 @@ from lit_fed.federation.transport.security import Security
 from lit_fed.trainer import FederatedTrainer
 
 
-def add_run(parser: ArgumentParser, required: bool = True) -> None:
+def add_run(parser: ArgumentParser) -> None:
     """Add the options of a run: the same as of ``fit``."""
     parser.add_argument("-c", "--config", action="config", help="configuration of the run, the same on every machine")
-    add_parts(parser, required)
+    add_parts(parser)
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,7 @@ def keys_of(settings: Any) -> tuple[Security, NodeKeys | None]:
 def make(call: Call) -> tuple[FederatedTrainer, ReadParts]:
     """Make a trainer with the run's settings, and the run's parts, with initial weights from the run's seed."""
     settings, parser = call.settings, call.parser
-    if absent := [name for name in PARTS if settings[name] is None]:
-        raise ConfigError(missing(absent))
+    check_parts_given(settings)
     set_seed(settings.trainer)
     parts, rest = build_parts(parser, settings)
     trainer = FederatedTrainer(**rest.trainer)

@@ -60,7 +60,7 @@ class _Options:
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of a run, and of the clients on this node."""
-    add_run(parser, required=False)  # the data are enough for statistics
+    add_run(parser)  # the data are enough for statistics
     add_clients(parser, "clients on this node")
     parser.add_class_arguments(_Options, as_group=False)
 

@@ -194,7 +194,7 @@ def _configurations(file: FederationFile) -> dict[str, str]:
     line = CommandLine(["federate", *(word for path in file.configs for word in ("-c", path))])
     parser = Parser(exit_on_error=False)
     add_run(parser)
-    trainer, parts = make(Call(line.parse(parser, 1), parser, line.words))
+    trainer, parts = make(Call(line.parse(parser), parser, line.words))
     content = yaml.safe_load(trainer.settings.config)
     cls, init_args = content["data"]["class_path"], content["data"].get("init_args") or {}
     num_clients = init_args.get("num_clients", parts.data.num_clients)

@@ -56,7 +56,7 @@ class _Options:
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of a run, of which the data are enough, and those of the statistics and of nodes."""
     parser.add_argument("-c", "--config", action="config", help="configuration of a run, or of its data alone")
-    add_parts(parser, required=False)
+    add_parts(parser)
     parser.add_class_arguments(_Options, as_group=False)
     parser.add_class_arguments(ServersEnd, as_group=False)
     add_overwrite(parser, "existing files")

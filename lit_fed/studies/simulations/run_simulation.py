@@ -21,6 +21,7 @@ from lit_fed.command.reading.config_files import read_settings
 from lit_fed.command.reading.parts import instantiate
 from lit_fed.command.reading.shipped import located
 from lit_fed.command.reading.words import spelled
+from lit_fed.command.refusals.explain import missing
 from lit_fed.engine.storage.files import files_in_place, write_text
 from lit_fed.errors import ConfigError
 from lit_fed.studies.file.rounds import quantile
@@ -37,7 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("-c", "--config", action="config", help="a file with the key simulate")
     parser.add_argument("--source", default="", help="the paper and the figure")
-    parser.add_subclass_arguments(Simulation, "simulate", required=True, help="the figure, by class")
+    parser.add_subclass_arguments(Simulation, "simulate", required=False, help="the figure, by class")
     parser.add_argument("--again", default="", help="the file whose claims it asks again, over other seeds")
     parser.add_argument("-o", "--output", type=Path | None, help="folder to write to; simulations/<file> if none")
     parser.add_argument("--processes", type=int, default=2, help="number of parallel jobs, each on one thread")
@@ -46,6 +47,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(call: Call) -> int:
     """Run the command."""
     options = call.settings
+    if options.simulate is None:
+        raise ConfigError(missing(["simulate"], "simulate"))
     check_range("processes", options.processes, least=1)
     simulation: Simulation = instantiate(call.parser, options).simulate
     if options.again:
@@ -121,7 +124,7 @@ def _sentence(content: Any) -> str:
 
 def name_of(call: Call) -> str:
     """Return the name of a figure's folder and picture: its configuration file's, or its class's."""
-    files = [word.removeprefix("--config=") for word in spelled(call.words) if word.startswith("--config=")]
+    files = [value for option, value in spelled(call.words) if option == "--config" and value]
     return Path(files[-1]).stem if files else str(call.settings.simulate.class_path).rpartition(".")[2].lower()
 
 

@@ -13,6 +13,8 @@ from lightning.pytorch.cli import OptimizerCallable
 from lit_fed import Classifier
 from lit_fed.command.cli import main
 from lit_fed.command.reading.words import CommandLine
+from lit_fed.parsing import Parser
+from lit_fed.studies.simulations import run_simulation
 from tests.command.support import LR, command, error_of, settings_of
 from tests.studies.support import grid_of
 
@@ -145,3 +147,11 @@ def test_what_was_said_last_comes_first_in_the_comparison_of_runs() -> None:
         *("trainer.seed", "model.a", "algorithm.class_path", "algorithm.mu"),
         *("trainer.max_rounds", "model.class_path", "model.b.c"),
     )
+
+
+@pytest.mark.parametrize(("words", "processes"), [([], 4), (["--processes", "3"], 3)])
+def test_an_option_of_the_command_wins_over_its_file(words: list[str], processes: int) -> None:
+    Path("figure.yaml").write_text("simulate: {class_path: lit_fed.studies.papers.fedfrozen.Figure2}\nprocesses: 4\n")
+    parser = Parser(exit_on_error=False)
+    run_simulation.add_arguments(parser)
+    assert CommandLine(["simulate", *words, "-c", "figure.yaml"]).parse(parser).processes == processes

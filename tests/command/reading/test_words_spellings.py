@@ -155,21 +155,16 @@ def test_a_fit_opens_each_of_its_files_once() -> None:
 
 
 def test_the_parser_parses_no_file_again(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    from jsonargparse import get_loader
-
-    import lit_fed.parsing as parsing
+    from lit_fed.yaml_text import SettingsLoader
 
     parsed: list[str] = []
 
-    def recorded(real: Any) -> Any:
-        def parse(text: str) -> Any:
+    class Recorded(SettingsLoader):
+        def __init__(self, text: str) -> None:
             parsed.append(text)
-            return real(text)
+            super().__init__(text)
 
-        return parse
-
-    monkeypatch.setattr("lit_fed.command.reading.config_files.parsed", recorded(parsing.parsed))
-    monkeypatch.setattr(parsing, "get_loader", lambda mode: recorded(get_loader(mode)))
+    monkeypatch.setattr("lit_fed.yaml_text.SettingsLoader", Recorded)
     Path("my.yaml").write_text("trainer: {max_rounds: 1}\n")
     with pytest.raises(SystemExit):
         main(command("fit", "-c", "my.yaml", "--print_config"))

@@ -8,6 +8,7 @@ import pytest
 from jsonargparse import ArgumentError
 
 from lit_fed.callbacks import Callback
+from lit_fed.command.reading.settings import Settings
 from lit_fed.command.refusals.explain import explain
 from lit_fed.command.table import COMMANDS
 from tests.command.support import LR, QUICKSTART, command, error_of
@@ -189,6 +190,13 @@ def test_an_unknown_report_of_the_parser_is_still_one_line():
     error = ArgumentError(None, 'Parser key "trainer":\n  Something')
     error.__cause__ = ValueError("Something\n  odd")
     assert explain(error) == "trainer: Something odd"
+
+
+def test_the_words_of_a_later_parser_are_shown_with_the_file_and_the_line():
+    read = Settings()
+    read.put(("trainer",), {"max_rounds": "many"}, {("trainer", "max_rounds"): "config file my.yaml, line 3"})
+    error = ArgumentError(None, 'Parser key "trainer.max_rounds":\n  Not what\n  it takes: many')
+    assert explain(error, [], read.origin) == "config file my.yaml, line 3: trainer.max_rounds: Not what it takes: many"
 
 
 def test_where_a_value_may_be_one_of_several_types_the_class_that_was_meant_is_judged(capsys):
