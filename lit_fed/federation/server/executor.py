@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from typing_extensions import override
 
@@ -24,6 +24,7 @@ from lit_fed.engine.wire.totals import Total, Totals, exact_sum
 from lit_fed.errors import ClientFailure, NobodyLeft, WireError
 from lit_fed.federation.ends import Alert
 from lit_fed.federation.messages.frozen import KnownHashes
+from lit_fed.federation.messages.schema import MOST_DROPPED, Ask, ListStates, Train
 from lit_fed.federation.messages.wire import LARGEST, MOST_METRICS, OF_WORK, Message, Ranges, encode, shown
 from lit_fed.federation.server.heard import Due, Heard, answer, hear, held
 from lit_fed.federation.server.roster import KnownNode, Roster
@@ -33,8 +34,8 @@ from lit_fed.federation.transport.serving import Reply
 _PAUSE_S = (0.005, 0.25)  # shortest and longest interval of polls for answers
 _LOOK_S = 3.0  # interval of looking for connected nodes
 _RETURN_S = 0.25  # the same, while the round waits for a node to reconnect
+_KINDS = {"train": Train, "ask": Ask}
 _AT_ONCE = {"train": 4, "ask": 64}  # maximum number of pending messages per node, which bounds the memory of answers
-_MOST_DROPPED = 1000  # maximum number of versions to drop in one message
 _FAR = 100.0  # times the median magnitude of a metric
 _MOST_CAUSES = 20  # maximum number of distinct causes of failure per client
 
@@ -344,17 +345,17 @@ class GridExecutor(Executor):
         dropped: list[int] = []
         if isinstance(store.files, NodeFiles):
             every = store.files.dropped.pop(str(client_id), [])
-            dropped, later = every[:_MOST_DROPPED], every[_MOST_DROPPED:]
+            dropped, later = every[:MOST_DROPPED], every[MOST_DROPPED:]
             if later:
                 store.files.dropped[str(client_id)] = later
-        fields = {
+        fields: dict[str, Any] = {
             "client": client_id, "round": broadcast.round_idx, "run": self.roster.identity.run_id, "boot": home.boot,
             "version": store.version(client_id), "drop": dropped, "together": self._together(client_id, home, work),
             **work.fields,
         }  # fmt: skip
         there = home.frozen.setdefault(kind, {})
         frozen, fields["frozen"] = self._hashes.divide(kind, broadcast.frozen.get(kind, {}), there)
-        return Message(cast("Any", work.word), fields, {"payload": broadcast.wire[kind], "frozen": frozen})
+        return Message.of(_KINDS[work.word](**fields), {"payload": broadcast.wire[kind], "frozen": frozen})
 
     def _together(self, client_id: int, home: KnownNode, work: _Work) -> list[int]:
         """Return all clients of a client's node that get the same request; fixed with the first message to the node."""
@@ -469,7 +470,7 @@ class GridExecutor(Executor):
 
     def _held(self) -> Iterator[tuple[str, int]]:
         """Ask all nodes for the versions of this run's states that they hold."""
-        message = Message("held", {"run": self.roster.identity.run_id})
+        message = Message.of(ListStates(self.roster.identity.run_id))
         homes = dict(self.roster.homes)
         asked = dict.fromkeys(homes, message)
         for entries in self.roster.ask(

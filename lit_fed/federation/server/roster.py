@@ -20,6 +20,7 @@ from lit_fed.data.population.figures import fingerprint
 from lit_fed.errors import ConfigError, WireError
 from lit_fed.federation.ends import Alert
 from lit_fed.federation.messages.frozen import Hashes
+from lit_fed.federation.messages.schema import Hello
 from lit_fed.federation.messages.wire import MOST_BYTES, PROTOCOL, Message, encode, shown
 from lit_fed.federation.server.heard import LONGEST_GREETING, greeting, hear
 from lit_fed.federation.transport.serving import Grid, Reply
@@ -79,17 +80,17 @@ def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
     return None
 
 
-def mismatch(settings: Mapping[str, str], hello: Message, more: str = "") -> str | None:
+def mismatch(settings: Mapping[str, str], hello: Hello, more: str = "") -> str | None:
     """Describe why a node with these settings cannot work for the server that greets it; None if it can.
 
     ``more`` is appended to the remedy for a setting that differs.
     """
     from lit_fed import __version__
 
-    theirs = hello.get("version", str)
-    if hello.get("protocol", int) != PROTOCOL or theirs != __version__:
-        return f"the node runs lit_fed {__version__} and the server {shown(theirs, 20)}; install the same version"
-    odd = difference(settings, hello.get("settings", dict))
+    if hello.protocol != PROTOCOL or hello.version != __version__:
+        theirs = shown(hello.version, 20)
+        return f"the node runs lit_fed {__version__} and the server {theirs}; install the same version"
+    odd = difference(settings, hello.settings)
     return None if odd is None else f"{odd}; use the same configuration on both ends{more}"
 
 
@@ -344,7 +345,7 @@ class Roster:
     def _hello(self) -> Message:
         from lit_fed import __version__
 
-        return Message("hello", {"protocol": PROTOCOL, "version": __version__, "settings": dict(self.settings)})
+        return Message.of(Hello(PROTOCOL, __version__, self.settings))
 
     def _take_in(self, node: int, reply: Reply) -> None:
         """Register a node, or refuse it and print why."""

@@ -17,13 +17,13 @@ from torch import Tensor
 from lit_fed.checks import check_range
 from lit_fed.engine.clients.executor import Question
 from lit_fed.engine.wire.payload import Broadcast, Payload
-from lit_fed.engine.wire.request import Request
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import ConfigError, WireError
 from lit_fed.federation.ends import Alert
+from lit_fed.federation.messages import schema
 from lit_fed.federation.messages.wire import MOST_METRICS, Message, Ranges, check_metrics, check_sums
 from lit_fed.federation.secure.summed import NodeSums, Summed, SummedSecurely, length_of
-from lit_fed.federation.server.heard import LONGEST_GREETING, expect_consent
+from lit_fed.federation.server.heard import LONGEST_GREETING, answer_of
 from lit_fed.privacy.bounded_sum import grid_of
 from lit_fed.tensors import hash_of_groups
 
@@ -167,7 +167,7 @@ class Summing:
         if found is None:
             return {}
         metrics = self.summed.sums(None, {}).read(found.total, found.names).metrics
-        told = {name: [[total], weight] for name, (total, weight) in metrics.items() if weight and math.isfinite(total)}
+        told = {name: ((total,), count) for name, (total, count) in metrics.items() if count and math.isfinite(total)}
         return check_sums(told, "the secure sum", len(clients), False, ranges)
 
     def reach(self, clients: Sequence[int]) -> tuple[int, int]:
@@ -214,7 +214,7 @@ class Summing:
     def _attempt(self, asked: Mapping[str, Any], model: str, clients: Sequence[int], size: int, grid: float) -> _Found:
         from lit_fed.federation.secure.coordinator import STAGES, Coordinator
         from lit_fed.federation.secure.messages import Invitation, TooFew, TooSmall
-        from lit_fed.federation.secure.packed import about
+        from lit_fed.federation.secure.packed import SumCall, about
 
         self.roster.refresh()
         wanted = set(clients)
@@ -225,10 +225,12 @@ class Summing:
         having = sum(any(not trained or self.summed.contributes(one) for one in own) for own in mine.values())
         if having < smallest:
             raise TooSmall(f"{having} of {len(mine)} nodes have clients in it, and {smallest} must")
-        offers = self._offers({node: {**asked, "clients": own} for node, own in mine.items()}, trained)
+        questions = {node: schema.SumOffer(stage="offer", clients=own, **asked) for node, own in mine.items()}
+        offers = self._offers(questions, trained)
         if len(offers) < (least := self.summed.settings.threshold):
             raise TooFew(f"{len(offers)} of {len(mine)} nodes are left for keys, and {least} are needed")
-        at, work = {offer.name: node for node, offer in offers.items()}, Request.read(asked)
+        at = {offer.name: node for node, offer in offers.items()}
+        work = next(iter(questions.values())).request(())
         names = tuple(sorted({name for offer in offers.values() for name in offer.metrics}))
         length = length_of(size, names)
         call = Invitation(
@@ -239,35 +241,36 @@ class Summing:
         public = {offer.name: offer.public for offer in offers.values()}
         noise = self.summed.noise
         deviation = 0 if noise is None else noise.deviation
-        common = {**asked, "names": list(names), "grid": grid, "deviation": deviation, "nodes": public}
-        first = {name: (call, {**common, "clients": mine[node]}) for name, node in at.items()}
+        common: dict[str, Any] = {"names": list(names), "grid": grid, "deviation": deviation, "nodes": public}
+        first = {
+            name: SumCall(stage="keys", call=call, clients=mine[node], **asked, **common) for name, node in at.items()
+        }
         answers = self._sent("keys", at, first, length)
         for stage, following in pairwise(STAGES):
             messages = getattr(server, stage)(answers)
-            answers = self._sent(following, at, {name: (message, {}) for name, message in messages.items()}, length)
+            steps = {name: schema.SumStep(following, message) for name, message in messages.items()}
+            answers = self._sent(following, at, steps, length)
         total = torch.from_numpy(server.total(answers).view(np.int64))
         summed = frozenset(client_id for name in server.survivors for client_id in mine[at[name]])
         return _Found(total, names, summed, len(server.survivors))
 
-    def _offers(self, asked: Mapping[int, Mapping[str, Any]], trained: bool) -> dict[int, _Offer]:
+    def _offers(self, asked: Mapping[int, schema.SumOffer], trained: bool) -> dict[int, _Offer]:
         """Ask nodes for their keys and the names of metrics."""
-        messages = {node: Message("secure", {**fields, "stage": "offer"}) for node, fields in asked.items()}
+        messages = {node: Message.of(offer) for node, offer in asked.items()}
         known: dict[str, int] = {}
 
         def read(node: int, message: Message) -> _Offer:
+            from lit_fed.federation.secure.packed import unpack
             from lit_fed.federation.secure.signer import public_key
 
-            content, _ = _said(message)
-            name, key = public_key(content["key"])
+            offered = unpack(schema.Offered, *_said(message))
+            name, key = public_key(offered.key)
             if (own := self.roster.homes[node].key) and own != name:
                 raise WireError("it signs with another key than its certificate's")
             if known.setdefault(name, node) != node:
                 raise WireError(f"it signs with the key of node {known[name]}")
-            metrics = content["names"]
-            if type(metrics) is not list or any(type(one) is not str for one in metrics):
-                raise WireError("its names of metrics are malformed; run the same lit_fed on both ends")
-            check_metrics(dict.fromkeys(metrics, 0.0), "it", trained)
-            return _Offer(name, key, content["key"], frozenset(metrics))
+            check_metrics(dict.fromkeys(offered.names, 0.0), "it", trained)
+            return _Offer(name, key, offered.key, frozenset(offered.names))
 
         offers, names = self._ask(messages, read), set[str]()
         for node, offer in sorted(offers.items(), key=lambda entry: len(entry[1].metrics)):
@@ -281,23 +284,18 @@ class Summing:
         return offers
 
     def _sent(
-        self, stage: str, at: Mapping[str, int], messages: Mapping[str, tuple[Any, Mapping[str, Any]]], length: int
+        self, stage: schema.Stage, at: Mapping[str, int], contents: Mapping[str, schema.Content], length: int
     ) -> dict[str, Any]:
         """Send a stage's messages by the nodes' names; return the answers."""
         from lit_fed.federation.secure.messages import Consent, Masked, Refusal, Sealed, SignedKeys, Unmasking
-        from lit_fed.federation.secure.packed import pack, unpack
+        from lit_fed.federation.secure.packed import unpack
 
         kinds = {"keys": SignedKeys, "shares": Sealed, "vectors": Masked, "consents": Consent, "total": Unmasking}
-        sent = {}
-        for name, (message, fields) in messages.items():
-            content, tensors = pack(message)
-            place = "call" if stage == "keys" else "message"
-            sent[at[name]] = Message("secure", {**fields, "stage": stage, place: content}, {"secure": tensors})
+        sent = {at[name]: Message.of(content) for name, content in contents.items()}
 
         def read(_: int, message: Message) -> Any:
-            content, tensors = _said(message)
             try:
-                return unpack(kinds[stage], content, tensors)
+                return unpack(kinds[stage], *_said(message))
             except Refusal as error:
                 raise WireError(str(error)) from None
 
@@ -316,7 +314,6 @@ class Summing:
         return answers
 
 
-def _said(message: Message) -> tuple[dict[str, Any], Payload]:
+def _said(message: Message) -> tuple[Any, Payload]:
     """A node's answer; raise `WireError` if it refused."""
-    expect_consent(message)
-    return message.get("message", dict), message.tensors.get("secure", {})
+    return answer_of(message, schema.SumAnswer).message, message.tensors.get("secure", {})
