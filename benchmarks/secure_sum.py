@@ -82,7 +82,7 @@ def main() -> None:
         for nodes in given.nodes:
             threshold = 2 * nodes // 3 + 1 if given.lost is None else nodes - given.lost
             names = tuple(map(str, range(nodes)))
-            near = len(Invitation("", 0, 0, names, threshold, length, dishonest=given.dishonest).near("0"))
+            near = len(Invitation("", 0, 0, names, threshold, length, "", given.dishonest).near("0"))
             plain, seconds, sent = measured(nodes, length, threshold, given.dishonest)
             drawn = 8 * length * nodes * (near + 1) / 1e9  # masks of both ends of a pair, and 2 n of nodes' own
             costs = f"{plain:.4f} | {seconds:.3f} | {drawn:.3f} | {sent:,} | {sent - 8 * length:,} | {due(near):,}"

@@ -27,12 +27,15 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from msgspec import inspect
 
 from lit_fed.callbacks import Callback
 from lit_fed.engine.loop.run import Run
+from lit_fed.federation.messages import schema
 from lit_fed.federation.messages.wire import PROTOCOL, Message, decode, encode
 from lit_fed.federation.node import node as node_module
 from lit_fed.federation.node.node import Node
+from lit_fed.federation.secure.packed import SumCall
 from lit_fed.federation.server import federate as server
 from lit_fed.federation.server import roster
 from lit_fed.federation.server.federate import Parting, federate
@@ -73,7 +76,8 @@ class Fuzzer:
 
     def mutate(self, blob: bytes) -> bytes:
         """Another message, made of a valid one."""
-        how = self.random.choice([self._bytes, self._header, self._header, self._header, self._tensors, self._bomb])
+        ways = [self._bytes, self._header, self._header, self._schema, self._schema, self._tensors, self._bomb]
+        how = self.random.choice(ways)
         self.done[how.__name__.strip("_")] += 1
         return how(blob)
 
@@ -134,6 +138,43 @@ class Fuzzer:
             place[key] = copy.deepcopy(self.random.choice(alike if alike and self.random.random() < 0.5 else ODD))
         return whole[""]
 
+    def _schema(self, blob: bytes) -> bytes:
+        """Some of its fields drawn anew, of their types in the schema, at their bounds and one beyond."""
+        header, body = parted(blob)
+        (kind,) = (one for one in KINDS if one.word == header["word"] and set(names_of(one)) == header["fields"].keys())
+        for field in self.random.sample(fields := inspect.type_info(kind).fields, min(len(fields), 2)):
+            header["fields"][field.encode_name] = self.drawn(field.type)
+        return blob_of(json.dumps(header).encode(), body)
+
+    def drawn(self, kind: Any) -> Any:
+        """A value of a type of `msgspec.inspect`, or just beyond its bounds."""
+        draw = self.random.choice
+        match kind:
+            case inspect.UnionType():
+                return self.drawn(draw(kind.types))
+            case inspect.LiteralType():
+                return draw([*kind.values, "none"])
+            case inspect.IntType():
+                low = -(2**63) if kind.ge is None else kind.ge
+                high = 2**63 if kind.lt is None else kind.lt
+                return draw([low - 1, low, 0, 1, 2, high - 1, high])
+            case inspect.StrType() | inspect.BytesType():
+                count = draw([0, 1, 16, 32, 64, 100, kind.max_length or 64, (kind.max_length or 64) + 1])
+                return draw([draw("0aA/é+") * count, "0" * count])
+            case inspect.ListType() | inspect.VarTupleType():
+                return [self.drawn(kind.item_type) for _ in range(self.size(kind))]
+            case inspect.TupleType():
+                return [self.drawn(one) for one in kind.item_types][: draw([1, 2, 2, 2])]
+            case inspect.DictType():
+                return {str(self.drawn(kind.key_type)): self.drawn(kind.value_type) for _ in range(self.size(kind))}
+            case inspect.StructType() | inspect.DataclassType():
+                return {one.encode_name: self.drawn(one.type) for one in kind.fields}
+        return draw([True, False, None] if isinstance(kind, inspect.BoolType | inspect.NoneType) else ODD)
+
+    def size(self, kind: Any) -> int:
+        """Of a list or a mapping."""
+        return self.random.choice([0, 1, 2, 3, min(kind.max_length or 3, 2000), min(kind.max_length or 3, 2000) + 1])
+
     def _tensors(self, blob: bytes) -> bytes:
         """Its tensors of other values, types, shapes or numbers; or of another header."""
         header, body = parted(blob)
@@ -186,6 +227,19 @@ class Fuzzer:
         if how == 1:
             return blob_of(json.dumps(header).encode(), struct.pack("<Q", len(text)) + text)
         return blob_of(json.dumps(header).encode()[:-1] + b',"x":[' + text + b"0]}", body)
+
+
+def kinds_of(kind: Any) -> list[Any]:
+    """Classes of messages."""
+    return [kind, *(one for below in kind.__subclasses__() for one in kinds_of(below))]
+
+
+def names_of(kind: Any) -> tuple[str, ...]:
+    """Names of a class's fields."""
+    return kind.__struct_fields__  # type: ignore[no-any-return]
+
+
+KINDS = {SumCall, *kinds_of(schema.Content)} - {schema.Content, schema.Asked, schema.ClientWork, schema.Failure}
 
 
 def parted(blob: bytes) -> tuple[Any, bytes]:
@@ -266,8 +320,8 @@ def fuzz_server(seed: int, cases: int, folder: Path) -> Fuzzer:
         if message.word == "hello" or fuzzer.count >= cases:
             return answer
         if message.word in ("train", "ask") and fuzzer.random.random() < 0.2:
-            about = {name: message.fields[name] for name in ("client", "round")}
-            answer = encode(Message("failure", about | {"cause": "a cause", "moved": False, "sums": {}}))
+            client, round_idx = (message.fields[name] for name in ("client", "round"))
+            answer = encode(Message.of(schema.WorkFailure("a cause", client, round_idx, False, {})))
         return fuzzer.mutate(answer)
 
     grid = Stranger({1: nodes[0].handle, 2: nodes[1].handle, 3: lying}, fuzzer, nodes[2].handle)
@@ -300,33 +354,17 @@ def fuzz_node(seed: int, cases: int, folder: Path) -> Fuzzer:
     make = small(data=lambda: Points(num_clients=3), max_rounds=cases + 2)
     (node,) = nodes_of(make, folder, [[0, 1]])
     model = {"network.weight": torch.zeros(1, 2)}
+    sent, work = {"payload": model, "frozen": {}}, {"client": 0, "run": "0" * 16, "boot": node.boot, "version": None}
+    work |= {"drop": [], "together": [0], "frozen": {}}
     valid: dict[str, Callable[[int], Message]] = {
-        "hello": lambda at: Message(
-            "hello", {"protocol": PROTOCOL, "version": "0.1.0", "settings": dict(node.settings)}
+        "hello": lambda at: Message.of(schema.Hello(PROTOCOL, "0.1.0", node.settings)),
+        "held": lambda at: Message.of(schema.ListStates("0" * 16)),
+        "keep": lambda at: Message.of(
+            schema.Keep(f"{at:016x}", at, {"0": None, "1": None}, {}), {"payload/model": model, "frozen/model": {}}
         ),
-        "held": lambda at: Message("held", {"run": "0" * 16}),
-        "keep": lambda at: Message(
-            "keep",
-            {"run": f"{at:016x}", "round": at, "versions": {"0": None, "1": None}},
-            {"payload/model": model, "frozen/model": {}},
-        ),
-        "train": lambda at: Message("train", work(at), {"payload": model, "frozen": {}}),
-        "ask": lambda at: Message(
-            "ask", work(at) | {"protocol": "clients", "subset": "test"}, {"payload": model, "frozen": {}}
-        ),
+        "train": lambda at: Message.of(schema.Train(round=at, **work), sent),
+        "ask": lambda at: Message.of(schema.Ask(round=at, protocol="clients", subset="test", **work), sent),
     }
-
-    def work(at: int) -> dict[str, Any]:
-        return {
-            "client": 0,
-            "round": at,
-            "run": "0" * 16,
-            "boot": node.boot,
-            "version": None,
-            "drop": [],
-            "together": [0],
-            "frozen": {},
-        }
 
     most = node_module._MOST_RUNS
     node_module._MOST_RUNS = 2 * cases + 2  # a run's end is kept in every case here, each for another run

@@ -314,21 +314,19 @@ def answering(node: Node, **changes: Any) -> Any:
     return handle
 
 
+REPORT = {"samples": 3, "histogram": None, "fingerprint": "0" * 64, "scale": None}
+
+
 @pytest.mark.parametrize(
     ("clients", "words"),
     [
-        ({"7": {}}, "a node claims client '7'; clients are 0 to 1"),
-        ({"../x": {}}, "a node claims client '../x'; clients are 0 to 1"),
+        ({"7": REPORT}, "a node claims client '7'; clients are 0 to 1"),
+        ({"../x": REPORT}, "a node claims client '../x'; clients are 0 to 1"),
         ({}, "a node has no clients; start it with client"),
-        (
-            {"1": {"samples": -1, "histogram": None, "fingerprint": "0" * 64}},
-            "the data report of client 1 is malformed",
-        ),
-        (
-            {"1": {"samples": 3, "histogram": ["a"], "fingerprint": "0" * 64}},
-            "the data report of client 1 is malformed",
-        ),
-        ({"1": {"samples": 3, "histogram": None, "fingerprint": "x"}}, "the data report of client 1 is malformed"),
+        ({"1": {**REPORT, "samples": -1}}, r"samples`"),
+        ({"1": {**REPORT, "histogram": ["a"]}}, r"histogram\[0\]`"),
+        ({"1": {**REPORT, "fingerprint": "x"}}, "fingerprint`"),
+        ({"1": {**REPORT, "scale": "x"}}, "scale`"),
     ],
 )
 def test_greetings_that_cannot_be_are_refused(tmp_path: Path, clients: Any, words: str) -> None:
@@ -365,8 +363,8 @@ def test_another_version_or_configuration_is_told_in_a_line(tmp_path: Path) -> N
 def test_a_server_cannot_lead_a_node_out_of_its_folder(tmp_path: Path) -> None:
     (node,) = nodes_of(small(), tmp_path, [[0]])
     for run in ("../../elsewhere", "", "0123456789abcdef/x", "0123456789ABCDEF"):
-        fields = {"client": 0, "round": 0, "run": run, "boot": node.boot, "version": None, "drop": []}
-        answer = decode(node.handle(encode(Message("train", fields))))
+        fields = {"client": 0, "round": 0, "run": run, "boot": node.boot, "version": None, "drop": [], "together": [0]}
+        answer = decode(node.handle(encode(Message("train", fields | {"frozen": {}}))))
         assert answer.word == "failure"
         assert "is malformed; run the same lit_fed" in str(answer.fields["cause"])
     assert not (tmp_path / "elsewhere").exists()
@@ -376,6 +374,7 @@ def test_a_node_answers_whatever_it_is_told(tmp_path: Path) -> None:
     """Bytes from anybody, and messages that make no sense, are a failure in a line; the node works on."""
     (node,) = nodes_of(small(), tmp_path, [[0]])
     good: dict[str, Any] = {"client": 0, "round": 0, "run": "0" * 16, "boot": node.boot, "version": None, "drop": []}
+    good |= {"together": [0], "frozen": {}}
     blobs = [b"", b"x" * 99, encode(Message("hello")), encode(Message("held")), encode(Message("answer", good))]
     changes = [{"round": -1}, {"client": 1}, {"version": [1]}, {"drop": 3}, {"round": 2**70}, {"version": [5, 5]}]
     blobs += [encode(Message("train", {**good, **change})) for change in changes]

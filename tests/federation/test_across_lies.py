@@ -88,12 +88,12 @@ ANYWHERE: dict[str, tuple[Lie, str]] = {
     "5,000 nines in a name": (named({NINES: 1.0}), "a string of more than 4,096 bytes"),
     "a metric of 400 digits": (metrics(train__loss=10**400), "a number of more than 40 digits"),
     "a deep field": (fields(metrics=[[[[[[[[[]]]]]]]]]), "is nested deeper than 8"),
-    "another word": (lambda answer: replace(answer, word="train"), "a node answered with 'train'"),
+    "another word": (lambda answer: replace(answer, word="train"), "a message is 'train', and 'answer' is due"),
     "another client": (fields(client=0), "belongs to another message"),
     "an old round": (fields(round=-1), "belongs to another message"),
-    "a round of a float": (fields(round=0.0), "'round' .* is of type float"),
-    "no client": (without("client"), "'client' .* is missing"),
-    "metrics that are a list": (fields(metrics=[1]), "'metrics' .* is of type list"),
+    "a round of a float": (fields(round=0.0), r"got `float` - at `\$\.round`"),
+    "no client": (without("client"), "missing required field `client`"),
+    "metrics that are a list": (fields(metrics=[1]), r"got `array` - at `\$\.metrics`"),
     "a metric that is a text": (metrics(train__loss="1"), "sent 1 as train/loss; it must be a finite number"),
     "a metric that is a list": (metrics(train__loss=[1] * 9999), "sent list as train/loss; it must be a finite number"),
     "a metric of 38 digits": (metrics(train__loss=10**38), "sent int as train/loss; it must be a finite number"),
@@ -102,20 +102,20 @@ ANYWHERE: dict[str, tuple[Lie, str]] = {
     "a name that colours terminals": (named({f"train/{RED}": 1.0}), "a metric named"),
     "a name that is a formula": (named({"=1+1": 1.0}), "a metric named"),
     "sums that were not announced": (fields(sums={"train/loss": [[1.0], 1]}), "sent sums that were not requested"),
-    "sums that are a list": (fields(sums=[1]), "'sums' .* is of type list"),
+    "sums that are a list": (fields(sums=[1]), r"got `array` - at `\$\.sums`"),
     "another group of tensors": (
         lambda answer: replace(answer, tensors={**answer.tensors, "frozen": {}}),
         "has an unknown group 'frozen'",
     ),
     "a tensor more": (payload(__class__=torch.ones(1)), "holds '__class__'"),
     "a weight of no number": (fields(weight="heavy"), "the weight heavy; it must be a number"),
-    "no weight": (without("weight"), "the weight NoneType; it must be a number"),
+    "no weight": (without("weight"), "missing required field `weight`"),
     "a negative weight": (fields(weight=-1), "the weight int; it must be a number"),
     "a large weight": (fields(weight=2**53 - 1), "the weight 9.0072e.15, and registered 3 samples"),
-    "a failure without a cause": (failing(cause=None), "'cause' .* is of type NoneType"),
-    "a failure of a list": (failing(cause=["x"]), "'cause' .* is of type list"),
+    "a failure without a cause": (failing(cause=None), r"got `.*` - at `\$\.cause`"),
+    "a failure of a list": (failing(cause=["x"]), r"got `array` - at `\$\.cause`"),
     "a failure that colours terminals": (failing(cause=RED + "\r\n\u202e"), r"\\x1b\[31mred\\x07 \\u202e"),
-    "a failure that moves to nowhere": (failing(moved="x"), "'moved' .* is of type str"),
+    "a failure that moves to nowhere": (failing(moved="x"), r"got `str` - at `\$\.moved`"),
     "a failure that always moves": (failing(cause="gone", moved=True), "gone"),
 }
 """Lies in answers to training and to tests."""
@@ -134,8 +134,8 @@ IN_TRAINING: dict[str, tuple[Lie, str]] = {
     "the server's metric": (metrics(global__acc=1.0), "sent global/acc as a metric of its training"),
     "the bytes that the server counts": (metrics(uplink_bytes=1.0), "sent uplink_bytes as a metric of its training"),
     "a state of another round": (fields(version=[7, 7]), "is from round 7, in round"),
-    "a state of a text": (fields(version="x"), "the state's version of client 1 is malformed"),
-    "a state of no checksum": (fields(version=[0, 2**70]), "the state of client 1 is from round 0"),
+    "a state of a text": (fields(version="x"), r"got `str` - at `\$\.version`"),
+    "a state of no checksum": (fields(version=[0, 2**70]), r"<= 4294967295 - at `\$\.version\[1\]`"),
 }
 
 
@@ -236,6 +236,11 @@ def greeting_lie(answer: Message, **changes: Any) -> Message:
     return replace(answer, fields={**answer.fields, "clients": clients})
 
 
+def renamed(name: str) -> Lie:
+    """The greeting of one client under another name."""
+    return lambda answer: fields(clients={name: answer.fields["clients"]["2"]})(answer)
+
+
 GREETINGS: dict[str, tuple[Lie, str]] = {
     "all clients": (
         lambda answer: replace(
@@ -248,9 +253,9 @@ GREETINGS: dict[str, tuple[Lie, str]] = {
         "node 3 claims client 0, and its key is for client 2; correct its --client",
     ),
     "a client of 5,000 digits": (fields(clients={NINES: {}}), "a string of more than 4,096 bytes"),
-    "a client in other digits": (fields(clients={"٢": {}}), r"a node claims client '\\\\u0662'; clients are 0 to 2"),
-    "a client twice": (fields(clients={"02": {}}), "a node claims client '02'; clients are 0 to 2"),
-    "clients that are a list": (fields(clients=[2]), "'clients' .* is of type list"),
+    "a client in other digits": (renamed("٢"), r"a node claims client '\\\\u0662'; clients are 0 to 2"),
+    "a client twice": (renamed("02"), "a node claims client '02'; clients are 0 to 2"),
+    "clients that are a list": (fields(clients=[2]), r"got `array` - at `\$\.clients`"),
     "a histogram that is too long": (
         lambda answer: greeting_lie(answer, histogram=[0, 0, 1, 0, 0, 0]),
         "client 2 reports 1 samples, and a histogram of 1 samples and 6 classes",
@@ -261,21 +266,21 @@ GREETINGS: dict[str, tuple[Lie, str]] = {
     ),
     "a histogram of texts": (
         lambda answer: greeting_lie(answer, histogram=["1"]),
-        "the data report of client 2 is malformed",
+        r"got `str` - at `\$\.clients\[...\]\.histogram\[0\]`",
     ),
     "samples of 400 digits": (lambda answer: greeting_lie(answer, samples=10**400), "a number of more than 40 digits"),
     "samples of a float": (
         lambda answer: greeting_lie(answer, samples=1.0),
-        "the data report of client 2 is malformed",
+        r"got `float` - at `\$\.clients\[...\]\.samples`",
     ),
     "a fingerprint of a text": (
         lambda answer: greeting_lie(answer, fingerprint=RED),
-        "the data report of client 2 is malformed",
+        r"matching regex .* - at `\$\.clients\[...\]\.fingerprint`",
     ),
     "a process of another name": (fields(boot=RED), "is malformed"),
-    "sums of a number": (fields(sums=1), "'sums' .* is of type int"),
+    "sums of a number": (fields(sums=1), r"got `int` - at `\$\.sums`"),
     "a refusal that colours terminals": (lambda answer: Message("failure", {"cause": RED}), r"\\x1b\[31mred\\x07"),
-    "a refusal without a cause": (lambda answer: Message("failure", {}), "'cause' .* is missing"),
+    "a refusal without a cause": (lambda answer: Message("failure", {}), "missing required field `cause`"),
     "noise": (lambda answer: b"\xff" * 99, "99 bytes are not a whole message"),
 }
 

@@ -125,7 +125,9 @@ def test_a_server_that_starts_again_gets_the_same_update_and_nothing_is_spent(tm
 def told(node: Node, payload: Mapping[str, torch.Tensor], round_idx: int = 0) -> Message:
     """A node's answer to the training of its client 0."""
     fields = {"client": 0, "round": round_idx, "run": RUN, "boot": node.boot, "version": None, "drop": []}
-    return decode(node.handle(encode(Message("train", {**fields, "together": [0]}, {"payload": payload}))))
+    return decode(
+        node.handle(encode(Message("train", {**fields, "together": [0], "frozen": {}}, {"payload": payload})))
+    )
 
 
 def test_another_broadcast_of_a_round_gets_other_noise_everywhere_and_is_charged(tmp_path: Path) -> None:

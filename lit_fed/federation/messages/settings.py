@@ -9,7 +9,8 @@ from typing import Any
 
 from lit_fed import privacy
 from lit_fed.data.population.figures import fingerprint
-from lit_fed.federation.messages.wire import PROTOCOL, Message, shown
+from lit_fed.federation.messages.schema import Hello
+from lit_fed.federation.messages.wire import PROTOCOL, shown
 from lit_fed.networks import hash_of_weights
 from lit_fed.yaml_text import read_yaml
 
@@ -57,17 +58,17 @@ def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
     return None
 
 
-def mismatch(settings: Mapping[str, str], hello: Message, more: str = "") -> str | None:
+def mismatch(settings: Mapping[str, str], hello: Hello, more: str = "") -> str | None:
     """Describe why a node with these settings cannot work for the server that greets it; None if it can.
 
     ``more`` is appended to the remedy for a setting that differs.
     """
     from lit_fed import __version__
 
-    theirs = hello.get("version", str)
-    if hello.get("protocol", int) != PROTOCOL or theirs != __version__:
-        return f"the node runs lit_fed {__version__} and the server {shown(theirs, 20)}; install the same version"
-    odd = difference(settings, hello.get("settings", dict))
+    if hello.protocol != PROTOCOL or hello.version != __version__:
+        theirs = shown(hello.version, 20)
+        return f"the node runs lit_fed {__version__} and the server {theirs}; install the same version"
+    odd = difference(settings, hello.settings)
     return None if odd is None else f"{odd}; use the same configuration on both ends{more}"
 
 

@@ -13,8 +13,9 @@ import re
 import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
+import msgspec
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -22,11 +23,11 @@ from torch import Tensor
 from lit_fed.engine.wire.payload import CLAIMS, Layout, Payload
 from lit_fed.engine.wire.totals import Total, exact_sum
 from lit_fed.errors import WireError
+from lit_fed.federation.messages.schema import Content, Sum, Word
 
-T = TypeVar("T")
-Word = Literal["hello", "held", "train", "ask", "secure", "keep", "statistics", "answer", "failure"]
+T = TypeVar("T", bound=Content)
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of the wire protocol, which must match."""
 
 MOST_BYTES = 2**31
@@ -53,7 +54,6 @@ TOLD = frozenset({"lr", *CLAIMS})
 """Settings among a client's metrics, which the server may know: a node that reports sums sends them as they are."""
 OF_WORK = TOLD | {"time_s"}
 """Metrics of local training besides the task's."""
-_MOST_PARTS = 64  # of an exact sum of float64, whose exponents span 2,098 bits: 2098/53 = 39.6
 _METRIC = re.compile(r"\w[\w./@+=()-]{0,199}", re.ASCII)  # cannot begin like a spreadsheet formula
 
 
@@ -71,19 +71,31 @@ class Message:
     fields: Mapping[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, Payload] = field(default_factory=dict)
 
-    def get(self, name: str, kind: type[T]) -> T:
-        """Return a field of type ``kind``; an integer passes for a float.
+    @classmethod
+    def of(cls, content: Content, tensors: Mapping[str, Payload] | None = None) -> Message:
+        """Return a message of some fields."""
+        return cls(content.word, msgspec.structs.asdict(content), tensors or {})
+
+    def read(self, kind: type[T]) -> T:
+        """Return the fields as of a kind.
 
         Raises:
-            WireError: If the field is missing or of another type.
+            WireError: If the message is of another kind: a field is missing, unknown or out of its bounds.
         """
-        value = self.fields.get(name)
-        if kind is float and type(value) is int:
-            value = float(value)
-        if type(value) is not kind:
-            what = "is missing" if name not in self.fields else f"is of type {type(value).__name__}"
-            raise WireError(f"the field {name!r} of a message {self.word!r} {what}; run the same lit_fed on both ends")
-        return value
+        if self.word != kind.word:
+            raise WireError(f"a message is {self.word!r}, and {kind.word!r} is due; run the same lit_fed on both ends")
+        try:
+            return msgspec.convert(self.fields, kind)
+        except (msgspec.ValidationError, UnicodeError) as error:  # the second for half a letter in a field's name
+            what = f"a message {self.word!r} is malformed"
+            raise WireError(f"{what}; run the same lit_fed on both ends ({shown(error, 200)})") from None
+
+
+class _Header(msgspec.Struct):
+    word: Word
+    groups: list[str]
+    names: list[tuple[str, str]]
+    fields: dict[str, Any]
 
 
 def shown(text: object, most: int = 300) -> str:
@@ -97,7 +109,7 @@ def encode(message: Message) -> bytes:
     """Serialise a message, with exact tensors; raise `WireError` if the header exceeds a limit."""
     names = [(group, name) for group, payload in message.tensors.items() for name in payload]
     header = {"word": message.word, "groups": list(message.tensors), "names": names, "fields": dict(message.fields)}
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = json.dumps(header, separators=(",", ":"), default=msgspec.to_builtins).encode()
     if why := _too_much(text):
         raise WireError(f"the header of a message {message.word!r} {why}; distribute the clients over more nodes")
     tensors = (tensor for payload in message.tensors.values() for tensor in payload.values())
@@ -128,19 +140,18 @@ def decode(blob: bytes, limit: int = MOST_BYTES) -> Message:
     if why:
         raise WireError(f"the header of a received message {why}; run the same lit_fed on both ends")
     try:
-        header = json.loads(text)
+        header = msgspec.convert(json.loads(text), _Header)
         body = safetensors.torch.load(bytes(blob[_START.size + length :]))
-        word, groups, names, fields = (header[key] for key in ("word", "groups", "names", "fields"))
-        tensors: dict[str, dict[str, Tensor]] = {group: {} for group in groups}
-        for place, (group, name) in enumerate(names):
-            if type(name) is not str or name in tensors[group]:
+        tensors: dict[str, dict[str, Tensor]] = {group: {} for group in header.groups}
+        for place, (group, name) in enumerate(header.names):
+            if name in tensors[group]:
                 raise ValueError(f"{name!r} occurs twice")
             tensors[group][name] = body.pop(str(place))
-        if body or word not in get_args(Word) or type(fields) is not dict:
-            raise ValueError(f"the type {word!r} is unknown")
+        if body:
+            raise ValueError("a tensor has no name")
     except Exception as error:  # malformed bytes raise many exceptions in the parsers
         raise WireError(f"a message cannot be read ({shown(error, 200)})") from error
-    return Message(word, fields, tensors)
+    return Message(header.word, header.fields, tensors)
 
 
 def _too_much(text: bytes) -> str:
@@ -249,7 +260,7 @@ def check_metrics(
 
 
 def check_sums(
-    sums: Mapping[str, Any], who: str, most: int, trained: bool, ranges: Ranges | None = None
+    sums: Mapping[str, Sum], who: str, most: int, trained: bool, ranges: Ranges | None = None
 ) -> dict[str, Total]:
     """Validate summed metrics of several clients.
 
@@ -265,23 +276,15 @@ def check_sums(
     """
     _check_names(sums, who, trained)
     totals = {}
-    for name, total in sums.items():
-        parts, weight = total if type(total) is list and len(total) == 2 else (None, None)
-        if (
-            type(parts) is not list
-            or len(parts) > _MOST_PARTS
-            or not all(type(part) is float for part in parts)
-            or type(weight) is not int
-            or not 0 <= weight <= most
-            or (weight == 0 and parts)
-        ):
-            raise WireError(f"{who} sent {_brief(total)} as the sum of {name}; run the same lit_fed on both ends")
+    for name, (parts, weight) in sums.items():
+        if not all(type(part) is float for part in parts) or weight > most or (weight == 0 and parts):
+            raise WireError(f"{who} sent an odd weight as the sum of {name}; run the same lit_fed on both ends")
         value = exact_sum(parts)
         if not trained:
             _check_range(name, value / max(weight, 1), who, ranges or {})
         if not abs(value) <= LARGEST * max(weight, 1):  # which NaN is not
             raise WireError(f"{who} sent {value:.3g} as the sum of {name}; it must be finite and within float32")
-        totals[name] = Total(tuple(parts), weight)
+        totals[name] = Total(parts, weight)
     return totals
 
 

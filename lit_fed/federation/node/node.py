@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,21 +21,22 @@ from lit_fed.engine.clients.executor import failure
 from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol
 from lit_fed.engine.method.algorithm import held_model
 from lit_fed.engine.method.client import Stage
-from lit_fed.engine.storage.packs import Version, VersionedFiles
+from lit_fed.engine.storage.packs import VersionedFiles
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Payload, layout_of
-from lit_fed.engine.wire.request import Request
+from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import ClientFailure, ConfigError, WireError
 from lit_fed.federation.ends import Alert
-from lit_fed.federation.messages.frozen import FrozenTensors, UnknownTensor, read_hashes
+from lit_fed.federation.messages import schema
+from lit_fed.federation.messages.frozen import FrozenTensors, UnknownTensor
 from lit_fed.federation.messages.settings import agreed, mismatch
 from lit_fed.federation.messages.wire import MOST_BYTES, Message, check_payload, decode, encode, shown
-from lit_fed.federation.node.kept import RUN_ID, Kept
+from lit_fed.federation.node.kept import Kept
 from lit_fed.federation.node.log import NodeLog
 from lit_fed.federation.node.run import StateFiles, for_nobody_else, settle
 from lit_fed.federation.node.summing import own_work
 from lit_fed.federation.node.withheld import Report, Withheld, check_least
 from lit_fed.networks.base import Names
-from lit_fed.tensors import map_tensors
+from lit_fed.tensors import hash_of_groups, map_tensors
 from lit_fed.trainer import FederatedTrainer, Tasks
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 _OFTEN = 16  # maximum number of equal requests per round; a restarted server repeats them
 _MOST_RUNS = 64  # maximum number of runs per process, each with its folder and its counts of requests
-_MOST_DROPPED = 1000  # maximum number of a client's states that one message may delete
 _LINE = 1000  # maximum number of printed characters
 _SAY_S = 60.0  # interval of messages about a silent server
 
@@ -138,7 +137,7 @@ class Node:
     def handle(self, blob: bytes) -> bytes:
         """Handle a message, and return the answer; every error becomes an answer, too."""
         self._heard = time.monotonic()
-        client_id, round_idx, message, broadcast = -1, -1, None, None
+        client_id, round_idx, asked, broadcast = -1, -1, None, None
         outcome: ClientUpdate | ClientFailure | None
         try:
             message = decode(blob, self.limit)
@@ -146,17 +145,17 @@ class Node:
             if message.word in of_the_node:
                 return encode(of_the_node[message.word](message))
             if message.word == "secure" and self.sums is not None:
-                fields, tensors = self.sums.answer(message.fields, message.tensors.get("secure", {}))
-                return encode(Message("answer", {"message": fields}, {"secure": tensors}))
-            client_id, round_idx = message.get("client", int), message.get("round", int)
-            if message.get("boot", str) != self.boot or client_id not in self.clients:
+                return encode(self.sums.answer(message))
+            asked = message.read(schema.Ask) if message.word == "ask" else message.read(schema.Train)
+            client_id, round_idx = asked.client, asked.round
+            if asked.boot != self.boot or client_id not in self.clients:
                 cause = f"client {client_id} is not on this node, which restarted in the meantime"
                 return encode(self._failed(client_id, round_idx, cause, moved=True))
-            broadcast = self._take_in(message, client_id, round_idx)
-            if message.word == "train":
-                (outcome,) = self.federation.executor.run([client_id], broadcast)
+            broadcast = self._take_in(asked, message.tensors)
+            if isinstance(asked, schema.Ask):
+                outcome = self._ask(asked, broadcast)
             else:
-                outcome = self._ask(message, broadcast)
+                (outcome,) = self.federation.executor.run([client_id], broadcast)
             if isinstance(outcome, ClientFailure) and self.sums is not None and self.sums.summed.noise is not None:
                 self.say(Alert(f"{outcome}; the server gets an update by zeros"))
                 self.log.write(f"{outcome}\n{outcome.details}".rstrip())  # without a number, of which it could count
@@ -168,10 +167,10 @@ class Node:
             return encode(self._failed(client_id, round_idx, str(error), moved=True))
         except (Exception, SystemExit) as error:
             outcome = failure(client_id, round_idx, error)
-        sums = {}
-        if self.withheld is not None and message is not None and client_id in self.clients:
+        sums: Totals = {}
+        if self.withheld is not None and asked is not None and client_id in self.clients:
             try:
-                sums = self.withheld.take(message, outcome, broadcast)
+                sums = self.withheld.take(asked, outcome, broadcast)
             except Exception as error:  # messages are untrusted
                 outcome = failure(client_id, round_idx, error)
         if not isinstance(outcome, ClientFailure):
@@ -195,49 +194,47 @@ class Node:
     # ------------------------------------------------------------------ who lives here
 
     def _greet(self, message: Message) -> Message:
-        if (cause := mismatch(self.settings, message)) is None:
-            clients = {str(client_id): asdict(report) for client_id, report in self.reports.items()}
+        if (cause := mismatch(self.settings, message.read(schema.Hello))) is None:
+            clients = {str(client_id): schema.DataReport(**vars(report)) for client_id, report in self.reports.items()}
             self._say_where("registered with the server")
             smallest = 0 if self.sums is None else self.sums.smallest
-            fields = {"boot": self.boot, "clients": clients, "sums": self.withheld is not None}
-            return Message("answer", fields | {"smallest_sum": smallest, "frozen": self.frozen.hashes})
+            return Message.of(
+                schema.Greeted(self.boot, clients, self.withheld is not None, smallest, self.frozen.hashes)
+            )
         self.say(Alert(f"refused the server: {cause}"))
         return self._failed(-1, -1, shown(cause))
 
     def _tell_held(self, message: Message) -> Message:
         """List the versions of the clients' states of a run."""
-        self._open(message)
+        self._open(message.read(schema.ListStates).run)
         files: VersionedFiles = self.federation.store.files
         names = {str(client_id) for client_id in self.clients}
-        return Message("answer", {"held": [[name, at] for name, at in files.rounds() if name in names]})
+        return Message.of(schema.States([(name, at) for name, at in files.rounds() if name in names]))
 
     def _keep(self, message: Message) -> Message:
         """Save the end of a run, for later prediction and evaluation."""
-        round_idx, versions = message.get("round", int), message.get("versions", dict)
+        end = message.read(schema.Keep)
+        round_idx, versions = end.round, end.versions
         if not 0 <= round_idx < self.run.max_rounds or versions.keys() != {
             str(client_id) for client_id in self.clients
         }:
             raise WireError("the end of the run is for other clients; run the same lit_fed on both ends")
-        self._open(message)
+        self._open(end.run)
         self._count("keep")
         payloads, frozen, bases = dict[str, Payload](), dict[str, Payload](), dict[str, Names]()
-        named = read_hashes(message.fields.get("frozen", {}))
         for kind in {self.federation.kinds[client_id] for client_id in self.clients}:
             payloads[kind] = self.federation.channel.downlink.arrive(message.tensors.get(f"payload/{kind}", {})).payload
-            received = self._frozen(kind, message.tensors.get(f"frozen/{kind}", {}), named.get(kind, {}))
+            received = self._frozen(kind, message.tensors.get(f"frozen/{kind}", {}), end.frozen.get(kind, {}))
             base = self.federation.loops[kind].model.base
             frozen[kind] = {name: tensor for name, tensor in received.items() if not base.holds(name, tensor)}
             bases[kind] = {name: base.names[name] for name in received.keys() - frozen[kind].keys()}
             self._check(payloads[kind], round_idx, kind, "predict")
-        versions_told = {int(name): read_version(version) for name, version in versions.items()}
+        versions_told = {int(name): version for name, version in versions.items()}
         Kept(self._run_id, round_idx, versions_told, payloads, frozen, bases).write(self.folder)
         self._say_where(f"the run ended after round {round_idx + 1}; its model is saved in {self.folder}")
-        return Message("answer", {})
+        return Message.of(schema.NodeAnswer())
 
-    def _open(self, message: Message) -> None:
-        run_id = message.get("run", str)
-        if not RUN_ID.fullmatch(run_id):
-            raise WireError(f"the run's id {shown(run_id, 40)!r} is malformed; run the same lit_fed on both ends")
+    def _open(self, run_id: str) -> None:
         if run_id != self._run_id:
             if run_id not in self._given and len(self._given) >= _MOST_RUNS:  # counts are never forgotten
                 raise WireError(f"the server began more than {_MOST_RUNS} runs; restart the node")
@@ -247,24 +244,18 @@ class Node:
 
     # ------------------------------------------------------------------ one client's work
 
-    def _take_in(self, message: Message, client_id: int, round_idx: int) -> Broadcast:
+    def _take_in(self, asked: schema.ClientWork, tensors: Mapping[str, Payload]) -> Broadcast:
         """Decode a broadcast, select the state's version that the server names, and delete the states that it drops."""
         federation, store = self.federation, self.federation.store
+        client_id, round_idx, version, dropped = asked.client, asked.round, asked.version, asked.drop
         if not 0 <= round_idx < self.run.max_rounds:
             raise WireError(
                 f"round {round_idx} is not one of the {self.run.max_rounds}; run the same lit_fed on both ends"
             )
-        self._open(message)
-        version = read_version(message.fields.get("version"))
-        dropped = message.get("drop", list)
-        if len(dropped) > _MOST_DROPPED or not all(
-            type(at_round) is int and 0 <= at_round < 2**32 for at_round in dropped
-        ):
-            raise WireError(f"the list of states to drop is malformed or has more than {_MOST_DROPPED:,} entries")
+        self._open(asked.run)
         if version is not None and version[0] in dropped:
             raise WireError(f"the server drops the state with which client {client_id} is to continue")
-        asked = [message.fields.get(key) for key in ("protocol", "subset")] if message.word == "ask" else []
-        self._count(message.word, *(part if isinstance(part, str) else "" for part in asked), client_id, round_idx)
+        self._count(*asked.question, client_id, round_idx)
         self._say_where(f"round {round_idx + 1} of {self.run.max_rounds}")
         if version is not None:
             self._continued[self._run_id, client_id] = version[0]
@@ -274,18 +265,16 @@ class Node:
                 store.files.forget([(str(client_id), drop_round)], delete=True)
         store.load_state_dict({} if version is None else {str(client_id): version}, round_idx)
         kind, device = federation.kinds[client_id], federation.fabric.device
-        named = read_hashes({kind: message.fields.get("frozen", {})})[kind]
         groups = {
-            "payload": message.tensors.get("payload", {}),
-            "frozen": self._frozen(kind, message.tensors.get("frozen", {}), named),
+            "payload": tensors.get("payload", {}),
+            "frozen": self._frozen(kind, tensors.get("frozen", {}), asked.frozen),
         }
-        fields = {**message.fields, "work": message.word, "clients": [client_id]}
-        self._request = cache(lambda: Request.read(fields, groups))  # a hash of the model, which not every method needs
+        self._request = cache(lambda: asked.request([client_id], hash_of_groups(groups)))  # not every method needs it
         if isinstance(store.files, StateFiles):
             store.files.number = lambda: self._request().digest(version)
         received = map_tensors(groups, lambda tensor: tensor.to(device))
         payload = federation.channel.downlink.arrive(received["payload"]).payload
-        self._check(payload, round_idx, kind, "train" if message.word == "train" else "test")
+        self._check(payload, round_idx, kind, "test" if isinstance(asked, schema.Ask) else "train")
         return Broadcast(round_idx, {kind: payload}, {kind: received["frozen"]})
 
     def _frozen(self, kind: str, sent: Payload, named: Mapping[str, str]) -> Payload:
@@ -315,12 +304,10 @@ class Node:
             self._at = at
             self.say(at)
 
-    def _ask(self, message: Message, broadcast: Broadcast) -> ClientUpdate | None:
-        if message.word != "ask":
-            raise WireError(f"the request {message.word!r} is unknown; run the same lit_fed on both ends")
-        name, subset = message.get("protocol", str), message.get("subset", str)
+    def _ask(self, asked: schema.Ask, broadcast: Broadcast) -> ClientUpdate | None:
+        name, subset = asked.protocol, asked.subset
         settings = self.run.settings
-        protocol = next((asked for asked in settings.protocols if asked.name == name), None)
+        protocol = next((one for one in settings.protocols if one.name == name), None)
         if protocol is None or type(protocol).answer is Protocol.answer:
             raise WireError(
                 f"trainer.protocols on the node has no {shown(name, 40)!r} that asks clients; use the same on both ends"
@@ -332,27 +319,16 @@ class Node:
                 "use the same on both ends"
             )
         on: EvalSubset = "val" if subset == "val" else "test"
-        return protocol.answer(self.federation, message.get("client", int), broadcast, on)
+        return protocol.answer(self.federation, asked.client, broadcast, on)
 
-    def _answer(self, client_id: int, round_idx: int, update: ClientUpdate | None, sums: Mapping[str, Any]) -> Message:
-        fields: dict[str, Any] = {"client": client_id, "round": round_idx, "silent": update is None, "sums": sums}
+    def _answer(self, client_id: int, round_idx: int, update: ClientUpdate | None, sums: Totals) -> Message:
         if update is None:
-            return Message("answer", fields)
-        fields |= {"weight": update.weight, "metrics": update.metrics}
-        fields["version"] = self.federation.store.written(client_id)
-        return Message("answer", fields, {"payload": self.federation.channel.uplink.pack(update.payload)})
+            return Message.of(schema.WorkAnswer(client_id, round_idx, True, sums, 0, {}, None))
+        version = self.federation.store.written(client_id)
+        work = schema.WorkAnswer(client_id, round_idx, False, sums, update.weight, update.metrics, version)
+        return Message.of(work, {"payload": self.federation.channel.uplink.pack(update.payload)})
 
     def _failed(
-        self, client_id: int, round_idx: int, cause: str, moved: bool = False, sums: Mapping[str, Any] | None = None
+        self, client_id: int, round_idx: int, cause: str, moved: bool = False, sums: Totals | None = None
     ) -> Message:
-        fields = {"client": client_id, "round": round_idx, "cause": cause, "moved": moved, "sums": dict(sums or {})}
-        return Message("failure", fields)
-
-
-def read_version(version: Any) -> Version | None:
-    """Validate the version of a client's state; raise `WireError` if it is malformed."""
-    if version is None:
-        return None
-    if type(version) is not list or [type(part) for part in version] != [int, int] or min(version) < 0:
-        raise WireError("the version of a client's state is malformed; run the same lit_fed on both ends")
-    return version[0], version[1]
+        return Message.of(schema.WorkFailure(cause, client_id, round_idx, moved, sums or {}))

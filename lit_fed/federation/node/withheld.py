@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from lit_fed.engine.storage.files import write_atomically
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
 from lit_fed.engine.wire.request import Request
-from lit_fed.engine.wire.totals import totals_of
+from lit_fed.engine.wire.totals import Totals, totals_of
 from lit_fed.errors import ConfigError, WireError
 from lit_fed.federation.ends import Alert
-from lit_fed.federation.messages.wire import TOLD, Message
+from lit_fed.federation.messages.schema import Ask, ClientWork
+from lit_fed.federation.messages.wire import TOLD
 from lit_fed.tensors import check_bytes, hash_of_groups
 
 Report = Literal["clients", "aggregate"]
@@ -69,8 +70,8 @@ class Withheld:
             raise ConfigError(f"{self._path} cannot be read ({why}); restore it, or name a new --state_dir") from error
 
     def take(
-        self, message: Message, outcome: ClientUpdate | Exception | None, broadcast: Broadcast | None
-    ) -> dict[str, Any]:
+        self, message: ClientWork, outcome: ClientUpdate | Exception | None, broadcast: Broadcast | None
+    ) -> Totals:
         """Withhold a client's metrics.
 
         Args:
@@ -85,8 +86,8 @@ class Withheld:
         Raises:
             WireError: If the clients are not this node's.
         """
-        fields = {**message.fields, "work": message.word, "clients": message.fields.get("together")}
-        client_id, asked, is_trained = message.get("client", int), Request.read(fields), message.word == "train"
+        client_id, asked = message.client, message.request(message.together)
+        is_trained = not isinstance(message, Ask)
         if client_id not in asked.clients or set(asked.clients) - self.samples.keys():
             raise WireError(f"client {client_id} is not among the clients whose sums are requested")
         sent = broadcast or Broadcast(0, {})
@@ -115,7 +116,7 @@ class Withheld:
         key = (asked.work, asked.protocol, asked.subset, *models_of)
         of = {name: sorted(one for one, metrics in counted.items() if name in metrics) for name in totals}
         sums = {
-            name: [list(total.parts), total.weight]
+            name: total
             for name, total in totals.items()
             if len(of[name]) >= self.least and self._may_report((*key, name), of[name])
         }

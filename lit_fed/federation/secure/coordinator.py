@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from lit_fed.federation.messages.schema import Stage
 from lit_fed.federation.secure.masks import KEY_BYTES, Words, derive, stream
 from lit_fed.federation.secure.messages import (
     AllKeys,
@@ -26,8 +27,6 @@ from lit_fed.federation.secure.messages import (
     TooFew,
     TooSmall,
     Unmasking,
-    entries,
-    is_bytes,
 )
 from lit_fed.federation.secure.party import (
     Identities,
@@ -63,7 +62,7 @@ class Coordinator:
         self._masked: dict[str, Words] = {}
         self.survivors: frozenset[str] = frozenset()
 
-    def run(self, ask: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]) -> Words:
+    def run(self, ask: Callable[[Stage, Mapping[str, Any]], Mapping[str, Any]]) -> Words:
         """Run the attempt, and return the survivors' sum.
 
         Args:
@@ -80,7 +79,7 @@ class Coordinator:
         self._keys = {
             name: keys
             for name, keys in answers.items()
-            if are_keys(keys, self.call, self._identities) and keys.name == name
+            if type(keys) is SignedKeys and keys.name == name and are_keys(keys, self.call, self._identities)
         }
         self._need(self._keys, "sharing")
         every = AllKeys(tuple(self._keys[name] for name in sorted(self._keys)))
@@ -104,21 +103,14 @@ class Coordinator:
         return self.call.near(name).intersection(among) - {name}
 
     def _is_sealed(self, name: str, answer: Any) -> bool:
-        return (
-            type(answer) is Sealed
-            and name in self._keys
-            and is_bytes(answer.commitment, KEY_BYTES)
-            and isinstance(answer.shares, Mapping)
-            and answer.shares.keys() == self._near(name, self._keys)
-            and all(is_bytes(one) for one in answer.shares.values())
-        )
+        return type(answer) is Sealed and name in self._keys and answer.shares.keys() == self._near(name, self._keys)
 
     def vectors(self, answers: Mapping[str, Any]) -> dict[str, Survivors]:
         """Take `Masked`, and return the list of survivors for each of them."""
         self._masked = {
             name: one.words
             for name, one in answers.items()
-            if name in self._sealed and type(one) is Masked and _are_words(one.words, self.call.length)
+            if name in self._sealed and type(one) is Masked and len(one.words) == self.call.length
         }
         self._need(self._masked, "the sum")
         self.survivors = frozenset(self._masked)
@@ -132,7 +124,6 @@ class Coordinator:
             for name, one in answers.items()
             if name in self.survivors
             and type(one) is Consent
-            and is_bytes(one.signature)
             and is_signed(self._identities[name], one.signature, content)
         }
         need(given, self.call, "consent", self._keys, 0)
@@ -177,32 +168,23 @@ class Coordinator:
             return False
         near = self.call.near(name) & self._sealed.keys()
         alive, lost = near & self.survivors, near - self.survivors
-        try:
-            seeds = entries(answer.seeds, "seeds", int, alive)
-            keys = entries(answer.keys, "keys", int, lost)
-        except Refusal:
-            return False
-        inside = all(0 <= value < PRIME for value in (*seeds.values(), *keys.values()))
-        return inside and seeds.keys() == alive and keys.keys() == lost
+        inside = all(int.from_bytes(one) < PRIME for one in (*answer.seeds.values(), *answer.keys.values()))
+        return inside and answer.seeds.keys() == alive and answer.keys.keys() == lost
 
-    def _recover(self, shares: dict[int, int], seal: Callable[[bytes], bytes], sealed: bytes, what: str) -> bytes:
+    def _recover(self, shares: dict[int, bytes], seal: Callable[[bytes], bytes], sealed: bytes, what: str) -> bytes:
         """A secret from the first shares that give one whose seal, such as a public key, is as known."""
         for some in islice(combinations(sorted(shares.items()), self.call.least_shares), _MOST_SUBSETS):
-            secret = combine(dict(some))
+            secret = combine({point: int.from_bytes(share) for point, share in some})
             if secret < 2 ** (8 * KEY_BYTES) and seal(found := secret.to_bytes(KEY_BYTES)) == sealed:
                 return found
         raise Refusal(f"{what} does not follow from its shares: a node gave a wrong one, and this sum is lost")
-
-
-def _are_words(words: Any, length: int) -> bool:
-    return type(words) is np.ndarray and words.dtype == np.uint64 and words.shape == (length,)
 
 
 def _public(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-STAGES = ("keys", "shares", "vectors", "consents", "total")
+STAGES: tuple[Stage, ...] = ("keys", "shares", "vectors", "consents", "total")
 """Methods of a `Coordinator` in their order; a node may be lost before each takes its answer."""
 
 Deliver = Callable[[int, str, str, Callable[[], Any]], Any]
@@ -227,7 +209,7 @@ def run_attempt(
     def step(name: str, message: Any) -> Any:
         return parties[name].begin(call, vectors[name]) if message is call else parties[name].answer(message)
 
-    def ask(stage: str, messages: Mapping[str, Any]) -> dict[str, Any]:
+    def ask(stage: Stage, messages: Mapping[str, Any]) -> dict[str, Any]:
         found = {name: deliver(call.attempt, stage, name, partial(step, name, one)) for name, one in messages.items()}
         return {name: answer for name, answer in found.items() if answer is not None}
 
@@ -268,7 +250,7 @@ def secure_sum(
     run, roster = run or secrets.token_hex(8), tuple(sorted(parties))
     length = len(next(iter(vectors.values())))
     for attempt in range(most_attempts):
-        call = Invitation(run, round_idx, attempt, roster, threshold, length, dishonest=dishonest)
+        call = Invitation(run, round_idx, attempt, roster, threshold, length, "", dishonest)
         try:
             return run_attempt(call, parties, vectors, identities, deliver)
         except TooSmall:

@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta
 from typing_extensions import override
 
 from lit_fed.errors import LitFedError
-from lit_fed.federation.secure.masks import Words
+from lit_fed.federation.secure.masks import KEY_BYTES, Words
+from lit_fed.federation.secure.shamir import SHARE_BYTES
 
 MOST_NODES = 1000
 MOST_LENGTH = 2**32
 """Words of a vector; ChaCha20's counter of 32 bits reaches eight times further."""
+_MOST = Meta(max_length=MOST_NODES)
+Whole = Annotated[int, Meta(ge=0)]
+Names = Annotated[tuple[str, ...], _MOST]
+Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+Brief = Annotated[bytes, Meta(max_length=1024)]
+"""A signature, or sealed shares."""
+Shares = Annotated[Mapping[str, Annotated[bytes, Meta(min_length=SHARE_BYTES, max_length=SHARE_BYTES)]], _MOST]
+ByName = Annotated[Mapping[str, Brief], _MOST]
 
 
 class Refusal(LitFedError):
@@ -56,13 +66,13 @@ class Invitation:
     """
 
     run: str
-    round_idx: int
-    attempt: int
-    roster: tuple[str, ...]
-    threshold: int
-    length: int
-    about: str = ""
-    dishonest: int | None = None
+    round_idx: Whole
+    attempt: Whole
+    roster: Names
+    threshold: Whole
+    length: Whole
+    about: str
+    dishonest: int | None
 
     @property
     def context(self) -> bytes:
@@ -87,15 +97,7 @@ class Invitation:
         return len(self.near(self.roster[0])) - len(self.roster) + self.threshold
 
     def check(self) -> None:
-        """Refuse fields of another type, and a roster or a threshold that protects nobody."""
-        numbers = (self.round_idx, self.attempt, self.threshold, self.length)
-        if (
-            type(self.run) is not str
-            or type(self.about) is not str
-            or any(type(one) is not int or one < 0 for one in numbers)
-            or type(self.dishonest) not in (int, type(None))
-        ):
-            raise Refusal("the call of the secure sum is malformed")
+        """Refuse a roster or a threshold that protects nobody."""
         names_of(self.roster, "roster")
         if not 0 < self.length <= MOST_LENGTH:
             raise Refusal(f"the call of the secure sum has vectors of {self.length} words")
@@ -123,10 +125,10 @@ class SignedKeys:
     """
 
     name: str
-    masking: bytes
-    sealing: bytes
-    clients: int
-    signature: bytes
+    masking: Key
+    sealing: Key
+    clients: Annotated[int, Meta(ge=0, lt=2**31)]
+    signature: Brief
 
     def signed(self, call: Invitation) -> bytes:
         """What the signature covers."""
@@ -137,23 +139,23 @@ class SignedKeys:
 class AllKeys:
     """The keys of all nodes that answered the call."""
 
-    keys: tuple[SignedKeys, ...]
+    keys: Annotated[tuple[SignedKeys, ...], _MOST]
 
 
 @dataclass(frozen=True)
 class Sealed:
     """A node's shares, sealed for each neighbour by name, and the commitment to its own mask's seed."""
 
-    shares: Mapping[str, bytes]
-    commitment: bytes
+    shares: ByName
+    commitment: Key
 
 
 @dataclass(frozen=True)
 class Relayed:
     """Shares sealed for one node, by the neighbour that they are of, and all nodes that shared."""
 
-    shares: Mapping[str, bytes]
-    sharing: tuple[str, ...]
+    shares: ByName
+    sharing: Names
 
 
 @dataclass(frozen=True)
@@ -167,29 +169,29 @@ class Masked:
 class Survivors:
     """The nodes whose vectors arrived."""
 
-    names: tuple[str, ...]
+    names: Names
 
 
 @dataclass(frozen=True)
 class Consent:
     """A node's signature over the survivors, and over all that it has seen of the attempt before."""
 
-    signature: bytes
+    signature: Brief
 
 
 @dataclass(frozen=True)
 class Consents:
     """Signatures of survivors by name."""
 
-    signatures: Mapping[str, bytes]
+    signatures: ByName
 
 
 @dataclass(frozen=True)
 class Unmasking:
     """Shares that a node gives: of survivors' seeds, and of lost nodes' masking keys; never both of one node."""
 
-    seeds: Mapping[str, int]
-    keys: Mapping[str, int]
+    seeds: Shares
+    keys: Shares
 
 
 ToServer = SignedKeys | Sealed | Masked | Consent | Unmasking
@@ -201,26 +203,11 @@ def digest(*parts: Any) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def names_of(names: Any, what: str, among: Collection[str] | None = None) -> frozenset[str]:
-    """Return a list of nodes as a set; refuse other types, a name that stands twice, and names beyond some."""
-    if type(names) is not tuple or len(names) > MOST_NODES or any(type(name) is not str for name in names):
-        raise Refusal(f"the {what} of the secure sum is malformed")
+def names_of(names: Sequence[str], what: str, among: Collection[str] | None = None) -> frozenset[str]:
+    """Return a list of nodes as a set; refuse a name that stands twice, and names beyond some."""
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise Refusal(f"the {what} of the secure sum names node {twice} twice")
     if among is not None and (odd := sorted(set(names) - set(among))):
         raise Refusal(f"the {what} of the secure sum names node {odd[0]}, which does not belong there")
     return frozenset(names)
-
-
-def is_bytes(value: Any, length: int | None = None) -> bool:
-    """Whether a value is bytes, of one length or of at most a kilobyte."""
-    return type(value) is bytes and (len(value) <= 1024 if length is None else len(value) == length)
-
-
-def entries(value: Any, what: str, of: type, among: Collection[str]) -> dict[str, Any]:
-    """Return a mapping from nodes; refuse other types of keys or values, and nodes beyond some."""
-    if not isinstance(value, Mapping) or any(type(one) is not of for one in value.values()):
-        raise Refusal(f"the {what} of the secure sum are malformed")
-    names_of(tuple(value), what, among)
-    return dict(value)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Payload
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
 from lit_fed.engine.wire.request import Request
 from lit_fed.errors import LitFedError
+from lit_fed.federation.messages import schema
+from lit_fed.federation.messages.wire import Message
 from lit_fed.federation.secure.given import Given
 from lit_fed.federation.secure.messages import AllKeys, Consents, Invitation, Refusal, Relayed, Survivors, ToServer
-from lit_fed.federation.secure.packed import Plain, about, pack, unpack
+from lit_fed.federation.secure.packed import SumCall, about, pack, unpack
 from lit_fed.federation.secure.party import Party
 from lit_fed.federation.secure.signer import Signer
 from lit_fed.federation.secure.summed import Logged, SummedSecurely
@@ -25,7 +25,6 @@ from lit_fed.privacy.bounded_sum import grid_of
 
 _STAGES = {"shares": AllKeys, "vectors": Relayed, "consents": Survivors, "total": Consents}
 _TOLD = "lr"  # a setting among a client's metrics
-_MOST_NAMES = 1000
 
 
 class OwnWork:
@@ -81,42 +80,39 @@ class OwnWork:
         self.summed.logged[client_id] = ({}, self.summed.samples(client_id))
         return update
 
-    def answer(self, fields: Mapping[str, Any], tensors: Payload) -> Plain:
-        """Answer a message of the protocol.
-
-        Args:
-            fields: ``stage``, and what the stage needs; untrusted.
-            tensors: The message's; untrusted.
+    def answer(self, message: Message) -> Message:
+        """Answer an untrusted message of the protocol.
 
         Raises:
             Refusal: If the server broke the protocol; the attempt ends.
             BudgetSpent: If the node's noise is spent; the attempt ends.
         """
-        stage = fields.get("stage")
+        stage = message.fields.get("stage")
         try:
             if stage == "offer":
-                names = {name for client_id in self._known(fields).clients for name in self._named[client_id]}
-                return {"names": sorted(names), "key": self.signer.public.hex()}, {}
-            if stage == "keys":
-                return pack(self._begin(fields))
-            if type(stage) is not str or stage not in _STAGES:
-                raise Refusal("the stage of a secure sum is malformed")
-            return pack(self.party.answer(unpack(_STAGES[stage], fields.get("message", {}), tensors)))
+                clients = self._known(message.read(schema.SumOffer)).clients
+                names = {name for client_id in clients for name in self._named[client_id]}
+                fields, tensors = pack(schema.Offered(sorted(names), self.signer.public.hex()))
+            elif stage == "keys":
+                fields, tensors = pack(self._begin(message.read(SumCall)))
+            else:
+                step = message.read(schema.SumStep)
+                fields, tensors = pack(self.party.answer(unpack(_STAGES[step.stage], step.message, {})))
         except LitFedError:
             self.party.forget()
             raise
+        return Message.of(schema.SumAnswer(fields), {"secure": tensors})
 
-    def _known(self, fields: Mapping[str, Any]) -> Request:
+    def _known(self, offer: schema.SumOffer) -> Request:
         """A request for a sum, with the model that its clients worked with; refuse clients that did not answer it."""
-        asked, own = Request.read(fields), self._asked
+        asked, own = offer.request(offer.clients), self._asked
         known = own is not None and replace(own, clients=asked.clients, model="") == asked
         if odd := sorted(set(asked.clients) - (self._updates.keys() if known else set())):
             raise Refusal(f"this node has no work of client {odd[0]} in round {asked.round_idx}, which is to be summed")
         return replace(asked, model=own.model) if own is not None and asked.clients else asked
 
-    def _begin(self, fields: Mapping[str, Any]) -> ToServer:
-        asked, names = self._known(fields), fields.get("names")
-        call = unpack(Invitation, fields.get("call", {}), {})
+    def _begin(self, message: SumCall) -> ToServer:
+        asked, call, names = self._known(message), message.call, message.names
         call.check()
         if (call.run, call.round_idx) != (asked.name, asked.round_idx):
             raise Refusal("the call of the secure sum is for another work")
@@ -126,14 +122,12 @@ class OwnWork:
             raise Refusal("the call bears another number of nodes than trainer.secure_sum.dishonest on this node")
         if 8 * call.length > self.limit:
             raise Refusal(f"the call has vectors of {call.length} words, beyond --most_bytes of this node")
-        if type(names) is not list or len(names) > _MOST_NAMES or any(type(name) is not str for name in names):
-            raise Refusal("the names of metrics of a secure sum are malformed")
-        self.party.identities = self.signer.known(fields.get("nodes"))
+        self.party.identities = self.signer.known(message.nodes)
         noise = self.summed.noise if asked.work == "train" else None
         if noise is not None:
             if names:
                 raise Refusal("metrics of training are not summed where trainer.privacy.honest_nodes is set")
-            if (fields.get("grid"), fields.get("deviation")) != (noise.grid, noise.deviation):
+            if (message.grid, message.deviation) != (noise.grid, noise.deviation):
                 raise Refusal(
                     "the server accounts for other noise than this node adds; set trainer.max_rounds alike on both, or "
                     "noise_multiplier"
@@ -141,7 +135,7 @@ class OwnWork:
         request = asked.digest(call.about, call.length)
         own = self.party.kept(call, request)
         if own is None:
-            vector = self._vector(call, asked, tuple(names), fields.get("grid"))
+            vector = self._vector(call, asked, tuple(names), message.grid)
             if noise is not None:
                 vector = self.summed.noised(vector, call.round_idx, request)
             own = vector[0].cpu().numpy().view(np.uint64)
@@ -153,7 +147,7 @@ class OwnWork:
         self.party.clients = sum(self._logged[client_id][1] > 0 for client_id in asked.clients)  # by samples
         return self.party.begin(call, own, request)
 
-    def _vector(self, call: Invitation, asked: Request, names: tuple[str, ...], grid: Any) -> Tensor:
+    def _vector(self, call: Invitation, asked: Request, names: tuple[str, ...], grid: float) -> Tensor:
         """The sum of this node's clients, (1, words); zeros without any."""
         if not asked.clients:
             return torch.zeros(1, call.length, dtype=torch.int64)

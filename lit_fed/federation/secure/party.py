@@ -35,8 +35,6 @@ from lit_fed.federation.secure.messages import (
     ToServer,
     Unmasking,
     digest,
-    entries,
-    is_bytes,
     names_of,
 )
 from lit_fed.federation.secure.shamir import PRIME, SHARE_BYTES, split
@@ -56,19 +54,9 @@ def is_signed(identity: EllipticCurvePublicKey, signature: bytes, content: bytes
     return True
 
 
-def are_keys(keys: Any, call: Invitation, identities: Identities) -> bool:
+def are_keys(keys: SignedKeys, call: Invitation, identities: Identities) -> bool:
     """Whether a message holds a node's keys, signed for this attempt."""
-    return (
-        type(keys) is SignedKeys
-        and type(keys.name) is str
-        and keys.name in call.roster
-        and is_bytes(keys.masking, KEY_BYTES)
-        and is_bytes(keys.sealing, KEY_BYTES)
-        and type(keys.clients) is int
-        and 0 <= keys.clients < 2**31
-        and is_bytes(keys.signature)
-        and is_signed(identities[keys.name], keys.signature, keys.signed(call))
-    )
+    return keys.name in call.roster and is_signed(identities[keys.name], keys.signature, keys.signed(call))
 
 
 def commitment_of(call: Invitation, name: str, seed: bytes) -> bytes:
@@ -173,8 +161,6 @@ class Party:
             request: Digest of what the server asks for.
         """
         self._attempt = None
-        if type(call) is not Invitation:
-            raise Refusal("a secure sum begins with a call")
         call.check()
         roster = names_of(call.roster, "roster", self.identities)
         if self.name not in roster:
@@ -233,8 +219,6 @@ class Party:
     def _share(self, own: _Attempt, message: AllKeys) -> Sealed:
         """Seal shares of this node's secrets for every neighbour whose keys are signed."""
         call = own.call
-        if type(message.keys) is not tuple or any(type(keys) is not SignedKeys for keys in message.keys):
-            raise Refusal("the keys of the secure sum are malformed")
         names_of(tuple(keys.name for keys in message.keys), "list of keys", call.roster)
         if odd := [keys.name for keys in message.keys if not are_keys(keys, call, self.identities)]:
             raise Refusal(f"the keys of node {odd[0]} are not signed by it for this attempt")
@@ -267,7 +251,8 @@ class Party:
     def _mask(self, own: _Attempt, message: Relayed) -> Masked:
         """Open the shares of others, and send the vector under all masks."""
         call = own.call
-        relayed = entries(message.shares, "shares", bytes, own.keys.keys() - {self.name})
+        relayed = message.shares
+        names_of(tuple(relayed), "shares", own.keys.keys() - {self.name})
         own.sharing = names_of(message.sharing, "list of nodes that shared", own.keys)
         if relayed.keys() | {self.name} != own.sharing & call.near(self.name):
             raise Refusal("the shares of the secure sum are not those of the neighbours that shared")
@@ -306,15 +291,18 @@ class Party:
 
     def _unmask(self, own: _Attempt, message: Consents) -> Unmasking:
         """Give a share of each neighbour: of its seed if it survived, else of its masking key."""
-        signatures = entries(message.signatures, "consents", bytes, own.survivors)
+        signatures = message.signatures
+        names_of(tuple(signatures), "consents", own.survivors)
         content = consented(own.call, own.keys, own.sharing, own.survivors)
         for name, signature in signatures.items():
             if not is_signed(self.identities[name], signature, content):
                 raise Refusal(f"node {name} did not sign this list of survivors")
         need(signatures, own.call, "consent", own.keys, 0)
         return Unmasking(
-            seeds={name: seed for name, (_, seed) in own.shares.items() if name in own.survivors},
-            keys={name: key for name, (key, _) in own.shares.items() if name not in own.survivors},
+            seeds={name: seed.to_bytes(SHARE_BYTES) for name, (_, seed) in own.shares.items() if name in own.survivors},
+            keys={
+                name: key.to_bytes(SHARE_BYTES) for name, (key, _) in own.shares.items() if name not in own.survivors
+            },
         )
 
     def _sign(self, content: bytes) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import (
@@ -16,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
 )
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
 
-from lit_fed.federation.secure.messages import MOST_NODES, Refusal
+from lit_fed.federation.secure.messages import Refusal
 
 
 @dataclass(frozen=True)
@@ -41,14 +40,12 @@ class Signer:
         """SHA-256 of the public key, as of a certificate's in `lit_fed.federation.keys.hashes.key_of`."""
         return hashlib.sha256(self.public).hexdigest()
 
-    def known(self, told: Any) -> dict[str, EllipticCurvePublicKey]:
+    def known(self, told: Mapping[str, str]) -> dict[str, EllipticCurvePublicKey]:
         """Return the public keys that a server tells, by name.
 
         Raises:
             Refusal: If one is malformed, has another name, or is of none of the peers.
         """
-        if not isinstance(told, Mapping) or len(told) > MOST_NODES:
-            raise Refusal("the list of nodes of the secure sum is malformed")
         found = {}
         for name, content in told.items():
             other, key = public_key(content)
@@ -60,11 +57,11 @@ class Signer:
         return found
 
 
-def public_key(content: Any) -> tuple[str, EllipticCurvePublicKey]:
+def public_key(content: str) -> tuple[str, EllipticCurvePublicKey]:
     """Return the name and the key of an untrusted public key in DER, as hexadecimal digits."""
     try:
-        key = load_der_public_key(bytes.fromhex(content) if len(content) <= 1024 else b"")
-    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = load_der_public_key(bytes.fromhex(content))
+    except (ValueError, UnsupportedAlgorithm):
         raise Refusal("a node's public key is malformed") from None
     if not isinstance(key, EllipticCurvePublicKey) or not isinstance(key.curve, SECP384R1):
         raise Refusal("a node's public key is not on P-384")

@@ -21,6 +21,7 @@ from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import ClientFailure, NobodyLeft, WireError
 from lit_fed.federation.ends import Alert
 from lit_fed.federation.messages.frozen import KnownHashes
+from lit_fed.federation.messages.schema import MOST_DROPPED, Ask, ListStates, Train
 from lit_fed.federation.messages.wire import MOST_METRICS, OF_WORK, Message, Ranges, encode
 from lit_fed.federation.server.heard import Due, Heard, answer, held
 from lit_fed.federation.server.means import Clients, NodeTotals, PlausibleMeans
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 _LOOK_S = 3.0  # interval of looking for connected nodes
 _RETURN_S = 0.25  # the same, while the round waits for a node to reconnect
+_KINDS = {"train": Train, "ask": Ask}
 _AT_ONCE = {"train": 4, "ask": 64}  # maximum number of pending messages per node, which bounds the memory of answers
-_MOST_DROPPED = 1000  # maximum number of versions to drop in one message
 _MOST_CAUSES = 20  # maximum number of distinct causes of failure per client
 
 
@@ -303,16 +304,16 @@ class GridExecutor(Executor):
         dropped: list[int] = []
         if isinstance(store.files, NodeFiles):
             every = store.files.dropped.pop(str(client_id), [])
-            dropped, later = every[:_MOST_DROPPED], every[_MOST_DROPPED:]
+            dropped, later = every[:MOST_DROPPED], every[MOST_DROPPED:]
             if later:
                 store.files.dropped[str(client_id)] = later
-        fields = {
+        fields: dict[str, Any] = {
             "client": client_id, "round": broadcast.round_idx, "run": self.roster.identity.run_id, "boot": home.boot,
             "version": store.version(client_id), "drop": dropped, "together": list(asked.together), **work.fields,
         }  # fmt: skip
         there = home.frozen.setdefault(kind, {})
         frozen, fields["frozen"] = self._hashes.divide(kind, broadcast.frozen.get(kind, {}), there)
-        return Message(work.word, fields, {"payload": broadcast.wire[kind], "frozen": frozen})
+        return Message.of(_KINDS[work.word](**fields), {"payload": broadcast.wire[kind], "frozen": frozen})
 
     def _due(self, asked: Asked) -> Due:
         """Return the constraints on the answer to a message."""
@@ -355,6 +356,6 @@ class GridExecutor(Executor):
     def _held(self) -> Iterator[tuple[str, int]]:
         """Ask all nodes for the versions of this run's states that they hold."""
         homes = dict(self.roster.homes)
-        asked = dict.fromkeys(homes, Message("held", {"run": self.roster.identity.run_id}))
+        asked = dict.fromkeys(homes, Message.of(ListStates(self.roster.identity.run_id)))
         answers = self.roster.ask(asked, _LOOK_S * 10, lambda node, said: held(said, homes[node].clients))
         return chain.from_iterable(answers.values())

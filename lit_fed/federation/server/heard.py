@@ -6,18 +6,18 @@ which the caller turns into the failure of the node.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from lit_fed.data.population.census import SCALES, ClientReport
+from lit_fed.data.population.census import ClientReport
 from lit_fed.engine.storage.packs import Version
 from lit_fed.engine.wire.payload import Direction, Layout, Payload
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import WireError
-from lit_fed.federation.messages.frozen import Hashes, read_hashes
+from lit_fed.federation.messages import schema
+from lit_fed.federation.messages.frozen import Hashes
 from lit_fed.federation.messages.wire import (
     TOLD,
     Message,
@@ -31,12 +31,9 @@ from lit_fed.federation.messages.wire import (
 )
 
 T = TypeVar("T")
+A = TypeVar("A", bound=schema.NodeAnswer)
 
 _SPARE_BYTES = 2**22  # maximum size of an answer without its tensors
-_HELD = 2**16  # maximum number of versions of states that a node may report
-_ID = re.compile("0|[1-9][0-9]{0,17}")
-_BOOT = re.compile("[0-9a-f]{1,64}")
-_SHA256 = re.compile("[0-9a-f]{64}")
 
 LONGEST_GREETING = 2**22
 """Maximum size of an answer without tensors, bytes."""
@@ -83,43 +80,21 @@ def greeting(message: Message, num_clients: int, num_classes: int | None) -> Gre
     Raises:
         WireError: If the node refuses to take part, or its answer is invalid.
     """
-    expect_consent(message)
-    clients = {}
-    for name, content in message.get("clients", dict).items():
-        if not _ID.fullmatch(name) or int(name) >= num_clients or type(content) is not dict:
-            raise WireError(f"a node claims client {shown(name, 20)!r}; clients are 0 to {num_clients - 1}")
-        clients[int(name)] = _report(content, f"client {name}", num_classes)
-    if not clients:
+    said = answer_of(message, schema.Greeted)
+    if not said.clients:
         raise WireError("a node has no clients; start it with --client")
-    if not _BOOT.fullmatch(boot := message.get("boot", str)):
-        raise WireError(f"the process id {shown(boot, 40)!r} is malformed; run the same lit_fed on both ends")
-    smallest = message.fields.get("smallest_sum", 0)
-    if type(smallest) is not int or smallest < 0:
-        raise WireError("its --smallest_sum is malformed; run the same lit_fed on both ends")
-    frozen = read_hashes(message.fields.get("frozen", {}))
-    return Greeting(boot, clients, message.get("sums", bool), frozen, smallest)
-
-
-def _report(content: Mapping[str, Any], who: str, num_classes: int | None) -> ClientReport:
-    samples, histogram, fingerprint, scale = (
-        content.get(key) for key in ("samples", "histogram", "fingerprint", "scale")
-    )
-    counts = [] if histogram is None else histogram
-    if (
-        type(counts) is not list
-        or not all(type(count) is int and 0 <= count < 2**53 for count in (samples, *counts))
-        or type(fingerprint) is not str
-        or not _SHA256.fullmatch(fingerprint)
-        or scale not in (None, *SCALES)
-    ):
-        raise WireError(f"the data report of {who} is malformed; run the same lit_fed on both ends")
-    if histogram is not None and (len(counts) != num_classes or sum(counts) != samples):
-        raise WireError(
-            f"{who} reports {samples:,} samples, and a histogram of {sum(counts):,} samples and {len(counts):,} "
-            f"classes where {num_classes or 0:,} are expected; use the same data settings on both ends"
-        )
-    assert type(samples) is int
-    return ClientReport(samples, None if histogram is None else tuple(counts), fingerprint, scale)
+    for name, report in said.clients.items():
+        if not name.isdecimal() or str(int(name)) != name or int(name) >= num_clients:
+            raise WireError(f"a node claims client {shown(name, 20)!r}; clients are 0 to {num_clients - 1}")
+        counts = report.histogram
+        if counts is not None and (len(counts) != num_classes or sum(counts) != report.samples):
+            raise WireError(
+                f"client {name} reports {report.samples:,} samples, and a histogram of {sum(counts):,} samples and "
+                f"{len(counts):,} classes where {num_classes or 0:,} are expected; use the same data settings on both "
+                "ends"
+            )
+    clients = {int(name): report for name, report in said.clients.items()}
+    return Greeting(said.boot, clients, said.sums, said.frozen, said.smallest_sum)
 
 
 def held(message: Message, clients: Collection[int]) -> list[tuple[str, int]]:
@@ -128,21 +103,15 @@ def held(message: Message, clients: Collection[int]) -> list[tuple[str, int]]:
     Raises:
         WireError: If they are malformed or too many.
     """
-    _expect_answer(message)
-    entries, names = message.get("held", list), {str(client_id) for client_id in clients}
-    if len(entries) > _HELD:
-        raise WireError(f"it reports {len(entries):,} versions of its clients' states; at most {_HELD:,} are allowed")
-    for entry in entries:
-        if type(entry) is not list or [type(part) for part in entry] != [str, int] or not 0 <= entry[1] < 2**32:
-            raise WireError("its list of states is malformed; run the same lit_fed on both ends")
-    return list(dict.fromkeys((name, at) for name, at in entries if name in names))
+    names = {str(client_id) for client_id in clients}
+    return list(dict.fromkeys((name, at) for name, at in answer_of(message, schema.States).held if name in names))
 
 
-def expect_consent(message: Message) -> None:
-    """Refuse a node's refusal with its reason, as a `WireError`, and anything else that is not an answer."""
+def answer_of(message: Message, kind: type[A]) -> A:
+    """Return a node's answer of a kind; refuse any other message, and a refusal with its reason, as a `WireError`."""
     if message.word == "failure":
-        raise WireError(shown(message.get("cause", str)))
-    _expect_answer(message)
+        raise WireError(shown(message.read(schema.Failure).cause))
+    return message.read(kind)
 
 
 # ---------------------------------------------------------------------- a client's work
@@ -214,16 +183,15 @@ def answer(message: Message, due: Due) -> Heard:
         WireError: If the answer is malformed, belongs to another message, or violates ``due``.
     """
     who = f"client {due.client_id}"
-    if (message.get("client", int), message.get("round", int)) != (due.client_id, due.round_idx):
+    said = message.read(schema.WorkFailure) if message.word == "failure" else message.read(schema.WorkAnswer)
+    if (said.client, said.round) != (due.client_id, due.round_idx):
         raise WireError(f"the answer of {who} belongs to another message; it is dropped")
-    sums = message.get("sums", dict)
-    if sums and due.sums is None:
+    if said.sums and due.sums is None:
         raise WireError(f"the node of {who} sent sums that were not requested; its answer is dropped")
-    totals = check_sums(sums, f"the node of {who}", due.sums or 0, due.trained, due.ranges)
-    if message.word == "failure":
-        return Heard(shown(message.get("cause", str)) or "it gave no cause", message.get("moved", bool), sums=totals)
-    _expect_answer(message)
-    if message.get("silent", bool):
+    totals = check_sums(said.sums, f"the node of {who}", due.sums or 0, due.trained, due.ranges)
+    if isinstance(said, schema.WorkFailure):
+        return Heard(shown(said.cause) or "it gave no cause", said.moved, sums=totals)
+    if said.silent:
         if due.trained:
             raise WireError(f"{who} sent no update from its training; it is dropped")
         return Heard(sums=totals)
@@ -231,27 +199,14 @@ def answer(message: Message, due: Due) -> Heard:
         raise WireError(
             f"the update of {who} has an unknown group {shown(min(odd), 40)!r}; run the same lit_fed on both ends"
         )
-    weight = check_weight(message.fields.get("weight"), who, due.weights, due.heaviest)
-    metrics = check_metrics(message.get("metrics", dict), who, due.trained, due.ranges)
+    weight = check_weight(said.weight, who, due.weights, due.heaviest)
+    metrics = check_metrics(said.metrics, who, due.trained, due.ranges)
     if due.withheld and (odd := metrics.keys() - TOLD):
         raise WireError(f"{who} sent {min(odd)}, and its node registered to report sums only; it is dropped")
     arrived = due.uplink.arrive(message.tensors.get("payload", {}))
     check_payload(arrived.payload, due.layout, who, due.varying, due.nonnegative)
-    version = _version(message.fields.get("version"), due.round_idx, who) if due.trained else None
+    version = said.version if due.trained else None
+    if version is not None and version[0] != due.round_idx:
+        raise WireError(f"the state of {who} is from round {version[0]}, in round {due.round_idx}; it is dropped")
     ordered = {name: arrived.payload[name] for name in due.layout}
     return Heard("", False, ordered, weight, metrics, version, arrived.num_bytes, totals)
-
-
-def _version(version: Any, round_idx: int, who: str) -> Version | None:
-    if version is None:
-        return None
-    if type(version) is not list or [type(part) for part in version] != [int, int]:
-        raise WireError(f"the state's version of {who} is malformed; run the same lit_fed on both ends")
-    if version[0] != round_idx or not 0 <= version[1] < 2**32:
-        raise WireError(f"the state of {who} is from round {version[0]}, in round {round_idx}; it is dropped")
-    return version[0], version[1]
-
-
-def _expect_answer(message: Message) -> None:
-    if message.word != "answer":
-        raise WireError(f"a node answered with {message.word!r}; run the same lit_fed on both ends")

@@ -14,6 +14,7 @@ from lit_fed.data.population.census import ClientReport
 from lit_fed.errors import ConfigError, WireError
 from lit_fed.federation.ends import Alert
 from lit_fed.federation.messages.frozen import Hashes
+from lit_fed.federation.messages.schema import Hello
 from lit_fed.federation.messages.wire import MOST_BYTES, PROTOCOL, Message, encode
 from lit_fed.federation.server.heard import LONGEST_GREETING, Greeting, greeting
 from lit_fed.federation.server.identity import Identity
@@ -208,7 +209,7 @@ class Roster:
     def _hello(self) -> Message:
         from lit_fed import __version__
 
-        return Message("hello", {"protocol": PROTOCOL, "version": __version__, "settings": dict(self.settings)})
+        return Message.of(Hello(PROTOCOL, __version__, self.settings))
 
     def _take_in(self, node: int, said: Greeting | WireError) -> str | None:
         """Register a node; return why it is refused."""

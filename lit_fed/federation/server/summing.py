@@ -15,18 +15,18 @@ from torch import Tensor
 
 from lit_fed.engine.clients.executor import Question
 from lit_fed.engine.wire.payload import Broadcast, Payload
-from lit_fed.engine.wire.request import Request
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import ConfigError, WireError
 from lit_fed.federation.ends import Alert
+from lit_fed.federation.messages import schema
 from lit_fed.federation.messages.wire import MOST_METRICS, Message, Ranges, check_metrics, check_sums
 from lit_fed.federation.secure import messages as protocol
 from lit_fed.federation.secure.coordinator import Coordinator
 from lit_fed.federation.secure.messages import Invitation, Refusal, TooFew, TooSmall
-from lit_fed.federation.secure.packed import about, pack, unpack
+from lit_fed.federation.secure.packed import SumCall, about, unpack
 from lit_fed.federation.secure.signer import public_key
 from lit_fed.federation.secure.summed import NodeSums, Summed, SummedSecurely, length_of
-from lit_fed.federation.server.heard import LONGEST_GREETING, expect_consent
+from lit_fed.federation.server.heard import LONGEST_GREETING, answer_of
 from lit_fed.privacy.bounded_sum import grid_of
 from lit_fed.tensors import hash_of_groups
 
@@ -102,7 +102,7 @@ class Summing:
         if found is None:
             return {}
         metrics = self.summed.sums(None, {}).read(found.total, found.names).metrics
-        told = {name: [[total], weight] for name, (total, weight) in metrics.items() if weight and math.isfinite(total)}
+        told = {name: ((total,), count) for name, (total, count) in metrics.items() if count and math.isfinite(total)}
         return check_sums(told, "the secure sum", len(clients), False, ranges)
 
     def reach(self, clients: Sequence[int]) -> tuple[int, int]:
@@ -145,7 +145,6 @@ class Summing:
         raise TooFew(f"round {broadcast.round_idx} has no secure sum after {_MOST_ATTEMPTS} attempts: {last}")
 
     def _attempt(self, asked: Mapping[str, Any], model: str, clients: Sequence[int], size: int, grid: float) -> _Found:
-
         self.roster.refresh()
         wanted = set(clients)
         homes = {node: home for node, home in self.roster.homes.items() if home.boot not in self.roster.late}
@@ -155,10 +154,12 @@ class Summing:
         having = sum(any(not trained or self.summed.contributes(one) for one in own) for own in mine.values())
         if having < smallest:
             raise TooSmall(f"{having} of {len(mine)} nodes have clients in it, and {smallest} must")
-        offers = self._offers({node: {**asked, "clients": own} for node, own in mine.items()}, trained)
+        questions = {node: schema.SumOffer(stage="offer", clients=own, **asked) for node, own in mine.items()}
+        offers = self._offers(questions, trained)
         if len(offers) < (least := self.summed.settings.threshold):
             raise TooFew(f"{len(offers)} of {len(mine)} nodes are left for keys, and {least} are needed")
-        at, work = {offer.name: node for node, offer in offers.items()}, Request.read(asked)
+        at = {offer.name: node for node, offer in offers.items()}
+        work = next(iter(questions.values())).request(())
         names = tuple(sorted({name for offer in offers.values() for name in offer.metrics}))
         length = length_of(size, names)
         call = Invitation(
@@ -169,12 +170,19 @@ class Summing:
         public = {offer.name: offer.public for offer in offers.values()}
         noise = self.summed.noise
         deviation = 0 if noise is None else noise.deviation
-        common = {**asked, "names": list(names), "grid": grid, "deviation": deviation, "nodes": public}
+        common: dict[str, Any] = {"names": list(names), "grid": grid, "deviation": deviation, "nodes": public}
 
-        def ask(stage: str, messages: Mapping[str, Any]) -> dict[str, Any]:
+        def ask(stage: schema.Stage, messages: Mapping[str, Any]) -> dict[str, Any]:
             """Send a stage's messages by the nodes' names; return the answers."""
-            more = {name: {**common, "clients": mine[at[name]]} if stage == "keys" else {} for name in messages}
-            sent = {at[name]: _packed(stage, message, more[name]) for name, message in messages.items()}
+            sent: dict[int, Message] = {}
+            for name, message in messages.items():
+                if stage == "keys":
+                    content: schema.Content = SumCall(
+                        stage=stage, call=message, clients=mine[at[name]], **asked, **common
+                    )
+                else:
+                    content = schema.SumStep(stage, message)
+                sent[at[name]] = Message.of(content)
             most = LONGEST_GREETING + (8 * length if stage == "vectors" else 0)
             answers = self.roster.ask(sent, self.seconds, partial(_unpacked, stage), most, strict=True)
             return {name: answers[node] for name, node in at.items() if node in answers}
@@ -183,24 +191,20 @@ class Summing:
         summed = frozenset(client_id for name in server.survivors for client_id in mine[at[name]])
         return _Found(total, names, summed, len(server.survivors))
 
-    def _offers(self, asked: Mapping[int, Mapping[str, Any]], trained: bool) -> dict[int, _Offer]:
+    def _offers(self, asked: Mapping[int, schema.SumOffer], trained: bool) -> dict[int, _Offer]:
         """Ask nodes for their keys and the names of metrics."""
-        messages = {node: Message("secure", {**fields, "stage": "offer"}) for node, fields in asked.items()}
+        messages = {node: Message.of(offer) for node, offer in asked.items()}
         known: dict[str, int] = {}
 
         def read(node: int, message: Message) -> _Offer:
-
-            content, _ = _said(message)
-            name, key = public_key(content["key"])
+            offered = unpack(schema.Offered, *_said(message))
+            name, key = public_key(offered.key)
             if (own := self.roster.homes[node].key) and own != name:
                 raise WireError("it signs with another key than its certificate's")
             if known.setdefault(name, node) != node:
                 raise WireError(f"it signs with the key of node {known[name]}")
-            metrics = content["names"]
-            if type(metrics) is not list or any(type(one) is not str for one in metrics):
-                raise WireError("its names of metrics are malformed; run the same lit_fed on both ends")
-            check_metrics(dict.fromkeys(metrics, 0.0), "it", trained)
-            return _Offer(name, key, content["key"], frozenset(metrics))
+            check_metrics(dict.fromkeys(offered.names, 0.0), "it", trained)
+            return _Offer(name, key, offered.key, frozenset(offered.names))
 
         offers, names = self.roster.ask(messages, self.seconds, read, strict=True), set[str]()
         for node, offer in sorted(offers.items(), key=lambda entry: len(entry[1].metrics)):
@@ -214,23 +218,14 @@ class Summing:
         return offers
 
 
-def _packed(stage: str, message: Any, more: Mapping[str, Any]) -> Message:
-    """A message of a stage, with more fields."""
-    content, tensors = pack(message)
-    place = "call" if stage == "keys" else "message"
-    return Message("secure", {**more, "stage": stage, place: content}, {"secure": tensors})
-
-
 def _unpacked(stage: str, _: int, message: Message) -> Any:
     """A node's answer to a stage."""
-    content, tensors = _said(message)
     try:
-        return unpack(_ANSWERS[stage], content, tensors)
+        return unpack(_ANSWERS[stage], *_said(message))
     except Refusal as error:
         raise WireError(str(error)) from None
 
 
-def _said(message: Message) -> tuple[dict[str, Any], Payload]:
+def _said(message: Message) -> tuple[Any, Payload]:
     """A node's answer; raise `WireError` if it refused."""
-    expect_consent(message)
-    return message.get("message", dict), message.tensors.get("secure", {})
+    return answer_of(message, schema.SumAnswer).message, message.tensors.get("secure", {})

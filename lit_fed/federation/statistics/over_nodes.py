@@ -10,7 +10,6 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from fractions import Fraction
 from typing import Any
 
@@ -21,14 +20,15 @@ from torch import Tensor
 from lit_fed.checks import check_range
 from lit_fed.data import FederatedDataModule
 from lit_fed.data.partitions.cut import clients_here
-from lit_fed.data.population.census import ClientReport
 from lit_fed.data.population.naming import called
 from lit_fed.engine.wire.totals import exact_parts
 from lit_fed.errors import ConfigError, LitFedError, WireError
 from lit_fed.federation.ends import Alert
 from lit_fed.federation.keys.node_keys import Grant
+from lit_fed.federation.messages import schema
 from lit_fed.federation.messages.settings import agreed, mismatch
 from lit_fed.federation.messages.wire import MOST_BYTES, Message, decode, encode, shown
+from lit_fed.federation.server.heard import answer_of
 from lit_fed.federation.server.identity import Identity
 from lit_fed.federation.server.roster import Roster
 from lit_fed.federation.statistics.federation import MOST_BINS
@@ -108,22 +108,19 @@ class StatisticsNode:
         except (Exception, SystemExit) as error:
             cause = (error.remote_text() if isinstance(error, LitFedError) else "") or type(error).__name__
             self.say(Alert(f"no statistics: {error}"))
-            return encode(Message("failure", {"cause": shown(cause)}))
+            return encode(Message.of(schema.Failure(shown(cause))))
 
     def _greet(self, message: Message) -> Message:
-        if (cause := mismatch(self.settings, message, f", and nodes with {ONLY}")) is not None:
+        if (cause := mismatch(self.settings, message.read(schema.Hello), f", and nodes with {ONLY}")) is not None:
             raise WireError(cause)
-        nothing = asdict(ClientReport(0, None, "0" * 64))  # counts leave with the statistics only
-        return Message(
-            "answer", {"boot": self.boot, "clients": {str(one): nothing for one in self.clients}, "sums": False}
-        )
+        nothing = schema.DataReport(0, None, "0" * 64, None)  # counts leave with the statistics only
+        return Message.of(schema.Greeted(self.boot, dict.fromkeys(map(str, self.clients), nothing), False, 0, {}))
 
     def _answer(self, message: Message) -> Message:
         question = read_question(message, len(columns_of(self.data)), self.least)
-        client = message.get("client", int)
-        if message.get("boot", str) != self.boot or (
-            client not in self.clients and (client != -1 or not self.together)
-        ):
+        to = message.read(schema.AskStatistics)
+        client = to.client
+        if to.boot != self.boot or (client not in self.clients and (client != -1 or not self.together)):
             raise WireError(f"client {client} is not on this node, or the node reports sums only")
         key = question.has_ranges
         if self.noise is not None and not key:
@@ -151,20 +148,23 @@ class StatisticsNode:
 
 def ask_message(client: int, boot: str, question: Inquiry) -> Message:
     """The question for a client, or for all clients of a node (−1)."""
-    fields = {"client": client, "boot": boot, "bins": question.bins, "least": question.least}
-    return Message("statistics", fields, {"ranges": {"ranges": torch.from_numpy(question.ranges)}})
+    asked = schema.AskStatistics(client, boot, question.bins, question.least)
+    return Message.of(asked, {"ranges": {"ranges": torch.from_numpy(question.ranges)}})
 
 
 def read_question(message: Message, columns: int, least: int) -> Inquiry:
     """Validate a server's question; refuse one with a smaller threshold than the node's own."""
-    bins, ranges = message.get("bins", int), _floats(message.tensors.get("ranges", {}), "ranges", (columns, 2))
-    if not 1 <= bins <= MOST_BINS or not 1 <= message.get("least", int) < 2**53 or np.isinf(ranges).any():
+    asked, ranges = (
+        message.read(schema.AskStatistics),
+        _floats(message.tensors.get("ranges", {}), "ranges", (columns, 2)),
+    )
+    if asked.bins > MOST_BINS or np.isinf(ranges).any():
         raise WireError("the question for statistics is malformed; run the same lit_fed on both ends")
     if (ranges[:, 0] > ranges[:, 1]).any():
         raise WireError("a range of the question for statistics is empty; run the same lit_fed on both ends")
-    if message.get("least", int) < least:
+    if asked.least < least:
         raise WireError(f"the node tells of no count below {least} samples; ask with --least {least}")
-    return Inquiry(bins, message.get("least", int), ranges)
+    return Inquiry(asked.bins, asked.least, ranges)
 
 
 _ARRAYS = ("classes", "count", "missing", "low", "high", "cells", "unit", "known")
@@ -179,16 +179,14 @@ def pack(site: SiteStatistics) -> Message:
         [exact_parts(sum_ * unit * unit) for sum_, unit in zip(site.squares, units, strict=True)]
     )
     tensors["samples"] = torch.tensor([site.samples], dtype=torch.float64)
-    return Message("answer", {"clients": site.clients}, {"site": tensors})
+    return Message.of(schema.SiteAnswer(site.clients), {"site": tensors})
 
 
 def unpack(
     message: Message, columns: int, classes: int | None, question: Inquiry, clients: int, exact: bool = True
 ) -> SiteStatistics:
     """Validate a node's statistics; raise `WireError` if they are malformed, or of another number of clients."""
-    if message.word == "failure":
-        raise WireError(shown(message.get("cause", str)))
-    if message.word != "answer" or message.get("clients", int) != clients:
+    if answer_of(message, schema.SiteAnswer).clients != clients:
         raise WireError("the statistics are of other clients; run the same lit_fed on both ends")
     told, site = message.tensors.get("site", {}), empty(columns, classes, question)
     for name in _ARRAYS:

@@ -102,6 +102,7 @@ class Server:
             "version": self.mostly([None, *self.versions.get(client, [])], *self.others(client)),
             "drop": self.mostly([[], [], [0], [0, 1, 2]], [-1], "x"),
             "together": self.mostly([[client], sorted(own)], [client, 99], []),
+            "frozen": {},
         }
         if word == "ask":
             fields |= {"protocol": draw.choice(QUESTIONS), "subset": self.mostly(["test", "test", "val"], "train")}
@@ -156,11 +157,13 @@ class Server:
             return
         stage = draw.choice(["offer", "keys", "shares", "vectors", "consents", "total", "none", None])
         fields = {
-            "stage": stage, "work": draw.choice(["train", "ask", "/"]), "run": draw.choice(self.runs), "protocol": "",
+            "work": draw.choice(["train", "ask", "/"]), "run": draw.choice(self.runs), "protocol": "",
             "subset": "", "round": draw.choice([0, 1, "0"]), "clients": draw.choice([[], [0], [0, 0], "x", [99]]),
-            "message": draw.choice([{}, {"keys": []}, {"names": []}, {"signatures": {}}]), "call": {},
         }  # fmt: skip
-        self.world.send(place, Message("secure", fields))
+        more = {"call": {}, "names": [], "grid": 1.0, "deviation": 0, "nodes": {}}
+        step = {"message": draw.choice([{}, {"keys": []}, {"names": []}, {"signatures": {}}])}
+        fields = {"offer": fields, "keys": fields | more}.get(stage, step)
+        self.world.send(place, Message("secure", fields | {"stage": stage}))
 
     def anything(self, kind: str) -> None:
         """Send a message, of a kind more often than not."""

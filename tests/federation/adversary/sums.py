@@ -8,11 +8,12 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 
-from lit_fed.engine.wire.request import Request
 from lit_fed.errors import LitFedError
+from lit_fed.federation.messages.schema import SumOffer
 from lit_fed.federation.messages.wire import Message
 from lit_fed.federation.secure.coordinator import STAGES, Coordinator
 from lit_fed.federation.secure.messages import Consent, Invitation, Masked, Sealed, SignedKeys, Survivors, Unmasking
@@ -63,6 +64,7 @@ class SumsServer(Server):
                         "run": asked.run,
                         "boot": self.world.boots[place],
                         "drop": [],
+                        "frozen": {},
                         "version": self.mostly([None], *self.versions.get(client, [None])),
                     }
                     self.work(asked.word, place, client, payload=asked.model, together=sorted(own), **fixed, **question)
@@ -92,9 +94,10 @@ class SumsServer(Server):
         size = sum(tensor.numel() for tensor in asked.model.values()) if trained else 0
         model = hash_of_groups({"payload": asked.model, "frozen": {}})
         self.attempts += 1
+        offer = msgspec.convert({**fields, "stage": "offer", "clients": []}, SumOffer).request(())
         call = Invitation(
-            Request.read(fields).name, asked.round_idx, self.attempts, tuple(sorted(at)), THRESHOLD,
-            length_of(size, names), about(model, size, grid, names),
+            offer.name, asked.round_idx, self.attempts, tuple(sorted(at)), THRESHOLD,
+            length_of(size, names), about(model, size, grid, names), None,
         )  # fmt: skip
         public = {name: offers[place]["key"] for name, place in at.items()}
         common = {

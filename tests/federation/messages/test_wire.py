@@ -130,16 +130,6 @@ def test_a_message_over_the_limit_is_not_even_read() -> None:
         decode(GOOD, limit=100)
 
 
-def test_a_field_has_the_type_that_is_asked_for() -> None:
-    message = Message("train", {"client": True, "round": 3, "lr": 1})
-    assert message.get("round", int) == 3
-    assert message.get("lr", float) == 1.0
-    with pytest.raises(WireError, match="the field 'client' of a message 'train' is of type bool"):
-        message.get("client", int)
-    with pytest.raises(WireError, match="the field 'kind' of a message 'train' is missing"):
-        message.get("kind", str)
-
-
 WANTED = layout_of({"w": torch.zeros(2, 3), "n": torch.zeros((), dtype=torch.int64)})
 RIGHT = {"w": torch.ones(2, 3), "n": torch.tensor(4)}
 

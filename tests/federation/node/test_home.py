@@ -85,7 +85,7 @@ def test_the_commands_of_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_what_a_node_keeps_is_checked(tmp_path: Path) -> None:
     (node,) = nodes_of(small(), tmp_path, [[0]])
-    good: dict[str, Any] = {"run": "0" * 16, "round": 0, "versions": {"0": None}}
+    good: dict[str, Any] = {"run": "0" * 16, "round": 0, "versions": {"0": None}, "frozen": {}}
     model = node.federation.broadcast(0).wire["model"]
 
     def told(tensors: Any, **changes: Any) -> str:
@@ -96,7 +96,7 @@ def test_what_a_node_keeps_is_checked(tmp_path: Path) -> None:
     for changes in ({"round": 9}, {"round": -1}, {"versions": {}}, {"versions": {"0": None, "1": None}}):
         assert "the end of the run is for other clients" in told(sent, **changes)
     assert "is malformed; run the same lit_fed" in told(sent, run="../x")
-    assert "the version of a client's state is malformed" in told(sent, versions={"0": [1]})
+    assert "is malformed; run the same lit_fed" in told(sent, versions={"0": [1]})
     assert not list(states(tmp_path, 0).rglob(NAME))
     assert told(sent) == "None"
     assert read(states(tmp_path, 0)).versions == {0: None}

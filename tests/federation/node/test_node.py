@@ -29,7 +29,15 @@ RUN = "0" * 16
 
 def told(node: Node, word: Any = "train", payload: Any = None, **changes: Any) -> Message:
     """What a node answers to work for its client 0 in round 0."""
-    fields: dict[str, Any] = {"client": 0, "round": 0, "run": RUN, "boot": node.boot, "version": None, "drop": []}
+    fields: dict[str, Any] = {
+        "client": 0,
+        "round": 0,
+        "run": RUN,
+        "boot": node.boot,
+        "version": None,
+        "drop": [],
+        "frozen": {},
+    }
     tensors = {"payload": {"network.weight": torch.zeros(1, 2)} if payload is None else payload}
     return decode(node.handle(encode(Message(word, fields | {"together": [0]} | changes, tensors))))
 
@@ -231,7 +239,7 @@ def test_ever_new_runs_reset_no_count(tmp_path: Path) -> None:
 def test_a_node_drops_no_more_than_a_server_can_ask(tmp_path: Path, drop: list[Any]) -> None:
     (node,) = nodes_of(small(algorithm=Scaffold), tmp_path, [[0]])
     with node.at_work():
-        assert "the list of states to drop is malformed" in str(told(node, drop=drop).fields["cause"])
+        assert "`$.drop" in str(told(node, drop=drop).fields["cause"])
 
 
 def test_a_node_keeps_the_state_that_it_is_to_go_on_from(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def plain(given: dict[str, Words], among: object = None) -> Words:
 
 def call_of(count: int, threshold: int, **more: object) -> Invitation:
     given: dict[str, object] = {"run": "r", "round_idx": 0, "attempt": 0, "roster": tuple(names(count)), "length": 5}
+    given |= {"about": "", "dishonest": None}
     return Invitation(**{**given, "threshold": threshold, **more})  # type: ignore[arg-type]
 
 

@@ -50,7 +50,7 @@ ABOUT_Y = {W: torch.tensor([[0.25, 0.5]])}
 
 def asked(node: Node, client_id: int, payload: Mapping[str, Tensor], word: Any = "train", **more: Any) -> Message:
     """A node's answer to a request for a client's work."""
-    fields = {"client": client_id, "round": 0, "run": RUN, "boot": node.boot, "version": None, "drop": []}
+    fields = {"client": client_id, "round": 0, "run": RUN, "boot": node.boot, "version": None, "drop": [], "frozen": {}}
     return decode(node.handle(encode(Message(word, fields | {"together": [client_id]} | more, {"payload": payload}))))
 
 
@@ -61,7 +61,7 @@ def called(node: Node, clients: list[int], payload: Mapping[str, Tensor], attemp
     noise = own.summed.noise
     what = about(hash_of_groups({"payload": payload, "frozen": {}}), 2, noise.grid, ())
     run_id, round_idx = more.get("run", RUN), more.get("round", 0)
-    call = Invitation(f"{run_id}/train//", round_idx, attempt, tuple(sorted(signers)), 3, 5, what)
+    call = Invitation(f"{run_id}/train//", round_idx, attempt, tuple(sorted(signers)), 3, 5, what, None)
     fields = {
         "run": run_id, "work": "train", "protocol": "", "subset": "", "round": round_idx, "clients": clients,
         "stage": "keys", "call": pack(call)[0], "names": [], "grid": noise.grid, "deviation": noise.deviation,
@@ -361,7 +361,7 @@ def test_a_malformed_smallest_sum_in_a_greeting_is_refused(tmp_path: Path, told:
     hello = {"protocol": PROTOCOL, "version": __version__, "settings": node.settings}
     message = decode(node.handle(encode(Message("hello", hello))))
     assert greeting(message, 5, 5).smallest == 3
-    with pytest.raises(WireError, match="--smallest_sum is malformed"):
+    with pytest.raises(WireError, match=r"malformed; .*smallest_sum`"):
         greeting(Message("answer", {**message.fields, "smallest_sum": told}), 5, 5)
 
 

@@ -11,6 +11,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.federation.secure import party
 from lit_fed.federation.secure.coordinator import STAGES, run_attempt, secure_sum
 from lit_fed.federation.secure.messages import Consents, Invitation, Refusal, Relayed, Survivors, TooFew
+from lit_fed.federation.secure.packed import pack, unpack
 from lit_fed.federation.secure.party import pair_mask
 from lit_fed.privacy import SecureSum
 from tests.federation.secure.support import Attempt, call_of, identities, names, nodes, plain, vectors
@@ -199,7 +200,7 @@ def test_different_lists_of_survivors_unmask_nothing() -> None:
 @pytest.mark.parametrize("dishonest", [-1, 5, True, "1"])
 def test_a_number_that_a_threshold_does_not_bear_is_refused(dishonest: Any) -> None:
     with pytest.raises(Refusal, match=r"dishonest nodes are more than 6 of 7 bear|is malformed"):
-        call_of(7, 6, dishonest=dishonest).check()
+        unpack(Invitation, pack(call_of(7, 6, dishonest=dishonest))[0], {}).check()
 
 
 def test_settings_beyond_the_threshold_are_refused() -> None:

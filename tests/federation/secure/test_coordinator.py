@@ -108,11 +108,15 @@ def unmasked(attempt: Attempt) -> dict[str, Any]:
     return {name: attempt.nodes[name].answer(message) for name, message in attempt.messages.items()}
 
 
+def other(share: bytes) -> bytes:
+    return share[:-1] + bytes([share[-1] ^ 1])
+
+
 def test_a_wrong_share_is_found_by_the_commitment_and_others_are_taken() -> None:
     attempt = Attempt(4, 3, "consents")
     answers = unmasked(attempt)
     own = answers["n0"]
-    answers["n0"] = Unmasking({name: share ^ 1 for name, share in own.seeds.items()}, own.keys)
+    answers["n0"] = Unmasking({name: other(share) for name, share in own.seeds.items()}, own.keys)
     assert attempt.server.total(answers).tolist() == plain(attempt.given).tolist()
     del answers["n3"]  # now no three right shares are left
     with pytest.raises(Refusal, match=r"^the seed of node n0 does not follow from its shares: a node gave a wrong one"):
@@ -122,7 +126,7 @@ def test_a_wrong_share_is_found_by_the_commitment_and_others_are_taken() -> None
 def test_a_wrong_share_of_a_lost_nodes_key_is_found_by_its_public_key() -> None:
     attempt = Attempt(5, 4, "consents", lost=("n4",))
     answers = unmasked(attempt)
-    answers["n0"] = replace(answers["n0"], keys={"n4": answers["n0"].keys["n4"] ^ 1})
+    answers["n0"] = replace(answers["n0"], keys={"n4": other(answers["n0"].keys["n4"])})
     with pytest.raises(Refusal, match="the key of node n4 does not follow"):
         attempt.server.total(answers)
 
