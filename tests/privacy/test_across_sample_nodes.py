@@ -96,7 +96,7 @@ def test_each_node_has_a_key_and_a_promise_of_its_own_and_the_card_lists_them(tm
     card = (made.log_dir / "privacy.md").read_text()
     assert f"| 2 | {other:.6g} | 0.005 | 2 |" in card
     assert "cannot check it" in card
-    (line,) = made.run.federation.wrappers.said(made.run.federation.server)
+    (line,) = made.run.federation.wrappers.closing_lines()
     assert "nodes claim epsilon up to" in line
     assert "for 3 of 3 clients" in line
     files = sorted(path for path in tmp_path.rglob("key.*"))

@@ -61,7 +61,7 @@ def guesses(folder: Path, data: type[Canary], noise: float, expected: int) -> di
         run, private = made.run, made.run.federation.wrappers.stack[0]
         assert isinstance(private, SampleLevel)
         run.callbacks, run._listeners = (), {}  # a round alone, without files
-        private.release = lambda aggregate, cohort, kept: (aggregate, cohort, {})  # type: ignore[method-assign]
+        private.release = lambda aggregate, cohort: (aggregate, cohort, {})  # type: ignore[method-assign]
         model = run.federation.server["model"]
         with run.federation.session.at_work("fit"):
             for seed in range(RUNS):

@@ -328,11 +328,9 @@ class SummedSecurely(Wrapper):
         self.logged, self._round = {}, broadcast.round_idx
         self._private = isinstance(below, BoundedSum)
         self._sums = self.sums(broadcast, self.logged, below.grid if isinstance(below, BoundedSum) else None)
-        return (
-            self._sums
-            if self.over_nodes is None
-            else RemoteSums(self._sums, broadcast, self.over_nodes, self.noise is not None)
-        )
+        if self.over_nodes is None:
+            return self._sums
+        return RemoteSums(self._sums, broadcast, self.over_nodes, self.noise is not None)
 
     def noised(self, words: Tensor, round_idx: int, request: bytes = b"") -> Tensor:
         """Vectors of updates by node, (nodes, words), with the noise of each node, where nodes add noise.
