@@ -45,7 +45,7 @@ from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.dataset_module import DatasetModule, Datasets
 from lit_fed.data.population.hooks import Batches, Subset
 from lit_fed.data.population.in_memory import Arrays, ImageDataModule, TensorDataModule
-from lit_fed.data.population.source import Columns, Names, Source, TensorSource
+from lit_fed.data.population.source import Categorical, Columns, Source, TensorSource
 from lit_fed.data.population.targets import quantile_strata
 from lit_fed.data.population.views import Brightness, FeatureSkew, NoiseLevels, Rotations, View
 from lit_fed.data.sets.scikit import Diabetes, DigitPairs, Digits
@@ -67,6 +67,7 @@ __all__ = [
     "Batches",
     "Brightness",
     "CSVText",
+    "Categorical",
     "ClassesPerClient",
     "ClientArrays",
     "ClientFolders",
@@ -92,7 +93,6 @@ __all__ = [
     "Listed",
     "Loader",
     "LogNormal",
-    "Names",
     "Natural",
     "NoiseLevels",
     "Normalize",

@@ -14,7 +14,7 @@ from lit_fed.data.partitions.partition import Partition
 from lit_fed.data.population.dataset_module import DecodedImages
 from lit_fed.data.population.files import IMAGES, split_images
 from lit_fed.data.population.naming import numbered
-from lit_fed.data.population.source import Columns, Names, Source
+from lit_fed.data.population.source import Categorical, Columns, Source
 from lit_fed.data.remarks import is_hidden, remark_left_out
 from lit_fed.errors import ConfigError
 
@@ -107,7 +107,7 @@ class ClientFolders(Source, DecodedImages):
 def _columns(images: list[tuple[str, str, int]], classes: list[str], clients: list[str], root: Path) -> Columns:
     """Images, each with its class and the position of its client."""
     paths, labels, owners = ([image[place] for image in images] for place in range(3))
-    y, named = Names(classes, numbered(labels, classes)), Names(clients, np.array(owners, dtype=np.int64))
+    y, named = Categorical(classes, numbered(labels, classes)), Categorical(clients, np.array(owners, dtype=np.int64))
     return Columns(np.array(paths, dtype=object), y, named, source=str(root))
 
 

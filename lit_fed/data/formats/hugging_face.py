@@ -39,7 +39,7 @@ from lit_fed.data.partitions.partition import Partition
 from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.dataset_module import DecodedImages
 from lit_fed.data.population.naming import in_order
-from lit_fed.data.population.source import MANY_CLASSES, Columns, Names, Source, check_classes, check_roles
+from lit_fed.data.population.source import MANY_CLASSES, Categorical, Columns, Source, check_classes, check_roles
 from lit_fed.data.population.targets import checked_targets, remark_merged
 from lit_fed.errors import ConfigError, reason
 from lit_fed.printing import counted
@@ -368,7 +368,7 @@ class HuggingFace(Source, DecodedImages):
             )
         return False
 
-    def _classes(self, part: str, train: Names | None) -> Names:
+    def _classes(self, part: str, train: Categorical | None) -> Categorical:
         """The class of each sample, numbered as in the training split."""
         where, column = self._where(part), self._target[0]
         classes, known = _names(self._tables[part], column, where, "target"), self._feature_names(column)
@@ -383,7 +383,7 @@ class HuggingFace(Source, DecodedImages):
         check_classes(classes.names, names, f"{where}, {column!r}")
         return classes.among(names)
 
-    def _clients(self, column: str) -> dict[str, Names]:
+    def _clients(self, column: str) -> dict[str, Categorical]:
         """The client of each sample by part; no name for the samples of others, such as of clients to test on."""
         own = {part: _names(table, column, self._where(part), "client") for part, table in self._tables.items()}
         names = in_order(own["train"].names)
@@ -404,7 +404,7 @@ class HuggingFace(Source, DecodedImages):
             names[place] if members[at] == 1 else f"{names[place]} +{members[at] - 1}" for at, place in enumerate(first)
         ]
         lookup = np.append(group, -1)
-        return {part: Names(joined, lookup[clients.among(names).codes]) for part, clients in own.items()}
+        return {part: Categorical(joined, lookup[clients.among(names).codes]) for part, clients in own.items()}
 
     def _numbers(self, part: str) -> NDArray[Any]:
         """Numerical targets, (n,) or (n, k)."""
@@ -487,7 +487,7 @@ def _arrow(table: Any, column: str, where: str, setting: str) -> Any:
     return values
 
 
-def _names(table: Any, column: str, where: str, setting: str) -> Names:
+def _names(table: Any, column: str, where: str, setting: str) -> Categorical:
     """A column of texts or whole numbers."""
     values, feature = _arrow(table, column, where, f"data.{setting}"), table.features[column]
     names, kind = getattr(feature, "names", None), str(values.type)
@@ -502,7 +502,7 @@ def _names(table: Any, column: str, where: str, setting: str) -> Names:
                 "a split with labels, or remove the row"
             )
         held = [names[code] for code in held]
-    return Names([str(name) for name in held], codes)
+    return Categorical([str(name) for name in held], codes)
 
 
 def _library() -> Any:

@@ -17,7 +17,7 @@ from lit_fed.checks import check_range
 from lit_fed.data.formats.csv_text import hash_words, token_ids
 from lit_fed.data.partitions.partition import Partition
 from lit_fed.data.population.naming import in_order
-from lit_fed.data.population.source import Columns, Names, TensorSource
+from lit_fed.data.population.source import Categorical, Columns, TensorSource
 from lit_fed.errors import ConfigError
 
 LeafSet = Literal["femnist", "shakespeare", "sent140"]
@@ -123,7 +123,7 @@ class LEAF(TensorSource):
             raise ConfigError(f"{folder} has no user with samples; sample the set anew")
         sizes = [len(by_user[name][1]) for name in names]
         x, y = (np.concatenate([by_user[name][place] for name in names]) for place in (0, 1))
-        return Columns(x, y, Names(names, np.repeat(np.arange(len(names)), sizes)), source=self.root)
+        return Columns(x, y, Categorical(names, np.repeat(np.arange(len(names)), sizes)), source=self.root)
 
     def _users(self, file: Path) -> Iterator[tuple[str, tuple[NDArray[Any], NDArray[np.int64]]]]:
         """Each user with samples, and these."""

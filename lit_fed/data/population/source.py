@@ -28,7 +28,7 @@ MANY_CLASSES = 100
 
 
 @dataclass(frozen=True)
-class Names:
+class Categorical:
     """A column of names, such as of classes or clients.
 
     Args:
@@ -40,7 +40,7 @@ class Names:
     codes: IntArray
 
     @classmethod
-    def of(cls, values: Iterable[Any]) -> Names:
+    def of(cls, values: Iterable[Any]) -> Categorical:
         """The names of rows, n; see `in_order` for their order."""
         rows = list(values)
         if None in rows:
@@ -51,12 +51,12 @@ class Names:
     def __len__(self) -> int:
         return len(self.codes)
 
-    def __getitem__(self, rows: Any) -> Names:
-        return Names(self.names, self.codes[rows])
+    def __getitem__(self, rows: Any) -> Categorical:
+        return Categorical(self.names, self.codes[rows])
 
-    def among(self, names: list[str]) -> Names:
+    def among(self, names: list[str]) -> Categorical:
         """The same rows, numbered by other names."""
-        return Names(names, np.append(numbered(self.names, names), -1)[self.codes])
+        return Categorical(names, np.append(numbered(self.names, names), -1)[self.codes])
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Columns:
 
     Args:
         x: Inputs as in `Part`, or an array that stands for them, such as paths.
-        y: Targets: texts or `Names` are classes, integers are classes counted from 0, and floating-point numbers, of
-            shape (n,) or (n, k), are the targets of a regression.
-        clients: The name or number of each sample's client, or `Names`; None without clients.
+        y: Targets: texts or `Categorical` are classes, integers are classes counted from 0, and floating-point numbers,
+            of shape (n,) or (n, k), are the targets of a regression.
+        clients: The name or number of each sample's client, or `Categorical`; None without clients.
         test: Samples to test on; None to hold out a share of these.
         val: A separate validation set; None for one held out by `val_fraction`.
         source: The file or data set, for errors.
@@ -81,12 +81,12 @@ class Columns:
     source: str = "the data set"
 
     def __post_init__(self) -> None:
-        y = self.y if isinstance(self.y, Names) else np.asarray(self.y)
-        if not isinstance(y, Names) and y.dtype.kind in "OUS":
-            y = Names.of(y)
+        y = self.y if isinstance(self.y, Categorical) else np.asarray(self.y)
+        if not isinstance(y, Categorical) and y.dtype.kind in "OUS":
+            y = Categorical.of(y)
         object.__setattr__(self, "y", y)
-        if not isinstance(self.clients, Names | None):
-            object.__setattr__(self, "clients", Names.of(self.clients))
+        if not isinstance(self.clients, Categorical | None):
+            object.__setattr__(self, "clients", Categorical.of(self.clients))
         sizes = [len(column) for column in (self.x, y, self.clients) if column is not None]
         if len(set(sizes)) > 1:
             raise ConfigError(f"{self.source}: columns have {' and '.join(map(str, sizes))} rows; give one each")
@@ -101,7 +101,7 @@ class Columns:
 
     def part(self) -> Part:
         """The samples, with numbers in place of names."""
-        y, clients = (column.codes if isinstance(column, Names) else column for column in (self.y, self.clients))
+        y, clients = (column.codes if isinstance(column, Categorical) else column for column in (self.y, self.clients))
         return Part(self.x, y, clients)
 
 
@@ -146,7 +146,7 @@ class Source(FederatedDataModule):
         """The samples to train, test and validate on, whose names have the same numbers in all three."""
         whole = self.read()
         whole = self._hold_out(whole) if whole.test is None else whole
-        classes = whole.y.names if isinstance(whole.y, Names) else []
+        classes = whole.y.names if isinstance(whole.y, Categorical) else []
         clients = whole.clients.names if whole.clients is not None else []
         train, test, val = (
             None if part is None else self._numbered(part, self._names_given or classes, clients)
@@ -167,7 +167,7 @@ class Source(FederatedDataModule):
         return replace(whole.take(~chosen), test=whole.take(chosen), val=whole.val)
 
     def _numbered(self, part: Columns, classes: list[str], clients: list[str]) -> Columns:
-        if isinstance(part.y, Names):
+        if isinstance(part.y, Categorical):
             of = "data.class_names" if self._names_given else "the training rows"
             check_classes(part.y.names, classes, part.source, of)
             part = replace(part, y=part.y.among(classes))
@@ -181,7 +181,7 @@ class Source(FederatedDataModule):
         if self._names_given or self._num_classes_given is not None:
             return self._names_given
         y = self.columns.y
-        return y.names if isinstance(y, Names) else None
+        return y.names if isinstance(y, Categorical) else None
 
     @cached_property
     @override
@@ -213,7 +213,7 @@ class Source(FederatedDataModule):
         if self._names_given or self._num_classes_given is not None:
             return super().pooled()
         y = self.columns.y
-        if isinstance(y, Names):
+        if isinstance(y, Categorical):
             return "data.class_names are read off all clients' samples; give them"
         if y.dtype.kind in "iu" and type(self).num_classes is Source.num_classes:
             return "data.num_classes is counted over all clients' labels; give it"

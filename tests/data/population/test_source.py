@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fed.data import IID, Columns, Names, Natural, TensorSource
+from lit_fed.data import IID, Categorical, Columns, Natural, TensorSource
 from lit_fed.errors import ConfigError
 
 
@@ -74,7 +74,7 @@ def test_given_names_keep_their_order() -> None:
     data = ready(columns, class_names=["b", "a", "c"], num_clients=1)
     assert (data.class_names, data.num_classes) == (["b", "a", "c"], 3)
     assert [y.tolist() for _, y in data.test_loader()] == [[1, 0]]
-    ordered = Columns(inputs(4), Names(["b", "a"], np.array([0, 1, 0, 1])), test=Columns(inputs(2), ["a", "b"]))
+    ordered = Columns(inputs(4), Categorical(["b", "a"], np.array([0, 1, 0, 1])), test=Columns(inputs(2), ["a", "b"]))
     assert [y.tolist() for _, y in ready(ordered, num_clients=1).test_loader()] == [[1, 0]]
 
 
