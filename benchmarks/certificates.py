@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lit_fed.federation.keys.authority import Keyring
-from lit_fed.federation.keys.hashes import key_of
+from lit_fed.federation.keys.node_keys import key_of
 
 
 def make_keys(folder: Path, homes: Sequence[str], summed: bool = False) -> tuple[list[str], list[list[str]]]:

@@ -21,8 +21,7 @@ from lit_fed.federation.commands.federation_file import read_federation
 from lit_fed.federation.commands.provision import provision
 from lit_fed.federation.keys import authority
 from lit_fed.federation.keys.authority import read_certificate, read_key, read_request
-from lit_fed.federation.keys.hashes import key_of, read_hashes
-from lit_fed.federation.keys.node_keys import Grant, NodeKeys
+from lit_fed.federation.keys.node_keys import Grant, NodeKeys, key_of, read_hashes
 from lit_fed.federation.transport.security import Security
 from tests.support import ROOT
 

@@ -134,7 +134,7 @@ def provision(
         A line per end: which files were kept, which are new.
     """
     from lit_fed.federation.keys.authority import AUTHORITY, KEYS, SITES, Keyring, write
-    from lit_fed.federation.keys.hashes import key_of
+    from lit_fed.federation.keys.node_keys import key_of
 
     ends = [SERVER, *(site.name for site in file.sites)]
     _check(output)

@@ -26,7 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from lit_fed.engine.storage.files import in_place_of
 from lit_fed.errors import ConfigError
-from lit_fed.federation.keys.hashes import key_of
+from lit_fed.federation.keys.node_keys import key_of
 
 AUTHORITY, SERVER, SITES, KEYS = "authority", "server", "sites", "keys"
 """Folders of the authority, the server and the sites, and the server's subfolder of the sites' certificates."""

@@ -152,10 +152,9 @@ class Node:
                 cause = f"client {client_id} is not on this node, which restarted in the meantime"
                 return encode(self._failed(client_id, round_idx, cause, moved=True))
             broadcast = self._take_in(asked, message.tensors)
-            if isinstance(asked, schema.Ask):
-                outcome = self._ask(asked, broadcast)
-            else:
-                (outcome,) = self.federation.executor.run([client_id], broadcast)
+            outcome = (
+                self._ask(asked, broadcast) if isinstance(asked, schema.Ask) else self._train(client_id, broadcast)
+            )
             if isinstance(outcome, ClientFailure) and self.sums is not None and self.sums.summed.noise is not None:
                 self.say(Alert(f"{outcome}; the server gets an update by zeros"))
                 self.log.write(f"{outcome}\n{outcome.details}".rstrip())  # without a number, of which it could count
@@ -303,6 +302,10 @@ class Node:
         if at != self._at:
             self._at = at
             self.say(at)
+
+    def _train(self, client_id: int, broadcast: Broadcast) -> ClientUpdate | ClientFailure:
+        (outcome,) = self.federation.executor.run([client_id], broadcast)
+        return outcome
 
     def _ask(self, asked: schema.Ask, broadcast: Broadcast) -> ClientUpdate | None:
         name, subset = asked.protocol, asked.subset

@@ -67,7 +67,7 @@ def signer_of(trainer: FederatedTrainer, key: str | None, peers: str | None) -> 
             "docs/secure_sums.md"
         )
     from lit_fed.federation.keys.authority import read_key
-    from lit_fed.federation.keys.hashes import read_hashes
+    from lit_fed.federation.keys.node_keys import read_hashes
     from lit_fed.federation.secure.signer import Signer
 
     return Signer(read_key(Path(key)), read_hashes(peers, "--peers"))

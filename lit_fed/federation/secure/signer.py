@@ -37,7 +37,7 @@ class Signer:
 
     @property
     def name(self) -> str:
-        """SHA-256 of the public key, as of a certificate's in `lit_fed.federation.keys.hashes.key_of`."""
+        """SHA-256 of the public key, as of a certificate's in `lit_fed.federation.keys.node_keys.key_of`."""
         return hashlib.sha256(self.public).hexdigest()
 
     def known(self, told: Mapping[str, str]) -> dict[str, EllipticCurvePublicKey]:

@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 from lit_fed.data.partitions.cut import named
 from lit_fed.errors import ConfigError, ProcessLost, WireError
 from lit_fed.federation.ends import Alert, check_free, check_public, ending_by_signal
-from lit_fed.federation.keys.hashes import key_of
-from lit_fed.federation.keys.node_keys import NodeKeys
+from lit_fed.federation.keys.node_keys import NodeKeys, key_of
 from lit_fed.federation.transport import frames  # before grpc, which it sets up
 from lit_fed.federation.transport.grid import Reply
 from lit_fed.federation.transport.security import Security

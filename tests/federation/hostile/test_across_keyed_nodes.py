@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_fed.federation.keys.hashes import key_of
-from lit_fed.federation.keys.node_keys import NodeKeys
+from lit_fed.federation.keys.node_keys import NodeKeys, key_of
 from lit_fed.federation.transport import frames, serving
 from lit_fed.federation.transport.frames import CHUNK, GOODBYE, HEAD
 from lit_fed.federation.transport.grid import Reply

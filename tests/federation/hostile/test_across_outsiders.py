@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from lit_fed.federation.keys import node_keys
-from lit_fed.federation.keys.hashes import key_of
-from lit_fed.federation.keys.node_keys import NodeKeys
+from lit_fed.federation.keys.node_keys import NodeKeys, key_of
 from lit_fed.federation.transport import calling, frames
 from tests.federation.hostile.support import PREFACE, SETTINGS, Keyed, connected, http2, listening, many, resident
 from tests.federation.serving_support import Echo, answer_of, free_address, of_node, served, until, working

@@ -8,8 +8,7 @@ import pytest
 
 from lit_fed.errors import ConfigError
 from lit_fed.federation.keys import node_keys
-from lit_fed.federation.keys.hashes import key_of
-from lit_fed.federation.keys.node_keys import Grant, NodeKeys
+from lit_fed.federation.keys.node_keys import Grant, NodeKeys, key_of
 
 
 def written(keys: Path, text: str) -> Path:

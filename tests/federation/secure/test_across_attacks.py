@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from lit_fed.errors import ConfigError, LitFedError
-from lit_fed.federation.keys.hashes import read_hashes
-from lit_fed.federation.keys.node_keys import Grant
+from lit_fed.federation.keys.node_keys import Grant, read_hashes
 from lit_fed.federation.messages.wire import Message, decode, encode
 from lit_fed.federation.node.node import Node
 from lit_fed.federation.secure.given import Given

@@ -46,7 +46,7 @@ def answer(place: int, cause: str = "fine") -> Reply:
 
 
 def cause_of(message: Message) -> str:
-    if (cause := message.get("cause", str)) == "odd":
+    if (cause := str(message.fields["cause"])) == "odd":
         raise WireError("an odd answer")
     return cause
 

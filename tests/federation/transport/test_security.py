@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lit_fed.errors import ConfigError
-from lit_fed.federation.keys.hashes import key_of
+from lit_fed.federation.keys.node_keys import key_of
 from lit_fed.federation.transport.security import Security
 from tests.federation.serving_support import files
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lit_fed.errors import ConfigError, ProcessLost
-from lit_fed.federation.keys.hashes import key_of
+from lit_fed.federation.keys.node_keys import key_of
 from lit_fed.federation.transport import calling, frames, serving
 from lit_fed.federation.transport.calling import Line
 from lit_fed.federation.transport.grid import Reply
