@@ -114,6 +114,7 @@ _ZEROS = (
     "alpha",
     "alternations",
     "attackers",  # of a rule: it tolerates none
+    "generator_steps",  # of FedGen: no generator
     "availability",  # every round is without a cohort, see tests/participation/test_samplers.py
     "beta",
     "calibration_fraction",

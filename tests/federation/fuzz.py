@@ -239,7 +239,7 @@ def names_of(kind: Any) -> tuple[str, ...]:
     return kind.__struct_fields__  # type: ignore[no-any-return]
 
 
-KINDS = {SumCall, *kinds_of(schema.Content)} - {schema.Content, schema.Asked, schema.ClientWork, schema.Failure}
+KINDS = {SumCall, *kinds_of(schema.Content)} - {schema.Content, schema.RoundRequest, schema.ClientWork, schema.Failure}
 
 
 def parted(blob: bytes) -> tuple[Any, bytes]:

@@ -17,7 +17,8 @@ from lit_fed.errors import ConfigError
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("name", help="a file that `lit-fed configs` lists, such as method/fedprox.yaml; or examples")
+    kinds = "a file that `lit-fed configs` lists, such as method/fedprox.yaml; examples; or skill, of coding agents"
+    parser.add_argument("name", help=kinds)
     parser.add_argument(
         "-o", "--output", type=Path | None, help="file to write; by default the same name in this folder"
     )
@@ -26,6 +27,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(call: Call) -> int:
     """Copy the file."""
     name, output = name_of(call.settings.name), call.settings.output
+    if name == "skill":
+        skill = examples("examples/skill")["examples/skill/SKILL.md"]
+        return _copy_all({(output or Path("lit-fed")) / skill.name: skill})
     if files := examples(name):
         return _copy_all({(output or Path()) / file: path for file, path in files.items()})
     if name not in shipped():

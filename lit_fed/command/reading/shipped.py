@@ -26,7 +26,7 @@ def shipped() -> dict[str, Path]:
 def examples(name: str) -> dict[str, Path]:
     """Files of an example by their names, ``examples/my_data.py`` and so on: with one stem, or in one folder."""
     folder = shipped_folder(_EXAMPLES)
-    kinds = (".py", ".yaml", ".toml", ".ipynb")
+    kinds = (".py", ".yaml", ".toml", ".ipynb", ".md")
     files = {path.relative_to(folder.parent): path for path in sorted(folder.rglob("*")) if path.suffix in kinds}
     wanted = Path(name)
     return {

@@ -96,6 +96,13 @@ class Parts:
     val: Part | None = None
     source: str = "the data set"
 
+    @classmethod
+    def of(cls, made: object, maker: str, instead: str) -> Parts:
+        """Return what a user's function made; refuse another type."""
+        if not isinstance(made, cls):
+            raise ConfigError(f"{maker} returned {type(made).__name__}; return {instead}(…)")
+        return made
+
     def checked(self, num_classes: int | None) -> Parts:
         """A checked copy with strata; `num_classes` is null if strata are not classes.
 

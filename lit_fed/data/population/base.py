@@ -121,9 +121,8 @@ class FederatedDataModule(Checked, DataHooks, LightningDataModule):
     def num_clients(self) -> int:
         """Clients in the population."""
         if self._num_clients is None:
-            asked_for = self.partition.count(self.own_clients)
-            self._num_clients = 10 if asked_for is None else asked_for
-        return self._num_clients
+            self._num_clients = self.partition.count(self.own_clients)
+        return 10 if self._num_clients is None else self._num_clients
 
     @property
     def client_names(self) -> list[str] | None:
@@ -213,6 +212,8 @@ class FederatedDataModule(Checked, DataHooks, LightningDataModule):
         """Read the data and cut them; `wanted` are the clients whose data are wanted here, None for all."""
         parts = self.read_parts().checked(self.num_classes)
         check_names([*(self.client_names or ()), *(self.class_names or ())])
+        if self._num_clients is None and (owners := parts.train.clients) is not None:
+            self._num_clients = self.partition.count(lambda: len(np.unique(owners)))
         self._check_own_clients(parts.train.clients)
         settings = CutSettings(**{setting.name: getattr(self, setting.name) for setting in fields(CutSettings)})
         cut = cut_population(parts, self.partition, settings)

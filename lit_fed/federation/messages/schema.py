@@ -62,8 +62,8 @@ class ListStates(Content):
     run: RunId
 
 
-class Asked(Content):
-    """What clients' work, or the sum of it, is of."""
+class RoundRequest(Content):
+    """A request about a round: of which run and round clients' work, or the sum of it, is."""
 
     run: RunId
     round: int
@@ -80,7 +80,7 @@ class Asked(Content):
         return Request(self.run, *self.question, self.round, model, tuple(sorted(clients)))
 
 
-class ClientWork(Asked):
+class ClientWork(RoundRequest):
     """The work of a client; ``together`` are all clients of the node that get the same request."""
 
     client: int
@@ -110,7 +110,7 @@ class Ask(ClientWork):
         return "ask", self.protocol, self.subset
 
 
-class SumOffer(Asked):
+class SumOffer(RoundRequest):
     """The question which metrics a node has for a secure sum, or the beginning of an attempt."""
 
     word = "secure"

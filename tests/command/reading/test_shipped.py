@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lit_fed.command.cli import main
 from lit_fed.command.reading.shipped import first_line, located, shipped
@@ -97,6 +99,16 @@ def test_examples_are_copied_with_the_module_that_they_name(capsys: pytest.Captu
     assert {Path("examples/flower_app/pyproject.toml"), Path("examples/notebooks/first_federation.ipynb")} <= wanted
     assert {path.relative_to("there") for path in Path("there").rglob("*.*")} == wanted
     assert error_of(["copy", "examples/mine.yaml"], capsys).startswith("there is no configuration file named")
+
+
+def test_the_skill_is_copied_into_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["copy", "skill"])
+    text = Path("lit-fed/SKILL.md").read_text(encoding="utf-8")
+    front = yaml.safe_load(text.split("---")[1])
+    assert front.keys() == {"name", "description"}
+    for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
+        assert {"trainer", "data", "model", "algorithm"} >= yaml.safe_load(block).keys()
 
 
 def test_a_full_disk_leaves_no_half_of_a_copy(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,66 @@
+"""Data sets of a user's own: what `build_datasets` returns, and how many clients there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from lit_fed.data import DatasetModule, Datasets, Natural, TensorDataModule
+from lit_fed.errors import ConfigError
+
+
+class Named(DatasetModule):
+    """Twenty samples of five clients, each with four."""
+
+    input_shape, output_shape = (3,), ()
+
+    def build_datasets(self) -> Any:
+        data, owners = TensorDataset(torch.zeros(20, 3), torch.zeros(20)), np.arange(20) % 5
+        return Datasets(data, None, data, None, train_clients=owners, test_clients=owners)
+
+
+class Pair(Named):
+    def build_datasets(self) -> Any:
+        data = TensorDataset(torch.zeros(20, 3), torch.zeros(20))
+        return data, data
+
+
+class Rows(TensorDataModule):
+    num_classes, input_shape = 2, (3,)
+
+    def load_arrays(self) -> Any:
+        return {"x_train": torch.zeros(20, 3)}
+
+
+def test_clients_that_the_samples_name_are_as_many_as_there_are_where_no_number_is_set() -> None:
+    data = Named(partition=Natural())
+    data.setup()
+    assert data.num_clients == 5
+    assert [data.census.num_samples(client_id) for client_id in range(5)] == [4] * 5
+
+
+def test_a_number_that_was_asked_for_before_the_data_are_read_does_not_stick() -> None:
+    data = Named(partition=Natural())
+    assert data.num_clients == 10
+    data.setup()
+    assert data.num_clients == 5
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (
+            Pair(partition=IID(), num_clients=2),
+            "build_datasets of Pair returned tuple; return lit_fed.data.Datasets(…)",
+        ),
+        (Rows(num_clients=2), "load_arrays of Rows returned dict; return lit_fed.data.Arrays(…)"),
+    ],
+)
+def test_another_type_is_refused_by_name(data: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        data.setup()
+    assert str(error.value) == said
