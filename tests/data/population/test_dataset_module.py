@@ -54,7 +54,7 @@ def test_a_number_that_was_asked_for_before_the_data_are_read_does_not_stick() -
     ("data", "said"),
     [
         (
-            Pair(partition=IID(), num_clients=2),
+            Pair(num_clients=2),
             "build_datasets of Pair returned tuple; return lit_fed.data.Datasets(…)",
         ),
         (Rows(num_clients=2), "load_arrays of Rows returned dict; return lit_fed.data.Arrays(…)"),
