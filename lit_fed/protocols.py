@@ -180,6 +180,10 @@ class ClientTest(Protocol):
         return _client_loader(federation, client_id, subset)
 
 
+DEFAULT_PROTOCOLS: tuple[type[Protocol], ...] = (GlobalTest, ClientTest)
+"""Those of a trainer that is given none."""
+
+
 class UnseenTest(ClientTest):
     """As `ClientTest`, for clients that are never sampled (``participation.unseen_fraction``): ``unseen/…``."""
 

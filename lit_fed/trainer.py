@@ -47,7 +47,7 @@ from lit_fed.errors import ConfigError, LitFedError, ProcessLost
 from lit_fed.participation import FullParticipation, Participation
 from lit_fed.printing import counted, unfailing
 from lit_fed.privacy import SecureSum
-from lit_fed.protocols import ClientTest, GlobalTest
+from lit_fed.protocols import DEFAULT_PROTOCOLS
 
 R = TypeVar("R")
 Tasks = LightningModule | Mapping[str, LightningModule]
@@ -233,7 +233,7 @@ class FederatedTrainer(Checked):
             seed,
             evaluate_every,
             evaluate_on,
-            [GlobalTest(), ClientTest()] if protocols is None else protocols,
+            [protocol() for protocol in DEFAULT_PROTOCOLS] if protocols is None else protocols,
             on_client_failure,
             Path(default_root_dir or ".") / "lightning_logs",
             logger,

@@ -19,6 +19,7 @@ from lit_fed.command.refusals.suggest import named_class, parameters_of
 from lit_fed.command.roots import PLACES
 from lit_fed.errors import ConfigError
 from lit_fed.parsing import Parser
+from lit_fed.protocols import DEFAULT_PROTOCOLS
 
 Place = tuple[str, ...]
 """Keys that lead to a setting, without ``init_args``."""
@@ -97,6 +98,9 @@ class Settings:
             if None not in (named, default) and named is not default:
                 inside = self._begun(named, default, given["init_args"], place)
                 self.content = self._over(self.content, _inside(place, {**given, "init_args": inside}), ())
+        trainer = self.content.get("trainer")
+        if isinstance(trainer, dict) and (added := trainer.pop("protocols+", None)) is not None:
+            trainer["protocols"] = [*(protocol.__name__ for protocol in DEFAULT_PROTOCOLS), *added]
         return self.content
 
     def _over(self, old: Any, new: Any, place: Place) -> Any:

@@ -155,3 +155,15 @@ def test_an_option_of_the_command_wins_over_its_file(words: list[str], processes
     parser = Parser(exit_on_error=False)
     run_simulation.add_arguments(parser)
     assert CommandLine(["simulate", *words, "-c", "figure.yaml"]).parse(parser).processes == processes
+
+
+def test_a_protocol_is_added_to_those_that_a_trainer_has_without_any(capsys: pytest.CaptureFixture[str]) -> None:
+    def protocols(*words: str) -> list[str]:
+        found = settings_of(command("fit", *words), capsys)["trainer"]["protocols"]
+        return [one["class_path"].rpartition(".")[2] for one in found]
+
+    assert protocols("--trainer.protocols+=PersonalTest") == ["GlobalTest", "ClientTest", "PersonalTest"]
+    assert protocols("--trainer.protocols=PersonalTest", "--trainer.protocols+=UnseenTest") == [
+        "PersonalTest",
+        "UnseenTest",
+    ]
