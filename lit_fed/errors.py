@@ -33,7 +33,7 @@ _OPTION = re.compile(rf"--({_ARGUMENTS})\b(?![-/])(?: (last|best)\b)?")
 
 
 @contextmanager
-def told_as_options() -> Iterator[None]:
+def errors_name_options() -> Iterator[None]:
     """Have errors name options and YAML's null, for the command line; they name arguments and None elsewhere."""
     _spoken.append("YAML")
     try:

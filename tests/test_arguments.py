@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lit_fed.arguments import Checked
 from lit_fed.data import Digits, RandomCrop, Wrapped
-from lit_fed.errors import CheckpointError, ConfigError, told_as_options
+from lit_fed.errors import CheckpointError, ConfigError, errors_name_options
 from lit_fed.methods import FedAvg, FedProx
 from lit_fed.participation import Stragglers, UniformParticipation
 from lit_fed.trainer import LIGHTNINGS, FederatedTrainer
@@ -229,5 +229,5 @@ def test_each_argument_of_lightnings_trainer_is_taken_or_refused_with_what_takes
 def test_hints_speak_the_callers_language() -> None:
     said = "set --trainer.seed 3, --ckpt_path last or null, not /data/null or --ntasks-per-node"
     assert str(ConfigError(said)) == "set trainer.seed 3, ckpt_path='last' or None, not /data/null or --ntasks-per-node"
-    with told_as_options():
+    with errors_name_options():
         assert str(ConfigError(said)) == said

@@ -23,7 +23,7 @@ from lit_fed.command.reading.words import CommandLine
 from lit_fed.command.refusals.explain import causes, explain, no_command
 from lit_fed.command.roots import import_named
 from lit_fed.command.table import COMMANDS
-from lit_fed.errors import ConfigError, LitFedError, brief, reason, told_as_options
+from lit_fed.errors import ConfigError, LitFedError, brief, errors_name_options, reason
 from lit_fed.parsing import Parser
 from lit_fed.trainer import FederatedTrainer
 
@@ -200,7 +200,7 @@ def main(args: list[str] | None = None) -> None:
         sys.path.append(os.getcwd())  # the installed script too finds a user's classes in the working directory
     words = sys.argv[1:] if args is None else args
     try:
-        with told_as_options():
+        with errors_name_options():
             check_text(words)
             import_named()
             status = FederatedCLI(args).status

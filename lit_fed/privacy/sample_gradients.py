@@ -38,7 +38,7 @@ from lit_fed.engine.vectorized.objective import GroupObjective, batch_dims
 from lit_fed.engine.wire.batches import batch_size_of, first_samples
 from lit_fed.errors import ConfigError, LitFedError, reason
 from lit_fed.privacy.bounded_sum import grid_of
-from lit_fed.privacy.held import Held
+from lit_fed.privacy.state_snapshot import StateSnapshot
 from lit_fed.seeding import seed_device
 from lit_fed.tensors import map_tensors
 
@@ -108,7 +108,7 @@ class SampleGradients:
         """Why samples are taken in turn, without ``torch.vmap``."""
         self.say: Callable[[str], object] | None = None
         """Prints a line on this machine, where a refusal would tell of the samples of a batch; None to refuse."""
-        self._held: Held | None = None
+        self._held: StateSnapshot | None = None
         self._recurrent = [vars(one) for one in loop.model.task.modules() if isinstance(one, nn.RNNBase)]
         self._said: set[str] = set()
         loop.around_hook = self._hook
@@ -184,7 +184,7 @@ class SampleGradients:
         """Undo, and refuse by name, a change of the task's state, or of what it reaches in its trainer."""
         trainer: Any = self._loop.trainer
         if self._held is None or not self._held.is_whole:
-            self._held = Held({"": self._loop.objective})
+            self._held = StateSnapshot({"": self._loop.objective})
         self._held.mark()
         of_optimizers = [{"param_groups": one.param_groups, "state": one.state} for one in trainer.optimizers]
         around: dict[str, Any] = {"optimizers": of_optimizers}
@@ -193,7 +193,7 @@ class SampleGradients:
         if values and not hook:
             around |= {"Python's generator (random)": _of(random.getstate)}
             around |= {"NumPy's generator (numpy.random)": _of(np.random.get_state)}
-        held = [self._held, Held(around, self._held)]
+        held = [self._held, StateSnapshot(around, self._held)]
         lists = [(own, {key: own[key] for key in own if key.startswith("_flat_weight")}) for own in self._recurrent]
         try:
             yield

@@ -3,7 +3,7 @@
 import pytest
 
 from lit_fed.command.cli import main
-from lit_fed.errors import told_as_options
+from lit_fed.errors import errors_name_options
 from tests.command.support import command
 
 
@@ -14,7 +14,7 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def in_the_language_of_options():
-    with told_as_options():
+    with errors_name_options():
         yield
 
 

@@ -15,11 +15,11 @@ from lit_fed.engine.wire.request import Request
 from lit_fed.errors import LitFedError
 from lit_fed.federation.messages import schema
 from lit_fed.federation.messages.wire import Message
-from lit_fed.federation.secure.given import Given
 from lit_fed.federation.secure.messages import AllKeys, Consents, Invitation, Refusal, Relayed, Survivors, ToServer
 from lit_fed.federation.secure.packed import SumCall, about, pack, unpack
 from lit_fed.federation.secure.party import Party
 from lit_fed.federation.secure.signer import Signer
+from lit_fed.federation.secure.sum_log import SumLog
 from lit_fed.federation.secure.summed import Logged, SummedSecurely
 from lit_fed.privacy.bounded_sum import grid_of
 
@@ -43,7 +43,7 @@ class OwnWork:
     ) -> None:
         self.summed, self.signer, self.limit = summed, signer, limit
         self.smallest = smallest or summed.settings.threshold
-        self.given = Given(folder)
+        self.given = SumLog(folder)
         self.party = Party(signer.name, signer.key, {}, given=self.given)
         self._asked: Request | None = None
         self._broadcast: Broadcast | None = None

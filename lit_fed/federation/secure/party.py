@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from lit_fed.federation.secure.given import Given, GivenRound
 from lit_fed.federation.secure.masks import KEY_BYTES, Words, agree, derive, stream
 from lit_fed.federation.secure.messages import (
     AllKeys,
@@ -38,6 +37,7 @@ from lit_fed.federation.secure.messages import (
     names_of,
 )
 from lit_fed.federation.secure.shamir import PRIME, SHARE_BYTES, split
+from lit_fed.federation.secure.sum_log import LoggedRound, SumLog
 
 Identities = Mapping[str, EllipticCurvePublicKey]
 """Public keys of the nodes' certificates by name: they must not come from the server of the sum."""
@@ -87,7 +87,7 @@ class _Attempt:
     call: Invitation
     words: Words
     request: bytes
-    known: GivenRound
+    known: LoggedRound
     next: type = AllKeys
     masking: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
     sealing: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
@@ -121,12 +121,12 @@ class Party:
         key: EllipticCurvePrivateKey,
         identities: Identities,
         smallest: int = 3,
-        given: Given | None = None,
+        given: SumLog | None = None,
         clients: int = 1,
     ) -> None:
         self.name, self.smallest, self.clients = name, smallest, clients
         self.identities = identities
-        self._key, self._given = key, given or Given()
+        self._key, self._given = key, given or SumLog()
         self._attempt: _Attempt | None = None
         self._rounds = self._given.rounds
 
@@ -140,7 +140,7 @@ class Party:
         Raises:
             Refusal: If the vector was for another request, or is not here any more.
         """
-        known = self._rounds.get((call.run, call.round_idx), GivenRound())
+        known = self._rounds.get((call.run, call.round_idx), LoggedRound())
         if known.request is None:
             return None
         if known.request != request:
@@ -176,14 +176,14 @@ class Party:
         own.keys[self.name] = keys = replace(unsigned, signature=self._sign(unsigned.signed(call)))
         return keys
 
-    def _enter(self, call: Invitation) -> GivenRound:
+    def _enter(self, call: Invitation) -> LoggedRound:
         """Refuse an attempt that is not later than the last."""
         key = (call.run, call.round_idx)
         if key not in self._rounds and len(self._rounds) >= _MOST_ROUNDS:
             raise Refusal(
                 f"this node took part in {_MOST_ROUNDS} secure sums; restart it, or give it a new --state_dir, for more"
             )
-        known = self._rounds.setdefault(key, GivenRound())
+        known = self._rounds.setdefault(key, LoggedRound())
         if known.attempt >= call.attempt:
             raise Refusal(f"attempt {call.attempt} of round {call.round_idx} is not later than the last one")
         known.attempt = call.attempt

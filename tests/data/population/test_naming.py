@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_fed.data.population.naming import Keys, called, clients_of, in_order
-from lit_fed.errors import ConfigError, told_as_options
+from lit_fed.errors import ConfigError, errors_name_options
 
 NAMES = st.text() | st.from_regex(r"[+-]?0{0,3}[0-9]{1,2}", fullmatch=True)
 KEYS = Keys("--client", "--client_position")
@@ -78,6 +78,6 @@ NUMBERED = Population(3, ["01", "02", "03"])
     ],
 )
 def test_nobody_is_taken_for_another(population: Any, names: Any, positions: Any, message: str) -> None:
-    with pytest.raises(ConfigError) as error, told_as_options():
+    with pytest.raises(ConfigError) as error, errors_name_options():
         clients_of(population, KEYS, names, positions)
     assert message in str(error.value)

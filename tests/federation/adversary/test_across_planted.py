@@ -17,11 +17,10 @@ from lit_fed.engine.storage.packs import Version, VersionedFiles
 from lit_fed.errors import BudgetSpent
 from lit_fed.federation.node.run import StateFiles
 from lit_fed.federation.secure import party
-from lit_fed.federation.secure.given import Given
 from lit_fed.federation.secure.party import Party
 from lit_fed.privacy import ClientLevel
-from lit_fed.privacy.held import Held
 from lit_fed.privacy.keys import RunKey
+from lit_fed.privacy.state_snapshot import StateSnapshot
 from lit_fed.tasks import Classifier
 from tests.federation.adversary import sums, worlds
 from tests.federation.adversary.server import Server
@@ -44,9 +43,9 @@ def noise_by_the_sum(patch: pytest.MonkeyPatch) -> None:
 
 def state_of_samples(patch: pytest.MonkeyPatch) -> None:
     """Look at nothing that a sample leaves in a task for others."""
-    patch.setattr(Held, "changed", lambda self, values=True: None)
-    patch.setattr(Held, "restore", lambda self: None)
-    patch.setattr(Held, "is_whole", True)
+    patch.setattr(StateSnapshot, "changed", lambda self, values=True: None)
+    patch.setattr(StateSnapshot, "restore", lambda self: None)
+    patch.setattr(StateSnapshot, "is_whole", True)
 
 
 def refusal_by_the_sum(patch: pytest.MonkeyPatch) -> None:
@@ -64,7 +63,7 @@ def refusal_by_the_sum(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClientLevel, "secret", secret)
     patch.setattr(ClientLevel, "charge", lambda self, round_idx, request: None)
     patch.setattr(Party, "kept", lambda self, call, request: None)
-    patch.setattr(Given, "note", lambda self, *_: None)
+    patch.setattr(SumLog, "note", lambda self, *_: None)
 
 
 def version_of_the_state(patch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,10 @@ from lit_fed.errors import ConfigError, LitFedError
 from lit_fed.federation.keys.node_keys import Grant, read_hashes
 from lit_fed.federation.messages.wire import Message, decode, encode
 from lit_fed.federation.node.node import Node
-from lit_fed.federation.secure.given import Given
 from lit_fed.federation.secure.messages import TooFew
 from lit_fed.federation.secure.party import Party
 from lit_fed.federation.secure.signer import Signer
+from lit_fed.federation.secure.sum_log import SumLog
 from lit_fed.federation.server.federate import federate
 from tests.federation.fuzz import MOST_S, Fuzzer
 from tests.federation.secure.nodes import Watched, is_at, keyed, make, run
@@ -223,7 +223,7 @@ def test_lists_of_peers(tmp_path: Path) -> None:
 def cloned(party: Party) -> Party:
     """A copy of a node's half in the middle of its attempt."""
     clone = copy.copy(party)
-    clone._rounds, clone._given = copy.deepcopy(party._rounds), Given()  # not the node's file
+    clone._rounds, clone._given = copy.deepcopy(party._rounds), SumLog()  # not the node's file
     if (own := party._attempt) is not None:
         known = clone._rounds[own.call.run, own.call.round_idx]
         clone._attempt = replace(own, keys=dict(own.keys), shares=dict(own.shares), known=known)

@@ -18,10 +18,10 @@ from lit_fed.callbacks import Callback
 from lit_fed.errors import ConfigError, LitFedError, WireError
 from lit_fed.federation.messages.wire import PROTOCOL, Message, decode, encode
 from lit_fed.federation.node.node import Node
-from lit_fed.federation.secure.given import Given, GivenRound
 from lit_fed.federation.secure.messages import Invitation, TooFew
 from lit_fed.federation.secure.packed import about, pack
 from lit_fed.federation.secure.signer import Signer
+from lit_fed.federation.secure.sum_log import LoggedRound, SumLog
 from lit_fed.federation.server.federate import federate
 from lit_fed.federation.server.heard import greeting
 from lit_fed.methods import FedAvg, Scaffold
@@ -501,7 +501,7 @@ def test_a_consent_is_on_the_disk_before_its_signature_leaves_and_none_leaves_wi
                 yield reply
 
     written, signed = list[tuple[int, int]](), list[int]()
-    monkeypatch.setattr("lit_fed.federation.secure.given.os.fsync", fsync)
+    monkeypatch.setattr("lit_fed.federation.secure.sum_log.os.fsync", fsync)
     given = make(max_rounds=1)
     nodes, (made, *parts) = keyed(given, tmp_path), given(tmp_path)
     with ExitStack() as stack:
@@ -512,12 +512,12 @@ def test_a_consent_is_on_the_disk_before_its_signature_leaves_and_none_leaves_wi
 
 
 def test_a_record_on_the_disk_is_read_again_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
-    memory, words = Given(tmp_path), torch.arange(3).numpy().view("uint64")
+    memory, words = SumLog(tmp_path), torch.arange(3).numpy().view("uint64")
     memory.note("run/train//", 0, b"one", b"", words)
     memory.note("run/train//", 0, b"one", b"list", words)
     memory.note("run/train//", 1, b"two", b"list", words + 1)
-    again = Given(tmp_path)
-    due = {("run/train//", 0): GivenRound(-1, b"one", b"list"), ("run/train//", 1): GivenRound(-1, b"two", b"list")}
+    again = SumLog(tmp_path)
+    due = {("run/train//", 0): LoggedRound(-1, b"one", b"list"), ("run/train//", 1): LoggedRound(-1, b"two", b"list")}
     assert again.rounds == due
     found = again.words("run/train//", 1, b"two")
     assert found is not None
@@ -528,11 +528,11 @@ def test_a_record_on_the_disk_is_read_again_and_a_damaged_one_is_refused(tmp_pat
     record = tmp_path / "sums" / "given.jsonl"
     whole = record.read_bytes()
     record.write_bytes(whole + b'["run/train//", 2, "61')
-    assert Given(tmp_path).rounds.keys() == due.keys() | {("another/train//", 0)}
+    assert SumLog(tmp_path).rounds.keys() == due.keys() | {("another/train//", 0)}
     assert record.read_bytes() == whole, "a line that a kill cut off is gone"
     record.write_bytes(b"x\n" + whole)
     with pytest.raises(ConfigError, match="the node's record of secure sums, cannot be read"):
-        Given(tmp_path)
+        SumLog(tmp_path)
 
 
 # ---------------------------------------------------------------------- frozen tensors, and names of metrics

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from lit_fed.data import Arrays
 from lit_fed.errors import ClientFailure, ConfigError, LitFedError
 from lit_fed.privacy import SampleLevel
-from lit_fed.privacy.held import Held
 from lit_fed.privacy.sample_gradients import SampleGradients
+from lit_fed.privacy.state_snapshot import StateSnapshot
 from lit_fed.tasks import Classifier
 from tests.privacy.support import uniform
 from tests.privacy.test_sample_gradients import PICTURES, run
@@ -392,7 +392,7 @@ def test_in_a_simulation_the_same_is_refused(task: type[LeastSquares], says: str
 def test_the_comparison_finds_state_that_is_not_watched(
     task: type[LeastSquares], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Held, "changed", lambda self, values=True: None)
+    monkeypatch.setattr(StateSnapshot, "changed", lambda self, values=True: None)
     with_it, without = (trained(tmp_path / str(there), task(), there) for there in (True, False))
     assert with_it[0] != without[0]
 
@@ -439,7 +439,7 @@ def test_every_kind_of_state_is_named_and_undone() -> None:
         "0.bias": lambda: setattr(module[0].bias, "data", torch.ones(2)), "new": lambda: setattr(held, "new", 1),
         "1.hidden": lambda: setattr(module[1], "hidden", 1),
     }  # fmt: skip
-    state = Held({"": module})
+    state = StateSnapshot({"": module})
     for name, change in changes.items():
         assert state.changed() is None, name
         change()
@@ -452,7 +452,7 @@ def test_every_kind_of_state_is_named_and_undone() -> None:
 
 def test_a_write_past_a_tensors_version_is_seen_in_its_values_alone() -> None:
     module = nn.Linear(2, 2)
-    state = Held({"": module})
+    state = StateSnapshot({"": module})
     module.weight.data.add_(1)
     assert state.changed(values=False) is None
     assert state.changed() == "weight"

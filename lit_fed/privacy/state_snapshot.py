@@ -30,7 +30,7 @@ _PLAIN = {int, float, bool, str, bytes, complex, type(None)}
 _GENERATORS = (random.Random, torch.Generator, np.random.RandomState, np.random.Generator)
 
 
-class Held:
+class StateSnapshot:
     """The state of some objects, and of all that they hold, as it is now.
 
     It has tensors of every kind; dicts, lists, sets, arrays and generators, however nested; and attributes of modules
@@ -42,7 +42,7 @@ class Held:
         beside: Has a part of what they hold.
     """
 
-    def __init__(self, roots: Mapping[str, Any], beside: Held | None = None) -> None:
+    def __init__(self, roots: Mapping[str, Any], beside: StateSnapshot | None = None) -> None:
         self._seen: dict[int, Any] = {} if beside is None else dict(beside._seen)
         self._names: list[str] = []
         self._boxes: list[Any] = []

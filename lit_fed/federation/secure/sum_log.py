@@ -18,7 +18,7 @@ from lit_fed.tensors import check_bytes
 
 
 @dataclass
-class GivenRound:
+class LoggedRound:
     """A node's memory of a round.
 
     Args:
@@ -32,7 +32,7 @@ class GivenRound:
     survivors: bytes = b""
 
 
-class Given:
+class SumLog:
     """The rounds to which a node gave a vector, by run and number, and the last vector of each kind of sum.
 
     Args:
@@ -45,13 +45,13 @@ class Given:
     def __init__(self, folder: Path | None = None) -> None:
         self._record = None if folder is None else folder / "sums" / "given.jsonl"
         self._last: dict[str, tuple[int, bytes, Words]] = {}
-        self.rounds: dict[tuple[str, int], GivenRound] = {}
+        self.rounds: dict[tuple[str, int], LoggedRound] = {}
         if self._record is not None and self._record.exists():
             self._read(self._record)
 
     def note(self, run: str, round_idx: int, request: bytes, survivors: bytes, words: Words) -> None:
         """Remember a round and its vector; the round is on the disk on return."""
-        one = self.rounds.setdefault((run, round_idx), GivenRound())
+        one = self.rounds.setdefault((run, round_idx), LoggedRound())
         if self._record is None:
             self._last[run] = round_idx, request, words
         else:
@@ -72,7 +72,7 @@ class Given:
             content = record.read_text("ascii")
             whole, _, cut = content.rpartition("\n")
             for run, round_idx, request, survivors in map(json.loads, whole.splitlines()):
-                self.rounds[run, round_idx] = GivenRound(-1, bytes.fromhex(request), bytes.fromhex(survivors))
+                self.rounds[run, round_idx] = LoggedRound(-1, bytes.fromhex(request), bytes.fromhex(survivors))
             if cut:  # by a kill, before anything of that round left
                 os.truncate(record, len(content) - len(cut))
         except (OSError, ValueError, TypeError) as error:
