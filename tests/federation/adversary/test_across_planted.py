@@ -18,6 +18,7 @@ from lit_fed.errors import BudgetSpent
 from lit_fed.federation.node.run import StateFiles
 from lit_fed.federation.secure import party
 from lit_fed.federation.secure.party import Party
+from lit_fed.federation.secure.sum_log import SumLog
 from lit_fed.privacy import ClientLevel
 from lit_fed.privacy.keys import RunKey
 from lit_fed.privacy.state_snapshot import StateSnapshot
