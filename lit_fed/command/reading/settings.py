@@ -64,7 +64,8 @@ class Settings:
             origins: Origins of its settings; empty for an option's.
         """
         place = place_of(keys)
-        self.content = self._over(self.content, _inside(place, value), ())
+        whole = not origins and len(place) == 2 and isinstance(value, list)
+        self.content = self._over(self.content, _inside(place, _Whole(value) if whole else value), ())
         origins_of = {place: "", **origins}
         for leaf in leaves(value, place):
             origins_of.setdefault(leaf, origins_of[place])
@@ -108,6 +109,8 @@ class Settings:
         inside = isinstance(new, _Inside)
         if isinstance(old, list) and old and inside:
             return [*old[:-1], self._over(old[-1], new, place)]
+        if isinstance(new, _Whole):
+            return [*new]
         if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
             return [self._over(*pair, place) for pair in zip(old, new, strict=True)]
         if place in _GROUPS:
@@ -171,6 +174,10 @@ def leaves(value: Any, above: Place) -> Iterator[Place]:
             yield from leaves(inner, above if key == "init_args" else (*above, str(key)))
     else:
         yield above
+
+
+class _Whole(list[Any]):
+    """A list of an option, which takes the place of another; of files, items at one place are merged."""
 
 
 class _Inside(dict[str, Any]):

@@ -185,7 +185,8 @@ def named_class(path: Any, bases: Sequence[type]) -> type | None:
     if not isinstance(path, str):
         return None
     if "." not in path:
-        return next((cls for cls in _every_class(bases) if cls.__name__ == path), None)
+        found = [cls for cls in _every_class(bases) if cls.__name__ == path]
+        return min(found, key=lambda cls: not cls.__module__.startswith("lit_fed."), default=None)
     try:
         return _import(path)
     except Exception:  # errors of a user's own module are reported by the parser

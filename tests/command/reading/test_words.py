@@ -167,3 +167,17 @@ def test_a_protocol_is_added_to_those_that_a_trainer_has_without_any(capsys: pyt
         "PersonalTest",
         "UnseenTest",
     ]
+
+
+def test_a_list_of_an_option_takes_the_place_of_a_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of one length too, where a file's items would be merged; a class of Lightning's name is not taken for ours."""
+    (tmp_path / "stop.yaml").write_text("trainer: {callbacks: [{class_path: Checkpoint, init_args: {monitor: a}}]}\n")
+    (tmp_path / "other.yaml").write_text("trainer: {callbacks: [{class_path: TeacherError, init_args: {epochs: 3}}]}\n")
+
+    def callback(*words: object) -> dict[str, Any]:
+        (one,) = settings_of(command("fit", "-c", tmp_path / "stop.yaml", *words), capsys)["trainer"]["callbacks"]
+        return dict(one["init_args"])
+
+    assert callback()["monitor"] == "a"
+    assert callback("--trainer.callbacks", "[{class_path: Checkpoint, init_args: {mode: min}}]")["monitor"] == "auto"
+    assert callback("-c", tmp_path / "other.yaml")["epochs"] == 3
