@@ -23,6 +23,7 @@ from lit_fed.data import Wrapped
 from lit_fed.errors import ConfigError, LitFedError
 
 _CONFIG = ("-c", "--config")
+_ALSO = ("cost", "simulate")  # classes that a command of this name takes
 _LARGEST = 2**63 - 1  # the largest integer of tensors, arrays and loops
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # words that argparse takes for values although they begin with a dash
 
@@ -115,7 +116,9 @@ def spelled(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 def _is_setting(option: str) -> bool:
     """Whether an option is for a section of a run, or a key in it; help about a class is not."""
-    return option.partition(".")[0] in {f"--{section}" for section in SECTIONS} and not option.endswith(".help")
+    return option.partition(".")[0] in {f"--{section}" for section in (*SECTIONS, *_ALSO)} and not option.endswith(
+        ".help"
+    )
 
 
 def _is_value(word: str) -> bool:
