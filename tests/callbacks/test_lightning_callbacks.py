@@ -194,18 +194,28 @@ class Swapping(Callback):
     def __init__(self, module: bool) -> None:
         self.module = module
 
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self.on_test_start(trainer, pl_module)
-
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        self.swap(pl_module)
+
+    def swap(self, pl_module: Any) -> None:
         if self.module:
             pl_module.network = deepcopy(pl_module.network)
         else:
             pl_module.network.weight.data.add_(0.5)  # of which its version tells nothing
 
 
+class SwappingLate(Swapping):
+    """Does so for a batch."""
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None: ...
+
+    def on_test_batch_start(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        self.swap(pl_module)
+
+
+@pytest.mark.parametrize("kind", [Swapping, SwappingLate])
 @pytest.mark.parametrize("module", [True, False])
-def test_a_watcher_that_swaps_weights_for_a_test_is_refused(tmp_path: Path, module: bool) -> None:
+def test_a_watcher_that_swaps_weights_for_a_test_is_refused(tmp_path: Path, module: bool, kind: type[Swapping]) -> None:
     """It has its own copy for each client and test, so that the swapped weights would be the initial ones."""
-    with pytest.raises(ConfigError, match=r"trainer\.callbacks: Swapping changes the model's weights for a test"):
-        fit(tmp_path, callbacks=[Swapping(module)])
+    with pytest.raises(ConfigError, match=rf"callbacks: {kind.__name__} changes the model's weights for a test"):
+        fit(tmp_path, callbacks=[kind(module)])

@@ -139,14 +139,14 @@ def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algor
     Args:
         trainer: Trainer; its rounds, participation, kinds, codecs and buffer policy count.
         tasks: The task, by kind if there are several.
-        data: Population; its files are read only if the participation depends on them.
+        data: Population; its files are read only if the participation, or the number of clients, depends on them.
         algorithm: Method.
     """
     participation, channel = trainer.participation, trainer.channel
     data.reserve(algorithm.public_size, algorithm.calibration_fraction)
     speeds = participation.speeds
     timed = speeds is not None and bool(speeds.seconds_per_sample or speeds.trace)
-    if participation.stragglers is None and (participation.one_model or not timed):
+    if participation.stragglers is None and (participation.one_model or not timed) and not data.counts_by_reading:
         data = _Unloaded(data)  # the cohort does not depend on clients' sizes, or the bytes do not depend on the cohort
     else:
         data.prepare_data()

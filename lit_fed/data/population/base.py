@@ -125,6 +125,12 @@ class FederatedDataModule(Checked, DataHooks, LightningDataModule):
         return 10 if self._num_clients is None else self._num_clients
 
     @property
+    def counts_by_reading(self) -> bool:
+        """Whether only the samples say how many clients there are, and are not read yet."""
+        unset = self._num_clients is None and self.partition.keeps_clients
+        return unset and self.partition.count(self.own_clients) is None
+
+    @property
     def client_names(self) -> list[str] | None:
         """Names of the clients: the data set's own under `Natural`, else None."""
         names = self.own_client_names() if isinstance(self.partition, Natural) else None

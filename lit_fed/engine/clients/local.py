@@ -210,7 +210,7 @@ class LocalLoop:
             for callback in self.trainer.callbacks:
                 if getattr(type(callback), hook, None) is not getattr(Callback, hook, None):
                     listener = getattr(callback, hook)
-                    watch = self._watch if hook.endswith("_start") and "batch" not in hook else self._call_watcher
+                    watch = self._watch if hook.endswith("_start") else self._call_watcher
                     listeners.append(partial(watch, listener))
             if overrides(self.model.task, hook):
                 listeners.append(getattr(self.objective, hook))
@@ -233,7 +233,8 @@ class LocalLoop:
             name = type(getattr(listener, "__self__", listener)).__name__
             raise ConfigError(
                 f"trainer.callbacks: {name} changes the model's weights for a test, and nothing that it kept of a "
-                "client's training is there; keep averages in buffers of the model, or use a method that averages"
+                "client's training is there; average and swap in the model's own hooks, with buffers, or use a method "
+                "that averages"
             )
 
     def reset_scaler(self) -> None:

@@ -87,7 +87,7 @@ class WrappedRun:
 
 @dataclass(kw_only=True)
 class WrapperState:
-    """What a wrapper keeps between rounds: fields of a subclass, tensors and primitives, which checkpoints hold."""
+    """State of a wrapper between rounds: the fields of a subclass, tensors and primitives, which checkpoints hold."""
 
     unlisted: ClassVar[frozenset[str]] = frozenset()
     """Fields that model cards leave out; their entries in a checkpoint begin with an underscore."""
@@ -112,7 +112,7 @@ class Wrapper(Checked):
     """Name of its entry in the server's state, and of its card."""
 
     sees: View = "updates"
-    """What its half on the server needs to see. With ``sum``, a wrapper outside of it may replace its reducer."""
+    """View that its half on the server needs. With ``sum``, a wrapper outside of it may replace its reducer."""
 
     hides: ClassVar[Mapping[View, str]] = {}
     """Views that it leaves to nothing else in the run, each with the words by which the rest of a run is refused."""
@@ -127,7 +127,7 @@ class Wrapper(Checked):
     """Settings that a federation's server and its nodes may set differently."""
 
     state: WrapperState = WrapperState()
-    """What it keeps between rounds; `setup` makes a new one."""
+    """Its state between rounds; `setup` makes a new one."""
 
     run: WrappedRun
     """The run that it is set up for; in `begin` and in rounds ``max_rounds`` is that of the call of ``fit``."""

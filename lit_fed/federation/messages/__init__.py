@@ -1,1 +1,1 @@
-"""What server and nodes send each other, as frames of bytes."""
+"""Messages between server and nodes: their fields, their bytes, and the settings that both must share."""

@@ -1,4 +1,4 @@
-"""What a run knows of its clients for good: its id and their reports, in its checkpoints."""
+"""A run's id and its clients' reports, which its checkpoints keep."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,11 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from lit_fed.command.commands.cost import foresee
 from lit_fed.data import DatasetModule, Datasets, Natural, TensorDataModule
 from lit_fed.errors import ConfigError
+from lit_fed.methods import FedAvg
+from tests.support import LeastSquares, trainer
 
 
 class Named(DatasetModule):
@@ -45,9 +49,14 @@ def test_clients_that_the_samples_name_are_as_many_as_there_are_where_no_number_
 
 def test_a_number_that_was_asked_for_before_the_data_are_read_does_not_stick() -> None:
     data = Named(partition=Natural())
-    assert data.num_clients == 10
+    assert (data.num_clients, data.counts_by_reading) == (10, True)
     data.setup()
-    assert data.num_clients == 5
+    assert (data.num_clients, data.counts_by_reading) == (5, False)
+
+
+def test_cost_reads_data_that_alone_say_how_many_clients_there_are() -> None:
+    cost = foresee(trainer(Path(), max_rounds=1), LeastSquares(), Named(partition=Natural()), FedAvg())
+    assert [traffic.downloads for traffic in cost.rounds[0].values()] == [5]
 
 
 @pytest.mark.parametrize(
