@@ -181,7 +181,7 @@ def _refusal(value: Any, key: str, given: Any) -> str:
 
 
 def _numbers(text: str) -> Iterator[float]:
-    """What a text is as a number; the parser also takes 1:10 for 70 and 010 for 8, as YAML 1.1, which nobody means."""
+    """Return the number that a text stands for; YAML 1.1 also reads 1:10 as 70 and 010 as 8, which nobody means."""
     for read in (int, float, lambda digits: int(digits, 0)):
         with suppress(ValueError):
             yield read(text)

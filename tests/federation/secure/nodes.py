@@ -101,3 +101,16 @@ def keyed(make: Make, folder: Path) -> list[Node]:
         )
         for place, clients in enumerate(HOMES)
     ]  # fmt: skip
+
+
+def killed_in_evaluation_of(round_idx: int) -> Callable[[int, Message], Message]:
+    """What kills a server after a round's sum, and before its checkpoint."""
+    now = [0]
+
+    def kill(_: int, message: Message) -> Message:
+        now[0] = message.fields["round"] if message.word == "train" else now[0]
+        if now[0] == round_idx and message.word == "ask":
+            raise Killed
+        return message
+
+    return kill

@@ -19,7 +19,7 @@ from lit_fed.federation.server.federate import federate
 from lit_fed.methods import FedAsync, FedAvg, Scaffold
 from lit_fed.participation import Fate, FullParticipation, Participant, UniformParticipation
 from lit_fed.privacy import ClientLevel, SecureSum
-from tests.federation.secure.nodes import HOMES, STAGES, Killed, Watched, is_at, make, run
+from tests.federation.secure.nodes import HOMES, STAGES, Killed, Watched, is_at, killed_in_evaluation_of, make, run
 from tests.federation.support import deploy, nodes_of, simulate
 from tests.support import assert_same, rows, weights
 
@@ -252,19 +252,13 @@ def test_killed_anywhere_and_resumed_is_uninterrupted(tmp_path: Path, without: A
 
 
 def test_an_unmasked_round_is_not_summed_over_other_nodes_after_a_kill(tmp_path: Path) -> None:
-    nodes, grids, now = nodes_of(make(), tmp_path, HOMES), list[Watched](), [0]
-
-    def kill(_: int, message: Message) -> Message:
-        now[0] = message.fields["round"] if message.word == "train" else now[0]
-        if now[0] == 1 and message.word == "ask":
-            raise Killed
-        return message
+    nodes, grids = nodes_of(make(), tmp_path, HOMES), list[Watched]()
 
     def lose(at: int, message: Message) -> Message | None:
         return None if at == 1 and is_at(message, "vectors") else message
 
     with pytest.raises(Killed):
-        run(make(), tmp_path, kill, nodes)
+        run(make(), tmp_path, killed_in_evaluation_of(1), nodes)
     with pytest.raises(TooFew, match="round 1 has no secure sum after 3 attempts: 0 of 4 nodes are left for consent"):
         run(make(), tmp_path, lose, nodes, "last", grids)
     assert set(grids[0].causes) == {

@@ -35,7 +35,7 @@ from lit_fed.participation import (
 from lit_fed.privacy import SecureSum
 from lit_fed.protocols import ClientTest
 from lit_fed.tensors import hash_of_groups
-from tests.federation.secure.nodes import HOMES, Killed, Watched, is_at, keyed, make, run
+from tests.federation.secure.nodes import HOMES, Killed, Watched, is_at, keyed, killed_in_evaluation_of, make, run
 from tests.federation.secure.test_across_noise import HOMES as OF_NOISE
 from tests.federation.secure.test_across_noise import lines, noisy, privacy_of
 from tests.federation.support import Make, nodes_of, simulate
@@ -438,19 +438,13 @@ def test_small_poisson_draws_are_skipped_and_others_are_not(tmp_path: Path, caps
 @pytest.mark.parametrize("restarted", [(), (0, 1), (0, 1, 2, 3)], ids=["none", "two", "all"])
 def test_restarted_nodes_remember_to_what_they_consented(tmp_path: Path, restarted: tuple[int, ...]) -> None:
     """Of four nodes and t = 3 two that forget, 2t - n, gave two sums that differ by the vector of one node."""
-    nodes, grids, now = keyed(make(), tmp_path), list[Watched](), [0]
-
-    def kill(_: int, message: Message) -> Message:
-        now[0] = message.fields["round"] if message.word == "train" else now[0]
-        if now[0] == 1 and message.word == "ask":
-            raise Killed
-        return message
+    nodes, grids = keyed(make(), tmp_path), list[Watched]()
 
     def lose(at: int, message: Message) -> Message | None:
         return None if at == 4 and is_at(message, "vectors") else message
 
     with pytest.raises(Killed):
-        run(make(), tmp_path, kill, nodes)
+        run(make(), tmp_path, killed_in_evaluation_of(1), nodes)
     for place in restarted:
         own: Any = nodes[place].sums
         folder = tmp_path / str(place)
