@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_fed import privacy
+from lit_fed.command.refusals.suggest import imported
 from lit_fed.data.population.figures import fingerprint
+from lit_fed.engine.method.wrapper import Wrapper
 from lit_fed.federation.messages.schema import Hello
 from lit_fed.federation.messages.wire import PROTOCOL, shown
 from lit_fed.networks import hash_of_weights
@@ -20,6 +22,7 @@ _TRAINER = (
     "schedule_steps", "uplink_codec", "downlink_codec", "protocols", "evaluate_on", "num_threads", "channels_last",
     "privacy", "aggregation", "attack", "secure_sum",
 )  # fmt: skip
+_WRAPPERS: dict[str, type[Wrapper]] = {"privacy": privacy.ClientLevel, "aggregation": Wrapper, "attack": Wrapper}
 OWN_DATA: dict[str, type] = {"root": str, "download": bool, "num_workers": int}
 """Data settings that are local to each end, with their types: where the files are and how they are read."""
 
@@ -32,10 +35,14 @@ def agreed(config: str) -> dict[str, str]:
     if isinstance(file := settings.get("normalize"), str):  # its figures are common, its place is each end's own
         settings["normalize"] = fingerprint(file)
     agreed_on = {key: trainer[key] for key in _TRAINER if key in trainer}
-    if isinstance(private := agreed_on.get("privacy"), Mapping):
-        kind = getattr(privacy, str(private.get("class_path")).rpartition(".")[2], privacy.ClientLevel)
-        alike = {key: value for key, value in (private.get("init_args") or {}).items() if key not in kind.own_settings}
-        agreed_on["privacy"] = {**private, "init_args": alike}
+    for key, usual in _WRAPPERS.items():
+        if isinstance(given := agreed_on.get(key), Mapping):
+            path = str(given.get("class_path"))
+            kind = imported(path) or getattr(privacy, path.rpartition(".")[2], usual)
+            alike = {
+                name: value for name, value in (given.get("init_args") or {}).items() if name not in kind.own_settings
+            }
+            agreed_on[key] = {**given, "init_args": alike}
     parts = {
         "trainer": agreed_on,
         "data": {**data, "init_args": settings},

@@ -12,6 +12,8 @@ from safetensors.torch import save_file
 
 from lit_fed.errors import ConfigError
 from lit_fed.federation.messages.settings import agreed, difference
+from lit_fed.privacy import ClientLevel
+from lit_fed.robust import Median
 from tests.federation.support import deploy, simulate, small
 from tests.support import LeastSquares, Points, assert_same, weights
 
@@ -35,6 +37,24 @@ def test_privacy_is_the_same_everywhere_but_for_the_key_and_what_the_server_with
         (key,) = {key for key in server if key.endswith(f".{name}")}
         assert difference(changed, server) == f"{key} is 0.25 on the node and {common[name]} on the server"
     assert difference({}, server) is not None, "a node without privacy is refused"
+
+
+class OwnPrivacy(ClientLevel):
+    own_settings = ("device",)
+
+
+class OwnRule(Median):
+    own_settings = ("device",)
+
+
+@pytest.mark.parametrize(("key", "kind"), [("privacy", OwnPrivacy), ("aggregation", OwnRule)])
+def test_a_wrapper_of_ones_own_says_which_of_its_settings_each_end_chooses(key: str, kind: type) -> None:
+    def told(**settings: object) -> dict[str, str]:
+        section = {"class_path": f"{kind.__module__}.{kind.__name__}", "init_args": settings}
+        return agreed(json.dumps({"trainer": {key: section}}))
+
+    assert difference(told(device="cpu", key_file="a"), told(device="cuda", key_file="a")) is None
+    assert difference(told(key_file="a"), told(key_file="b")) is not None, "which ClientLevel leaves to each end"
 
 
 def test_weights_are_compared_by_their_file_and_not_by_its_place(tmp_path: Path) -> None:
