@@ -209,7 +209,7 @@ class Turns(Callback):
         generator = torch.Generator()
         for client in range(data.num_clients):
             loader: Any = data.train_loader(client, generator)
-            self.data.append((loader._inputs[loader.indices], loader._targets[loader.indices]))
+            self.data.append((loader._inputs[loader.indices], loader.targets[loader.indices]))
 
     def on_fit_end(self, run: Run) -> None:
         """The last round is over."""

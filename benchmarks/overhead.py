@@ -144,7 +144,7 @@ class Alternating(Callback):
             generator = torch.Generator()
             for client in range(data.num_clients):
                 loader: Any = data.train_loader(client, generator)
-                self.data.append((loader._inputs[loader.indices], loader._targets[loader.indices]))
+                self.data.append((loader._inputs[loader.indices], loader.targets[loader.indices]))
         seeds = [derive_seed(federation.seed, "train", round_idx, one.client_id, "data") for one in plan]
         started = time.process_time()
         clients = [(*self.data[one.client_id], seed) for one, seed in zip(plan, seeds, strict=True)]
