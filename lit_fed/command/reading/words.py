@@ -116,9 +116,8 @@ def spelled(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 def _is_setting(option: str) -> bool:
     """Whether an option is for a section of a run, or a key in it; help about a class is not."""
-    return option.partition(".")[0] in {f"--{section}" for section in (*SECTIONS, *_ALSO)} and not option.endswith(
-        ".help"
-    )
+    sections = {f"--{section}" for section in (*SECTIONS, *_ALSO)}
+    return option.partition(".")[0] in sections and not option.endswith(".help")
 
 
 def _is_value(word: str) -> bool:
@@ -181,7 +180,7 @@ def _refusal(value: Any, key: str, given: Any) -> str:
 
 
 def _numbers(text: str) -> Iterator[float]:
-    """Return the number that a text stands for; YAML 1.1 also reads 1:10 as 70 and 010 as 8, which nobody means."""
+    """Numbers that a text may stand for; YAML 1.1 also reads 1:10 as 70 and 010 as 8, which nobody means."""
     for read in (int, float, lambda digits: int(digits, 0)):
         with suppress(ValueError):
             yield read(text)
