@@ -248,6 +248,9 @@ class GridExecutor(Executor):
                         f"the message to client {asked.client_id} has {len(blob):,} bytes and exceeds the limit of "
                         f"{self.roster.limit:,}; raise --most_bytes here and on the nodes"
                     )
+                if (objection := home.objection(blob)) is not None:
+                    yield self._failure(asked, objection)
+                    continue
                 most = self._due(asked).most_bytes
                 requests.send(Envelope(asked, home.node, blob, partial(self._read, asked), self._end(asked), most))
         return absent
