@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import threading
@@ -70,6 +71,11 @@ def connect(address: str, proxy: str | None, seconds: float) -> socket.socket:
     return line
 
 
+def without_userinfo(text: str) -> str:
+    """Return a text without the users and passwords of URLs that `proxy_of` accepts."""
+    return re.sub(r"[^\s'\"]*@", "…@", text)
+
+
 def proxy_of(proxy: str | None) -> str | None:
     """Return the URL of the proxy that ``--proxy`` selects; ``environment`` stands for ``https_proxy``."""
     where = "--proxy"
@@ -80,11 +86,13 @@ def proxy_of(proxy: str | None) -> str | None:
     try:
         way = None if proxy is None else urlsplit(proxy)
         good = way is None or (way.scheme == "http" and bool(way.hostname) and (way.port or 80) > 0)
+        good = good and re.search(r"[\s'\"]", proxy or "") is None
     except ValueError:
         good = False
     if not good:
         raise ConfigError(
-            f"{where} is {proxy!r}; it must be an HTTP proxy's URL, such as http://proxy.example.org:3128"
+            f"{where} is {re.sub('.*@', '…@', str(proxy), flags=re.DOTALL)!r}; it must be an HTTP proxy's URL, such as "
+            "http://proxy.example.org:3128, with spaces, quotes and :/?#[]@ in a password as %-codes"
         )
     return proxy
 

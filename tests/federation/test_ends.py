@@ -111,6 +111,23 @@ def test_a_proxy_that_cannot_be_is_told(url: str, monkeypatch: pytest.MonkeyPatc
         proxy_of("environment")
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://me:s3cret@proxy:3128",
+        "http://me:s3/cret@proxy:3128",
+        "http://me:s3@cret@proxy:99999",
+        "http://me:s3 cret@proxy",
+        "http://me:'s3cret'@proxy",
+        "me:s3cret@proxy:3128",
+    ],
+)
+def test_a_proxys_password_is_not_printed(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"--proxy is '…@proxy(:\d+)?'; it must be an HTTP proxy's URL") as told:
+        proxy_of(url)
+    assert "s3" not in str(told.value)
+
+
 def test_a_proxy_is_given_or_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "http://one:3128")
     assert [proxy_of(word) for word in (None, "http://other:3128", "environment")] == [

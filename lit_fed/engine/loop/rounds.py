@@ -63,7 +63,7 @@ def run_rounds(run: Run) -> None:
         raise
     finally:
         if run.failures.count:
-            run.fabric.print(run.failures.summary())
+            run.alert(run.failures.summary())
     run.call("on_fit_end")
 
 
@@ -77,11 +77,11 @@ def run_round(run: Run, round_idx: int) -> None:
     ledger.local_s = time.perf_counter() - current.started
     ledger.merge(run.workers)
     if not federation.wrappers.private and (far := ledger.outlier()) is not None:  # a private run bounds every norm
-        run.fabric.print(f"round {round_idx}: {far}")
+        run.alert(f"round {round_idx}: {far}")
     if ledger.failures and run.settings.on_client_failure == "raise":
         raise ledger.failures[0]
     working = [participant.client_id for participant in current.plan if participant.fate is not Fate.LOST_BEFORE]
-    run.failures.take(ledger.failures, working, len(federation.participation.seen_clients), run.fabric.print)
+    run.failures.take(ledger.failures, working, len(federation.participation.seen_clients), run.alert)
 
     reduced = time.perf_counter()
     aggregate = _reduced(run, current)
@@ -116,7 +116,7 @@ def _reduced(run: Run, current: Round) -> Any:
     except NothingToAverage as error:
         if run.settings.on_client_failure == "raise":
             raise
-        run.fabric.print(f"round {current.round_idx} leaves the model unchanged: {error}")
+        run.alert(f"round {current.round_idx} leaves the model unchanged: {error}")
         return None
 
 

@@ -41,6 +41,7 @@ class Run:
         origin: Source of the current state, in words.
         loggers: The run's loggers, on the first process.
         failures: Tolerated failures.
+        alert: Prints a line about a failure; `Fabric.print` unless a callback has set another.
     """
 
     federation: Federation
@@ -57,8 +58,12 @@ class Run:
     origin: str = ""
     loggers: list[Logger] = field(default_factory=list)
     failures: Failures = field(default_factory=Failures)
+    alert: Callable[[str], object] = field(init=False)
     _listeners: dict[str, list[Callable[..., None]]] = field(default_factory=dict)
     _printed_lines: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.alert = self.fabric.print
 
     @property
     def fabric(self) -> Fabric:

@@ -190,12 +190,13 @@ class DataReport(ClientReport):
 
 
 class Greeted(NodeAnswer):
-    """The answer to `Hello`; ``smallest_sum`` is 0 without secure sums."""
+    """The answer to `Hello`; ``smallest_sum`` is 0 without secure sums, ``most_bytes`` the largest message it reads."""
 
     boot: Boot
     clients: Mapping[str, DataReport]
     sums: bool
     smallest_sum: Annotated[int, Meta(ge=0)]
+    most_bytes: Annotated[int, Meta(ge=1)]
     frozen: dict[str, dict[str, Sha256]]
 
 

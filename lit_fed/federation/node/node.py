@@ -198,7 +198,7 @@ class Node:
             self._say_where("registered with the server")
             smallest = 0 if self.sums is None else self.sums.smallest
             return Message.of(
-                schema.Greeted(self.boot, clients, self.withheld is not None, smallest, self.frozen.hashes)
+                schema.Greeted(self.boot, clients, self.withheld is not None, smallest, self.limit, self.frozen.hashes)
             )
         self.say(Alert(f"refused the server: {cause}"))
         return self._failed(-1, -1, shown(cause))

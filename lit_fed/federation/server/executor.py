@@ -19,10 +19,10 @@ from lit_fed.engine.clients.session import Session
 from lit_fed.engine.wire.payload import Broadcast, Channel, ClientUpdate, Layout, Payload
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import ClientFailure, NobodyLeft, WireError
-from lit_fed.federation.ends import Alert
 from lit_fed.federation.messages.frozen import KnownHashes
 from lit_fed.federation.messages.schema import MOST_DROPPED, Ask, ListStates, Train
 from lit_fed.federation.messages.wire import MOST_METRICS, OF_WORK, Message, Ranges, encode
+from lit_fed.federation.server.absences import Absences
 from lit_fed.federation.server.heard import Due, Heard, answer, held
 from lit_fed.federation.server.means import Clients, NodeTotals, PlausibleMeans
 from lit_fed.federation.server.node_files import NodeFiles
@@ -36,7 +36,8 @@ _LOOK_S = 3.0  # interval of looking for connected nodes
 _RETURN_S = 0.25  # the same, while the round waits for a node to reconnect
 _KINDS = {"train": Train, "ask": Ask}
 _AT_ONCE = {"train": 4, "ask": 64}  # maximum number of pending messages per node, which bounds the memory of answers
-_MOST_CAUSES = 20  # maximum number of distinct causes of failure per client
+_MOST_CAUSES = 20  # distinct causes of failure per client; from then on one in `_SAY_S`
+_SAY_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,8 @@ class GridExecutor(Executor):
         self._late: dict[str, Envelope[Asked]] = {}  # messages without an answer in time, also of earlier rounds
         self._names: dict[int, set[str]] = {}  # names of metrics by client
         self._causes: dict[int, set[str]] = {}  # causes of failure by client
+        self._new_cause: dict[int, float] = {}  # when a client's last new cause came, seconds of a monotonic clock
+        self._absences = Absences(roster.say)
         self._ranges: Ranges = {
             name: range_
             for loop in session.loops.values()
@@ -171,8 +174,10 @@ class GridExecutor(Executor):
                 if not self.tolerant:
                     yield outcome
                     return
-                self.roster.say(Alert(f"{outcome}; its {question.protocol} metrics are missing"))
-            elif question.layout:
+                self._absences.missing(question.protocol, outcome)
+                continue
+            self._absences.answered(question.protocol, outcome.client_id)
+            if question.layout:
                 yield outcome
             else:
                 answers.append(outcome)
@@ -248,6 +253,9 @@ class GridExecutor(Executor):
                         f"the message to client {asked.client_id} has {len(blob):,} bytes and exceeds the limit of "
                         f"{self.roster.limit:,}; raise --most_bytes here and on the nodes"
                     )
+                if (objection := home.objection(blob)) is not None:
+                    yield self._failure(asked, objection)
+                    continue
                 most = self._due(asked).most_bytes
                 requests.send(Envelope(asked, home.node, blob, partial(self._read, asked), self._end(asked), most))
         return absent
@@ -289,11 +297,14 @@ class GridExecutor(Executor):
         return asked.work.begun + self.patience.round_s
 
     def _failure(self, asked: Asked, cause: str) -> ClientFailure:
-        known = self._causes.setdefault(asked.client_id, set())
-        if cause not in known and len(known) >= _MOST_CAUSES:
-            cause = f"it keeps giving new causes, after {_MOST_CAUSES} others; check its node"
-        else:
-            known.add(cause)
+        client_id, now = asked.client_id, time.monotonic()
+        known = self._causes.setdefault(client_id, set())
+        if cause not in known:
+            if len(known) < _MOST_CAUSES or now > self._new_cause.get(client_id, now) + _SAY_S:
+                known.add(cause)
+                self._new_cause[client_id] = now
+            else:
+                cause = f"it keeps giving new causes, after {_MOST_CAUSES} others; check its node"
         return ClientFailure(asked.client_id, asked.work.broadcast.round_idx, cause)
 
     # ------------------------------------------------------------------ messages, and states on nodes

@@ -42,10 +42,15 @@ _PARTING_S = 120.0
 
 
 class Parting(Callback):
-    """Sends every node the end of a run, for prediction and evaluation without a server."""
+    """Sends every node the end of a run, for prediction and evaluation without a server; failures go to the log."""
 
     def __init__(self, roster: Roster) -> None:
         self.roster = roster
+
+    @override
+    def on_fit_start(self, run: Run) -> None:
+        """Give lines about failures a time and a level."""
+        run.alert = lambda line: self.roster.say(Alert(line))
 
     @override
     def on_fit_end(self, run: Run) -> None:

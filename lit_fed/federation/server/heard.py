@@ -64,7 +64,8 @@ def hear(blob: bytes, limit: int, most: int, read: Callable[[Message], T]) -> T:
 class Greeting(NamedTuple):
     """A node's answer to a hello: its process's id, its clients, whether it reports sums only, its frozen tensors.
 
-    Last, the least number of nodes with clients in a secure sum; 0 without secure sums.
+    Last, the least number of nodes with clients in a secure sum, 0 without secure sums, and the size of the largest
+    message that it reads, bytes.
     """
 
     boot: str
@@ -72,6 +73,7 @@ class Greeting(NamedTuple):
     sums: bool
     frozen: Hashes
     smallest: int
+    most_bytes: int
 
 
 def greeting(message: Message, num_clients: int, num_classes: int | None) -> Greeting:
@@ -94,7 +96,7 @@ def greeting(message: Message, num_clients: int, num_classes: int | None) -> Gre
                 "ends"
             )
     clients = {int(name): report for name, report in said.clients.items()}
-    return Greeting(said.boot, clients, said.sums, said.frozen, said.smallest_sum)
+    return Greeting(said.boot, clients, said.sums, said.frozen, said.smallest_sum, said.most_bytes)
 
 
 def held(message: Message, clients: Collection[int]) -> list[tuple[str, int]]:

@@ -55,7 +55,8 @@ class KnownNode:
     """A registered node.
 
     The key is empty without authentication, ``boot`` is the id of the node's process, ``frozen`` has the hashes of its
-    frozen tensors, and ``smallest`` is the least number of nodes with clients in a secure sum to which it consents.
+    frozen tensors, ``smallest`` is the least number of nodes with clients in a secure sum to which it consents, and
+    ``most_bytes`` the size of the largest message that it reads.
     """
 
     node: int
@@ -65,6 +66,13 @@ class KnownNode:
     sums: bool = False
     frozen: Hashes = field(default_factory=dict)
     smallest: int = 0
+    most_bytes: int = MOST_BYTES
+
+    def objection(self, blob: bytes) -> str | None:
+        """Return why the node does not read a message; None if it does."""
+        if len(blob) <= self.most_bytes:
+            return None
+        return f"its message has {len(blob):,} bytes, and its node reads {self.most_bytes:,}; raise --most_bytes there"
 
 
 class _Refusal(NamedTuple):
@@ -195,7 +203,11 @@ class Roster:
         """
         requests, end = Requests[int](self.grid, self.limit), time.monotonic() + seconds
         for node, message in messages.items():
-            requests.send(Envelope(node, node, encode(message), partial(read, node), end, most))
+            blob = encode(message)
+            if (objection := self.homes[node].objection(blob)) is not None:
+                self.say(Alert(f"node {node} is not asked: {objection}"))
+                continue
+            requests.send(Envelope(node, node, blob, partial(read, node), end, most))
         answers = dict[int, T]()
         for node, outcome in requests.outcomes():
             if not isinstance(outcome, WireError):
@@ -223,7 +235,9 @@ class Roster:
             if other != node:  # the node restarted before its old session timed out
                 self._put_off(other, f"node {node} replaces it, with the same key", aloud=False)
         self._refused.pop(node, None)
-        self.homes[node] = KnownNode(node, key, said.boot, said.clients, said.sums, said.frozen, said.smallest)
+        self.homes[node] = KnownNode(
+            node, key, said.boot, said.clients, said.sums, said.frozen, said.smallest, said.most_bytes
+        )
         self._owner |= dict.fromkeys(said.clients, node)
         self.identity.accept(said.clients)
         self.say(

@@ -114,7 +114,8 @@ class StatisticsNode:
         if (cause := mismatch(self.settings, message.read(schema.Hello), f", and nodes with {ONLY}")) is not None:
             raise WireError(cause)
         nothing = schema.DataReport(0, None, "0" * 64, None)  # counts leave with the statistics only
-        return Message.of(schema.Greeted(self.boot, dict.fromkeys(map(str, self.clients), nothing), False, 0, {}))
+        clients = dict.fromkeys(map(str, self.clients), nothing)
+        return Message.of(schema.Greeted(self.boot, clients, False, 0, self.limit, {}))
 
     def _answer(self, message: Message) -> Message:
         question = read_question(message, len(columns_of(self.data)), self.least)

@@ -19,7 +19,7 @@ from typing import Any
 from typing import Protocol as Interface
 
 from lit_fed.errors import ConfigError, WireError
-from lit_fed.federation.ends import Alert, ending_by_signal, split_address
+from lit_fed.federation.ends import Alert, ending_by_signal, split_address, without_userinfo
 from lit_fed.federation.messages.wire import shown
 from lit_fed.federation.transport import frames  # before grpc, which it sets up
 from lit_fed.federation.transport.security import Security
@@ -149,7 +149,7 @@ class Line:
             pause = min(2 * pause, _AGAIN_S[1])
 
     def _listen(self, call: Any) -> bool:
-        """Take in messages until the stream ends; return whether the server had accepted it."""
+        """Take in messages until the stream ends; return whether the server accepted it and sent nothing invalid."""
         session = ""
         joiner = frames.Joiner(lambda _: self.limit)
         try:
@@ -160,6 +160,7 @@ class Line:
                 if (message := joiner.take(frame)) is not None:
                     self._take_in(session, *message)
         except WireError as error:
+            session = ""  # a longer pause before each retry
             call.cancel()
             self.say(Alert(f"the server at {self.address} sent an invalid message: {error}"))
         except grpc.RpcError as error:
@@ -197,7 +198,7 @@ class Line:
 
     def _judge(self, error: Any) -> None:
         """Note why a stream ended; raise `ConfigError` if the server rejects this node for good."""
-        code, details = error.code(), shown(error.details() or "", 200)
+        code, details = error.code(), shown(without_userinfo(error.details() or ""), 200)
         if code not in _REFUSED:
             if not self._met:  # it may be the wrong server, for which retrying is futile
                 self.security.greet(self.address, self.proxy)

@@ -40,7 +40,7 @@ EVERY: list[Any] = [
     schema.Failure("a cause"),
     schema.WorkFailure("a cause", 0, 1, True, {"acc": ((0.5,), 1)}),
     schema.NodeAnswer(),
-    schema.Greeted("ab", {"0": REPORT}, True, 3, {"model": {"w": HASH}}),
+    schema.Greeted("ab", {"0": REPORT}, True, 3, 2**20, {"model": {"w": HASH}}),
     schema.States([("0", 4)]),
     schema.WorkAnswer(0, 1, False, {"acc": ((0.5, 0.25), 2)}, 3, {"acc": 0.5, "n": 2}, None),
     schema.SiteAnswer(2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -9,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ClientFailure, ConfigError
 from lit_fed.federation.keys.node_keys import Grant
 from lit_fed.federation.messages.wire import Message, decode, encode
 from lit_fed.federation.node.node import Node
@@ -21,7 +23,7 @@ from lit_fed.federation.server.identity import Identity
 from lit_fed.federation.server.roster import Gathering, Roster
 from lit_fed.federation.transport.grid import MemoryGrid, Reply
 from tests.federation.support import KeyedGrid, nodes_of, small, written
-from tests.support import Points, weights
+from tests.support import LeastSquares, Points, weights
 
 KEYS = {1: "a1", 2: "b2", 3: "a1", 4: "b2"}
 
@@ -196,3 +198,34 @@ def test_an_answer_of_an_old_round_is_left_out_and_its_node_is_back(tmp_path: Pa
     assert weights(made)["network.weight"].tolist() == [[1.125, 1.5]]
     assert made.run.failures.causes == {"it did not answer within 0.3 s": 1}
     assert not grid._waiting  # nothing is left lying in the grid
+
+
+class Wide(LeastSquares):
+    """Sends 400,000 bytes beside its two weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(100_000))
+
+
+@pytest.mark.parametrize("tolerant", [False, True])
+def test_a_message_over_a_nodes_own_limit_is_not_sent_and_names_it(
+    tmp_path: Path, tolerant: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last model, too; client 0 trains alone where that is tolerated, as in the test above."""
+    make = small(Wide, on_client_failure="skip" if tolerant else "raise")
+    nodes = [*nodes_of(make, tmp_path, [[0]]), *nodes_of(make, tmp_path / "b", [[1]], limit=100_000)]
+    made, *parts = make(tmp_path)
+    words = r"its message has 40\d,\d{3} bytes, and its node reads 100,000; raise --most_bytes there"
+    with ExitStack() as stack:
+        for node in nodes:
+            stack.enter_context(node.at_work())
+        grid = MemoryGrid({1: nodes[0].handle, 2: nodes[1].handle})
+        if tolerant:
+            federate(grid, made, *parts)
+        else:
+            stack.enter_context(pytest.raises(ClientFailure, match=rf"client 1 .*{words}"))
+            federate(grid, made, *parts)
+    if tolerant:
+        assert weights(made)["network.weight"].tolist() == [[1.5, 0.0]]
+        assert re.search(f"WARNING node 2 is not asked: {words}", capsys.readouterr().out)

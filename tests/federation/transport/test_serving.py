@@ -205,6 +205,17 @@ def test_a_proxy_is_used_if_an_option_says_so_and_never_because_of_the_environme
         assert b"Basic bWU6cGFzcyB3b3Jk" in head  # me:pass word
 
 
+def test_a_node_does_not_print_the_password_of_a_proxy_that_fails(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calling, "_BLIP_S", 0.0)
+    node = Echo()
+    for proxy in (free_address(), "proxy.invalid:3128"):
+        with Line(free_address(), of_node(keys), node.say, 2**20, f"http://me:s3cret@{proxy}"):
+            until(lambda: node.said)
+        assert "by way of --proxy" in node.said[0]
+        assert "s3cret" not in "".join(node.said)
+        node.said.clear()
+
+
 def test_a_short_cut_of_the_link_delays_and_loses_nothing(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message that was at work before the cut is worked on once."""
     worked: list[bytes] = []
