@@ -98,8 +98,9 @@ def test_python_blocks_run(page: Path, with_a_run: Path) -> None:
     names: dict[str, Any] = {}
     for block in blocks(page, "python"):
         exec(compile(block.replace("max_rounds=10, local_epochs=5", "max_rounds=2"), page.name, "exec"), names)
-    if page == ROOT / "README.md":
+    if page == ROOT / "docs/handover.md":
         assert names["network"](torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+    if page == ROOT / "docs/own_data.md":
         table = fit(with_a_run / "own", Classifier("logistic", num_classes=4, input_shape=(16,)), names["Blobs"]())
         assert "global/acc" in table.metrics
     made = [value for value in names.values() if isinstance(value, type) and value.__module__ == "builtins"]
@@ -508,7 +509,7 @@ def test_every_method_has_a_row_of_what_it_needs_and_a_family_in_the_readme() ->
 
 def test_the_readme_is_short_and_says_things_once() -> None:
     """Its rest lives in docs/; a sentence that stands on two pages would be corrected on one of them."""
-    assert len(TEXT[ROOT / "README.md"].splitlines()) <= 350
+    assert len(TEXT[ROOT / "README.md"].splitlines()) <= 210
     seen: dict[str, Path] = {}
     for page in [*GUIDES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]:
         prose = re.sub(r"^```.*?^```", "", TEXT[page], flags=re.MULTILINE | re.DOTALL)
