@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from inspect import getsource, signature
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("configs/**/*.md"), *ROOT.glob("docs/**/*.md")])
 TEXT = {page: page.read_text(encoding="utf-8") for page in PAGES}
 GUIDE = "\n".join(TEXT[page] for page in GUIDES)
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 QUICKSTART = str(ROOT / "configs/quickstart.yaml")
 QUICK = ("--trainer.logger", "false", "--trainer.enable_progress_bar", "false")
 
@@ -602,10 +604,11 @@ def test_a_notebook_has_its_sources_cells_and_outputs(notebook: Path) -> None:
     assert cells == write_notebooks.cells_of(notebook), "run examples/notebooks/write_notebooks.py"
     assert (book["nbformat"], book["nbformat_minor"]) == (4, 5)
     title, first, *_ = cells
-    assert f"https://notebooks.example/github/lit-fed/lit-fed/blob/main/examples/notebooks/{notebook.stem}.ipynb" in (
-        "".join(title["source"])
-    )
-    assert first["source"][0].startswith("%pip install ")
+    github = PROJECT["urls"]["Source"].removeprefix("https://github.com")
+    opened = f"https://colab.research.google.com/github{github}/blob/main/examples/notebooks/{notebook.stem}.ipynb"
+    assert title["source"][-1].endswith(f"]({opened})")
+    package = "lit-fed[privacy]" if "privacy" in notebook.stem else "lit-fed"
+    assert first["source"][-1].strip() == f'%pip install --quiet "{package} @ git+{PROJECT["urls"]["Source"]}"'
     assert [line for cell in book["cells"] for line in printed(cell)]
 
 
