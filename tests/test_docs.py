@@ -459,7 +459,7 @@ def test_checkpoint_commands_of_the_readme_work(at_root: Path) -> None:
     names = {path.name for path in run.iterdir()}
     assert {"config.yaml", "metrics.csv", "clients.csv", "partition.json", "checkpoints"} <= names
     for column in rows(run / "metrics.csv")[0]:
-        stem = re.sub(r"_(mean|std|p10|min)$", "", column)
+        stem = re.sub(r"^val/|_(mean|weighted|std|p10|min|worst|worst10|missing)$", "", column)
         assert f"`{column}" in GUIDE or stem in GUIDE, f"metrics.csv has a column {column} that the docs do not explain"
 
 
