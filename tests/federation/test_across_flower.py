@@ -32,8 +32,8 @@ def test_the_app_is_small_and_compiles() -> None:
 def test_the_names_that_the_app_imports_exist() -> None:
     """Also where flwr is not installed."""
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted(APP.rglob("*.py"))]
-    froms = [one for tree in trees for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)]
-    own = [(one.module, name.name) for one in froms if (one.module or "").startswith("lit_fed.") for name in one.names]
+    lines = [one for tree in trees for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)]
+    own = [(one.module, name.name) for one in lines if (one.module or "").startswith("lit_fed.") for name in one.names]
     assert len(own) > 5
     assert [name for name in own if not hasattr(import_module(str(name[0])), name[1])] == []
 
