@@ -1,8 +1,8 @@
 """Measures what of the site's tables is out of view: ``make docs``, then ``site_tables.py [WIDTH …]``, in Chromium.
 
-Each page is laid out in frames as wide as a phone's, a laptop's and a large screen. A table is cut if it, or a box in
-which it scrolls, is wider than what can be seen of it. One line for each cut table: pixels out of view, width, page,
-first words.
+Each page is laid out in frames as wide as a phone's, a laptop's and a large screen. A table is cut if it, a cell of it,
+the page or a box in which it scrolls is wider than what can be seen of it. One line for each cut table: pixels out of
+view, width, page, first words.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ async function measure(page, width) {
   frame.style.cssText = `width:${width}px;height:900px`;
   await new Promise(done => { frame.onload = done; frame.src = page; document.body.append(frame); });
   for (const table of frame.contentDocument.querySelectorAll("article table")) {
-    let cut = 0;
-    for (let box = table; box.tagName != "ARTICLE"; box = box.parentElement)
-      if (box == table || frame.contentWindow.getComputedStyle(box).overflowX != "visible")
-        cut = Math.max(cut, box.scrollWidth - box.clientWidth);
-    if (cut > 1) found.push([cut, width, page, table.innerText.slice(0, 50)]);
+    const boxes = [table, ...table.querySelectorAll("th, td")];  // a word may be longer than its cell
+    let cut = Math.max(...boxes.map(box => box.scrollWidth - box.clientWidth));
+    const right = table.getBoundingClientRect().right;
+    for (let box = table.parentElement; box; box = box.parentElement)
+      if (box.tagName == "HTML" || frame.contentWindow.getComputedStyle(box).overflowX != "visible")
+        cut = Math.max(cut, box.scrollWidth - box.clientWidth, right - box.getBoundingClientRect().right);
+    if (cut > 1) found.push([Math.round(cut), width, page, table.innerText.slice(0, 50)]);
   }
   frame.remove();
 }

@@ -17,7 +17,7 @@ import yaml
 
 from tests.support import ROOT
 from website.links import other_pages, site_links
-from website.llms import Told, llms, llms_full
+from website.llms import Told, llms, text_of
 from website.pages import ROOMS, generated_pages, methods, public_names, rows_with, studies
 from website.verdicts import VERDICTS, with_verdicts
 
@@ -97,7 +97,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 def test_language_models_get_a_list_of_pages_and_their_text() -> None:
     pages = [
-        Told("Start", "Get started", "get_started.html", "# Get started\n\nRun it."),
+        Told("Start", "Get started", "get_started.html", "# Get started\n\n```sh\npip\n```\n\nRun [it](x.md). Twice."),
         Told(
             "Methods",
             "FedProx",
@@ -106,15 +106,15 @@ def test_language_models_get_a_list_of_pages_and_their_text() -> None:
         ),
     ]
     assert llms("lit_fed", "Federated learning", pages) == (
-        "# lit_fed\n\n> Federated learning\n\n## Start\n\n- [Get started](get_started.html)\n"
-        "\n## Methods\n\n- [FedProx](methods/FedProx.html)\n"
+        "# lit_fed\n\n> Federated learning\n\n## Start\n\n- [Get started](get_started.html.md): Run it\n"
+        "\n## Methods\n\n- [FedProx](methods/FedProx.html.md): Clients stay near the global model\n"
     )
-    full = llms_full("lit_fed", "Federated learning", pages)
-    assert "<!-- get_started.html -->\n\n# Get started\n\nRun it.\n\n<!-- methods/FedProx.html -->\n" in full
-    assert "## lit_fed.methods.FedProx\n\n`FedProx(mu" in full  # its signature
-    assert "For a negative μ." in full  # its docstring
-    assert ":::" not in full
-    assert "options:" not in full
+    start, method = map(text_of, pages)
+    assert start == "# Get started\n\n```sh\npip\n```\n\nRun [it](x.md). Twice.\n"
+    assert "## lit_fed.methods.FedProx\n\n`FedProx(mu" in method  # its signature
+    assert "For a negative μ." in method  # its docstring
+    assert ":::" not in method
+    assert "options:" not in method
 
 
 def test_verdicts_have_colours_and_a_filter_where_claims_stand() -> None:
@@ -178,9 +178,11 @@ def test_the_site_is_whole(site: Path) -> None:
             if getattr(thing, "__module__", "lit_fed").startswith("lit_fed"):
                 assert f"{room}.{name}" in listed, f"{room}.{name}"
     told = (site / "llms.txt").read_text(encoding="utf-8")
-    listed_pages = re.findall(r"^- \[.+\]\((.+)\)$", told, re.MULTILINE)
-    assert {path.relative_to(site).as_posix() for path in site.rglob("*.html")} - {"404.html"} == set(listed_pages)
-    assert len((site / "llms-full.txt").read_text(encoding="utf-8")) > 10 * len(told)
+    lines = re.findall(r"^- \[.+?\]\((.+?)\.md\): \S", told, re.MULTILINE)  # a link and a sentence for each page
+    assert {path.relative_to(site).as_posix() for path in site.rglob("*.html")} - {"404.html"} == set(lines)
+    assert len(lines) == told.count("\n- ")
+    for page in lines:
+        assert 0 < len((site / f"{page}.md").read_text(encoding="utf-8")) < 100_000, page  # a model's window holds it
     pages = {path: Page(path) for path in site.rglob("*.html") if path.name != "404.html"}
     assert len(pages) > 60
     for path, page in pages.items():

@@ -11,13 +11,14 @@ from mkdocs.structure.files import File
 sys.path.insert(0, str(Path(__file__).parent.parent))  # `website` is no installed package
 
 from website.links import ROOT, other_pages, site_links
-from website.llms import Told, llms, llms_full
+from website.llms import Told, llms, text_of
 from website.mathml import Equations
 from website.pages import generated_pages
 from website.verdicts import with_verdicts
 
 _SOURCES: dict[str, str] = {}  # by its place on the site, the path in the repository that a page's links start from
 _TOLD: dict[str, str] = {}  # by the same place, the page's Markdown
+_PAGES: list[Any] = []  # in the order of the navigation
 
 
 def on_config(config: Any) -> Any:
@@ -53,6 +54,11 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
+def on_nav(nav: Any, **_: Any) -> None:
+    """Keep the order of the pages."""
+    _PAGES[:] = nav.pages
+
+
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Turn links within the repository into links within the site."""
     place = page.file.src_uri
@@ -72,26 +78,15 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     return with_verdicts(html)
 
 
-def on_env(env: Any, config: Any, files: Any) -> Any:
-    """Write the two files for language models, whose pages are in the order of the navigation."""
-    pages = [page for file in files.documentation_pages() if (page := file.page) is not None]
-    order = {file: number for number, file in enumerate(_in_order(config.nav))}
-    pages.sort(key=lambda page: order[page.file.src_uri])
-    told = [
+def on_post_build(config: Any) -> None:
+    """Write `llms.txt`, and beside each page its text, for language models."""
+    pages = [
         Told(
             page.ancestors[-1].title if page.ancestors else "Home", str(page.title), page.url, _TOLD[page.file.src_uri]
         )
-        for page in pages
+        for page in _PAGES
     ]
-    for name, write in (("llms.txt", llms), ("llms-full.txt", llms_full)):
-        path = Path(config.site_dir) / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(write(config.site_name, config.site_description, told), encoding="utf-8")
-    return env
-
-
-def _in_order(nav: Any) -> list[str]:
-    """Pages of the navigation, in its order."""
-    if isinstance(nav, str):
-        return [nav]
-    return [page for part in (nav.values() if isinstance(nav, dict) else nav) for page in _in_order(part)]
+    site = Path(config.site_dir)
+    (site / "llms.txt").write_text(llms(config.site_name, config.site_description, pages), encoding="utf-8")
+    for page in pages:
+        (site / f"{page.url}.md").write_text(text_of(page), encoding="utf-8")

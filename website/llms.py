@@ -1,4 +1,4 @@
-"""The site as two files for language models: ``llms.txt`` lists its pages, ``llms-full.txt`` holds them."""
+"""The site for language models: ``llms.txt``, a line for each page, and beside each page its text as Markdown."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 _NAME = re.compile(r"^::: (\S+)\n(?: +\S.*\n)*", re.MULTILINE)  # where the site has a name's reference
 _FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
+_NO_PROSE = re.compile(r"^```.*?^```|^`[^`\n]*`$|^<!--.*?-->", re.MULTILINE | re.DOTALL)  # code, signatures, comments
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
 class Told(NamedTuple):
@@ -22,24 +24,27 @@ class Told(NamedTuple):
 
 
 def llms(name: str, about: str, pages: Sequence[Told]) -> str:
-    """Every page by its title and address, in the order of the navigation; the format is that of llmstxt.org."""
+    """Return the list of pages in the order of the navigation; the format is that of llmstxt.org."""
     lines, part = [f"# {name}", "", f"> {about}"], None
     for page in pages:
         if page.part != part:
             part = page.part
             lines += ["", f"## {part}", ""]
-        lines.append(f"- [{page.title}]({page.url})")
+        lines.append(f"- [{page.title}]({page.url}.md): {_about(page)}".removesuffix(": "))
     return "\n".join(lines) + "\n"
 
 
-def llms_full(name: str, about: str, pages: Sequence[Told]) -> str:
-    """Every page's text; a name of the reference as its signature and its docstring."""
-    texts = [f"# {name}\n\n> {about}", *(f"<!-- {page.url} -->\n\n{_whole(page.markdown)}" for page in pages)]
-    return "\n\n".join(texts) + "\n"
+def text_of(page: Told) -> str:
+    """Return a page's Markdown, with a name of the reference as its signature and its docstring."""
+    return _NAME.sub(lambda found: _docstring(found[1]), _FRONT.sub("", page.markdown) + "\n").strip() + "\n"
 
 
-def _whole(markdown: str) -> str:
-    return _NAME.sub(lambda found: _docstring(found[1]), _FRONT.sub("", markdown) + "\n").strip()
+def _about(page: Told) -> str:
+    """Return the first sentence of a page's prose."""
+    paragraphs = re.split(r"\n\s*\n", _NO_PROSE.sub("", text_of(page)))
+    prose = [found[1] for part in paragraphs if (found := re.match(r"\s*(?:- )?([\w`\[\"*].*)", part, re.DOTALL))]
+    words = " ".join(_LINK.sub(r"\1", prose[0]).replace(":math:", "").split()) if prose else ""
+    return re.split(r"(?<=[.:;])\s(?!\d)", words)[0].rstrip(".:;").replace("**", "")
 
 
 def _docstring(path: str) -> str:

@@ -1,6 +1,7 @@
 """Make each notebook of this folder from its Python file: `python write_notebooks.py` runs all cells and keeps outputs.
 
-A cell begins with ``# %%``, one of text with ``# %% [markdown]``; a line ``# %pip …`` is for Jupyter alone.
+A cell begins with ``# %%``, one of text with ``# %% [markdown]``. The title gets a badge that opens the notebook in
+Colab; ``# %pip install lit-fed`` becomes a cell that installs lit_fed where it is missing.
 """
 
 import base64
@@ -11,6 +12,7 @@ import os
 import re
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +21,36 @@ os.environ["MPLBACKEND"] = "agg"
 import matplotlib.pyplot as plt
 
 HERE = Path(__file__).resolve().parent
-PLACE = (
-    "https://notebooks.example/github/lit-fed/lit-fed/blob/main/examples/notebooks"  # no service has the project yet
-)
+SOURCE = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text())["project"]["urls"]["Source"]
+COLAB = "https://colab.research.google.com"
+# From the repository until the first release: before it, an index may hold anybody's package of this name.
+INSTALL = f"""\
+from importlib.util import find_spec
+
+if find_spec("lit_fed") is None:
+    %pip install --quiet "PACKAGE @ git+{SOURCE}"
+"""
+
+
+def badge(source: Path) -> str:
+    """The picture and the link that open a notebook in Colab."""
+    place = f"{SOURCE.removeprefix('https://github.com')}/blob/main/examples/notebooks/{source.stem}.ipynb"
+    return f"[![Open in Colab]({COLAB}/assets/colab-badge.svg)]({COLAB}/github{place})"
 
 
 def cells_of(source: Path) -> list[dict[str, Any]]:
     """The cells of a Python file, without outputs."""
     cells: list[dict[str, Any]] = []
-    for number, part in enumerate(re.split(r"^# %%", source.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]):
+    title, *parts = re.split(r"^# %%", source.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    for number, part in enumerate([f"{title.rstrip()}\n#\n# {badge(source)}\n", *parts]):
         head, _, text = part.partition("\n")
         if head.strip() == "[markdown]":
             text = re.sub(r"^# ?", "", text, flags=re.MULTILINE).strip()
-            if not number:
-                text += (
-                    f"\n\n[Open this notebook in a browser]({PLACE}/{source.stem}.ipynb) (the address is a placeholder)"
-                )
             cell: dict[str, Any] = {"cell_type": "markdown", "metadata": {}}
         else:
-            text = re.sub(r"^# %pip", "%pip", text.strip(), flags=re.MULTILINE)
+            if install := re.search(r"^# %pip install '?([\w\[\]-]+)", text, re.MULTILINE):
+                text = INSTALL.replace("PACKAGE", install[1])
+            text = text.strip()
             cell = {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": []}
         cells.append({"id": f"cell-{number}", **cell, "source": text.splitlines(keepends=True)})
     return cells
@@ -49,7 +62,7 @@ def run(cells: list[dict[str, Any]], folder: Path) -> None:
     with contextlib.chdir(folder):
         for cell in cells:
             code = "".join(cell["source"])
-            if cell["cell_type"] == "markdown" or code.startswith("%pip"):
+            if cell["cell_type"] == "markdown" or "%pip" in code:
                 continue
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):

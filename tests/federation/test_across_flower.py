@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import time
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,15 @@ def test_the_app_is_small_and_compiles() -> None:
         if path.suffix == ".py":
             compile(path.read_text(encoding="utf-8"), str(path), "exec")
     assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) <= 150
+
+
+def test_the_names_that_the_app_imports_exist() -> None:
+    """Also where flwr is not installed."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted(APP.rglob("*.py"))]
+    lines = [one for tree in trees for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)]
+    own = [(one.module, name.name) for one in lines if (one.module or "").startswith("lit_fed.") for name in one.names]
+    assert len(own) > 5
+    assert [name for name in own if not hasattr(import_module(str(name[0])), name[1])] == []
 
 
 def test_the_two_apps_lead_to_the_simulations_bits_with_a_new_node_for_every_message(

@@ -9,17 +9,19 @@ from typing import Any
 from flwr.app import ConfigRecord, RecordDict
 
 from lit_fed.command.command import Call
+from lit_fed.command.reading.parts import ReadParts
 from lit_fed.command.reading.words import CommandLine
-from lit_fed.federation.commands.deployed import Made, add_run, make
+from lit_fed.federation.commands.deployed import add_run, make
 from lit_fed.parsing import Parser
+from lit_fed.trainer import FederatedTrainer
 
 
-def made(config: Mapping[str, Any]) -> Made:
+def made(config: Mapping[str, Any]) -> tuple[FederatedTrainer, ReadParts]:
     """Make a trainer and its parts from the file ``config``, in the working directory ``folder``."""
     os.chdir(str(config["folder"]))
     line, parser = CommandLine(["federate", "-c", str(config["config"])]), Parser(exit_on_error=False)
     add_run(parser)
-    return make(Call(line.parse(parser, 1), parser, line.words), ())
+    return make(Call(line.parse(parser), parser, line.words))
 
 
 def pack(blob: bytes) -> RecordDict:
