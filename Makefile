@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-long test-all test-floors bad-inputs lint hints types check federation bench studies-pocket results board docs clean
+.PHONY: help setup quickstart test test-long test-all test-floors test-newest bad-inputs lint hints types check federation bench studies-pocket results board docs clean
 
 help:  ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -44,6 +44,19 @@ $(FLOORS_STAMP): pyproject.toml requirements/floors.txt
 test-floors: $(FLOORS_STAMP)  ## Run the quickstart and the tests with the lowest versions that we declare
 	$(FLOORS_VENV)/bin/python cli.py fit --config configs/quickstart.yaml
 	$(FLOORS_VENV)/bin/python -m pytest --numprocesses auto --dist loadscope -m "not long"
+
+# The newest versions have one of their own, too, brought up to date by each call: with every extra, with what tests compare
+# with beside, and with pre-releases. If a pre-release cannot be installed beside the others, exclude it here ('name<2') and say why.
+NEWEST_VENV ?= .venv-newest
+EXTRAS := dev,references,docs,text,privacy,parquet,datasets,onnx,completion
+
+test-newest:  ## Run the quickstart and the tests with the newest versions, pre-releases too, and with every extra
+	$(PYTHON) -m venv $(NEWEST_VENV)
+	$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --pre --upgrade --upgrade-strategy eager \
+	  --editable '.[$(EXTRAS)]' peft pycocotools
+	$(NEWEST_VENV)/bin/python -m pip freeze
+	$(NEWEST_VENV)/bin/python cli.py fit --config configs/quickstart.yaml
+	$(NEWEST_VENV)/bin/python -m pytest --numprocesses auto --dist loadscope -m "not long"
 
 bad-inputs: $(STAMP)  ## Draw 500 bad inputs over all options and files; none may end in more than a line
 	$(BIN)/python -m tests.bad_inputs --seed 1 --cases 500
@@ -88,4 +101,4 @@ docs: $(VENV)/.docs  ## Build the documentation site in site/; a dead link or an
 	$(BIN)/python -m mkdocs build --strict --quiet
 
 clean:  ## Remove the environment and caches, but no run
-	rm -rf $(VENV) $(FLOORS_VENV) .venv-3.13 .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOORS_VENV) $(NEWEST_VENV) .venv-3.13 .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -178,8 +178,12 @@ class ClientFailure(LitFedError):
 
 
 def place_of(stack: StackSummary) -> str:
-    """The innermost frame outside of installed packages, as ``file.py, line 7``."""
-    own_frames = [entry for entry in stack if not entry.filename.startswith((sys.prefix, sys.base_prefix, "<"))]
+    """Return the innermost frame outside of installed packages, as ``file.py, line 7``."""
+    own_frames = [
+        entry
+        for entry in stack
+        if not entry.filename.startswith((sys.prefix, sys.base_prefix, "<")) and not _is_packaged(entry.filename)
+    ]
     entry = (own_frames or list(stack))[-1]
     path = Path(entry.filename)
     return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}, line {entry.lineno}"
@@ -209,6 +213,11 @@ def _of_the_system(error: BaseException | None) -> str:
             break
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return ""
+
+
+def _is_packaged(filename: str) -> bool:
+    """Whether pip put a file there: into the environment, a user's home, or a folder beside both."""
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(filename).parts)
 
 
 _OURS = (
@@ -266,9 +275,9 @@ def of_other_lightning(kind: type) -> str:
 def own_traceback(error: BaseException) -> str:
     """The traceback of an error that passed through the user's own code, from there on; else empty."""
     frames = traceback.extract_tb(error.__traceback__)
-    if all(frame.filename.startswith(_OURS) for frame in frames):
+    own = [not frame.filename.startswith(_OURS) and not _is_packaged(frame.filename) for frame in frames]
+    if not any(own):
         return ""
     report = traceback.TracebackException.from_exception(error)
-    first = next(place for place, frame in enumerate(frames) if not frame.filename.startswith(_OURS))
-    report.stack = StackSummary.from_list(report.stack[first:])
+    report.stack = StackSummary.from_list(report.stack[own.index(True) :])
     return "".join(report.format()).rstrip()

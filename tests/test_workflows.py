@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 import tomllib
 from datetime import date, timedelta
 from typing import Any
@@ -23,12 +24,41 @@ def commands(steps: list[dict[str, Any]]) -> list[str]:
     return [step["run"] for step in steps if "run" in step]
 
 
+def recipe(target: str) -> list[str]:
+    """The commands that make would run for a target."""
+    words = ["make", "--dry-run", "--no-print-directory", target]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.replace("\\\n", "").splitlines()
+
+
 def test_every_declared_python_is_checked_by_ci_run() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = [found[1] for one in project["classifiers"] if (found := re.search(r":: (3\.\d+)$", one))]
     job = yaml.safe_load(WORKFLOWS["check"])["jobs"]["check"]
     assert job["strategy"]["matrix"]["python"] == declared == ["3.11", "3.12", "3.13"]
     assert commands(job["steps"]) == [".ci/run"]
+
+
+def test_the_lowest_and_the_newest_versions_are_tested_every_week() -> None:
+    weekly = yaml.safe_load(WORKFLOWS["weekly"])
+    (schedule,) = weekly[True]["schedule"]  # YAML 1.1 reads the key `on` as true
+    assert re.fullmatch(r"\d+ \d+ \* \* 1", schedule["cron"])  # one minute of one hour on Mondays
+    job = weekly["jobs"]["versions"]
+    assert commands(job["steps"]) == ["make test-${{ matrix.versions }}"]
+    assert {one["versions"] for one in job["strategy"]["matrix"]["include"]} == {"floors", "newest"}
+
+
+def test_the_targets_of_the_weekly_workflow_run_the_quickstart_and_the_everyday_tests() -> None:
+    for target in ("test-floors", "test-newest"):
+        *_, quickstart, tests = recipe(target)
+        assert quickstart.endswith("cli.py fit --config configs/quickstart.yaml")
+        assert tests.endswith('-m pytest --numprocesses auto --dist loadscope -m "not long"')
+
+
+def test_the_newest_versions_are_tested_with_every_extra_and_pre_releases() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    (installed,) = re.findall(r"--pre --upgrade .*--editable '\.\[([\w,]+)\]'", "\n".join(recipe("test-newest")))
+    assert sorted(installed.split(",")) == sorted(extras)
 
 
 def test_both_distributions_and_the_site_are_built_and_the_site_of_main_is_deployed() -> None:

@@ -239,7 +239,7 @@ def read_key(path: Path) -> EllipticCurvePrivateKey:
     try:
         key = load_pem_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        locked = "password" in str(error).lower()
+        locked = isinstance(error, TypeError)  # before cryptography 45, any ValueError names passwords
         why = "has a password; remove it" if locked else "is not a private key; restore the original file"
         raise ConfigError(f"{path} {why}") from error
     if not isinstance(key, EllipticCurvePrivateKey) or not isinstance(key.curve, SECP384R1):

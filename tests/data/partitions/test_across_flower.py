@@ -1,4 +1,6 @@
-"""Partitions beside the partitioners of ``flwr_datasets`` (extra `references`): equal sizes, or an equal law.
+"""Partitions beside the partitioners of ``flwr_datasets``: equal sizes, or an equal law.
+
+Skipped without ``flwr_datasets``, which needs ``datasets`` before 5, and is in no extra.
 
 Fixed sizes are compared exactly. Of drawn shares, a statistic over many seeds, such as the largest
 class share of a client, must not differ by a two-sample Kolmogorov-Smirnov test at 0.001; the seeds are fixed.
