@@ -27,8 +27,8 @@ class OnNetwork(Checked, LightningModule):
         optimizer: Makes an optimizer; in a federation for every client and round.
         lr_scheduler: Makes a schedule that steps once per epoch; in a federation, once per round.
         num_outputs: Outputs of the network per sample.
-        in_channels: Channels of an input; null for 1.
-        input_shape: Shape of one sample, channels first.
+        in_channels: Channels of an input; null to take it from the data, else 1.
+        input_shape: Shape of one sample, channels first; null to take it from the data.
         network_args: Further arguments for a network given by name.
         adapter: Low-rank adapters, and the parts of the network that train beside them; null to train all of it.
         weights: A file or folder of pretrained weights, see `lit_fed.networks.load_weights`; null for random weights.
@@ -41,9 +41,9 @@ class OnNetwork(Checked, LightningModule):
         optimizer: OptimizerCallable,
         lr_scheduler: LRSchedulerCallable | None,
         num_outputs: int,
-        in_channels: int | None,
-        input_shape: tuple[int, ...] | None,
-        network_args: dict[str, Any] | None,
+        in_channels: int | None = None,
+        input_shape: tuple[int, ...] | None = None,
+        network_args: dict[str, Any] | None = None,
         adapter: Adapter | None = None,
         weights: str | None = None,
         weights_of: Literal["all", "backbone"] = "all",
@@ -119,12 +119,7 @@ class Classifier(OnNetwork):
         optimizer: Makes an optimizer; in a federation for every client and round.
         lr_scheduler: Makes a schedule that steps once per epoch; in a federation, once per round.
         num_classes: Number of classes; null to take it from the data.
-        in_channels: Channels of an input; null to take it from the data.
-        input_shape: Shape of one sample, channels first; null to take it from the data.
-        network_args: Further arguments for a network given by name.
-        adapter: Low-rank adapters, and the parts of the network that train beside them; null to train all of it.
-        weights: A file or folder of pretrained weights, see `lit_fed.networks.load_weights`; null for random weights.
-        weights_of: The part that the file must hold: ``all``, or the ``backbone``; the head is then random.
+        kwargs: The network's settings, see `OnNetwork`.
     """
 
     metrics: ClassVar[dict[str, Literal["max", "min"]]] = {"acc": "max", "loss": "min"}
@@ -138,18 +133,10 @@ class Classifier(OnNetwork):
         optimizer: OptimizerCallable = lambda p: torch.optim.SGD(p, lr=0.1),
         lr_scheduler: LRSchedulerCallable | None = None,
         num_classes: int | None = None,
-        in_channels: int | None = None,
-        input_shape: tuple[int, ...] | None = None,
-        network_args: dict[str, Any] | None = None,
-        adapter: Adapter | None = None,
-        weights: str | None = None,
-        weights_of: Literal["all", "backbone"] = "all",
+        **kwargs: Any,
     ) -> None:
         num_classes = 10 if num_classes is None else num_classes
-        super().__init__(
-            network, optimizer, lr_scheduler, num_classes, in_channels, input_shape, network_args, adapter, weights,
-            weights_of,
-        )  # fmt: skip
+        super().__init__(network, optimizer, lr_scheduler, num_classes, **kwargs)
         self.num_classes = num_classes
 
     def targets(self, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -191,12 +178,7 @@ class Regressor(OnNetwork):
         optimizer: Makes an optimizer; in a federation for every client and round.
         lr_scheduler: Makes a schedule that steps once per epoch; in a federation, once per round.
         num_outputs: Numbers k to predict for a sample; null to take it from the data.
-        in_channels: Channels of an input; null to take it from the data.
-        input_shape: Shape of one sample, channels first; null to take it from the data.
-        network_args: Further arguments for a network given by name.
-        adapter: Low-rank adapters, and the parts of the network that train beside them; null to train all of it.
-        weights: A file or folder of pretrained weights, see `lit_fed.networks.load_weights`; null for random weights.
-        weights_of: The part that the file must hold: ``all``, or the ``backbone``; the head is then random.
+        kwargs: The network's settings, see `OnNetwork`.
 
     Note:
         R² needs two samples; clients with fewer are left out of its mean.
@@ -215,18 +197,10 @@ class Regressor(OnNetwork):
         optimizer: OptimizerCallable = lambda p: torch.optim.SGD(p, lr=0.01),
         lr_scheduler: LRSchedulerCallable | None = None,
         num_outputs: int | None = None,
-        in_channels: int | None = None,
-        input_shape: tuple[int, ...] | None = None,
-        network_args: dict[str, Any] | None = None,
-        adapter: Adapter | None = None,
-        weights: str | None = None,
-        weights_of: Literal["all", "backbone"] = "all",
+        **kwargs: Any,
     ) -> None:
         num_outputs = 1 if num_outputs is None else num_outputs
-        super().__init__(
-            network, optimizer, lr_scheduler, num_outputs, in_channels, input_shape, network_args, adapter, weights,
-            weights_of,
-        )  # fmt: skip
+        super().__init__(network, optimizer, lr_scheduler, num_outputs, **kwargs)
         self.num_outputs = num_outputs
         self.mae = MeanAbsoluteError()
         self.r2 = R2Score()
