@@ -50,6 +50,8 @@ class DataHooks(ABC):
 
     _figures: Figures | None = None
     """A federation's means and standard deviations, in use."""
+    given_to_model: str | None = None
+    """As `pooled`, of figures that the model's settings have asked for."""
     keeps_missing = False
     """Whether missing numbers stay NaN, and others keep 64 bits; statistics set it, before anything is read."""
 
