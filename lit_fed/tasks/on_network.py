@@ -229,13 +229,17 @@ class Regressor(OnNetwork):
     r"""Squared error on any network: :math:`\ell = \frac1{Bk}\|f(x) - y\|^2`.
 
     Also trains under a plain ``lightning.Trainer``. Logs ``train/loss``, and on validation and test data ``loss``,
-    ``mae`` (mean absolute error) and ``r2`` (explained share of the targets' variance), by torchmetrics.
+    ``mae`` (mean absolute error) and ``r2`` (explained share of the targets' variance), by torchmetrics. With a
+    `target_scale` the network learns :math:`(y - m) / s`, and ``loss`` is the error of that; predictions and ``mae``
+    are in the targets' own units.
 
     Args:
         network: Name of a network (a key of `NETWORKS`, such as ``mlp``, or any of timm's), or a module.
         optimizer: Makes an optimizer; in a federation for every client and round.
         lr_scheduler: Makes a schedule that steps once per epoch; in a federation, once per round.
         num_outputs: Numbers k to predict for a sample; null to take it from the data.
+        target_scale: Mean m and standard deviation s of each target; null to take them from the data, see
+            `lit_fed.data.FederatedDataModule.target_scale`, or else to learn targets as they are.
         kwargs: The network's settings, see `OnNetwork`.
 
     Note:
@@ -255,11 +259,13 @@ class Regressor(OnNetwork):
         optimizer: OptimizerCallable = lambda p: torch.optim.SGD(p, lr=0.01),
         lr_scheduler: LRSchedulerCallable | None = None,
         num_outputs: int | None = None,
+        target_scale: list[tuple[float, float]] | None = None,
         **kwargs: Any,
     ) -> None:
         num_outputs = 1 if num_outputs is None else num_outputs
         super().__init__(network, optimizer, lr_scheduler, num_outputs, **kwargs)
         self.num_outputs = num_outputs
+        self.units = None if target_scale is None else TargetUnits(target_scale, num_outputs)
         self.mae = MeanAbsoluteError()
         self.r2 = R2Score()
 
@@ -268,11 +274,25 @@ class Regressor(OnNetwork):
         """Squared error on a batch, a mean over samples and outputs."""
         x, y = batch
         predicted = self(x)
-        loss = F.mse_loss(predicted, _like(predicted, y))
+        loss = F.mse_loss(self._learnt(predicted), self._learnt(_like(predicted, y)))
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
     training_step.same_for_all = True  # type: ignore[attr-defined]  # it keeps no state
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """Predictions (B, k) for a batch (B, …), in the targets' own units."""
+        outputs: Tensor = self.network(x)
+        return outputs if self.units is None else self.units.of(outputs)
+
+    def deployed_outputs(self) -> nn.Module | None:
+        """Makes predictions in the targets' own units of the network and its inputs; None for the network's outputs."""
+        return self.units
+
+    def _learnt(self, y: Tensor) -> Tensor:
+        """Predictions or targets (B, k) as the network learns them."""
+        return y if self.units is None else self.units.without(y)
 
     @override
     def on_validation_epoch_start(self) -> None:
@@ -282,9 +302,7 @@ class Regressor(OnNetwork):
     def on_validation_epoch_end(self) -> None:
         self._log_r2("val")
 
-    @override
-    def on_test_epoch_start(self) -> None:
-        self.r2.reset()
+    on_test_epoch_start = on_validation_epoch_start
 
     @override
     def on_test_epoch_end(self) -> None:
@@ -299,14 +317,50 @@ class Regressor(OnNetwork):
         x, y = batch
         predicted = self(x)
         y = _like(predicted, y)
-        self.log(f"{stage}/loss", F.mse_loss(predicted, y), prog_bar=True)
         self.mae.update(predicted, y)
+        predicted, y = self._learnt(predicted), self._learnt(y)
+        self.log(f"{stage}/loss", F.mse_loss(predicted, y), prog_bar=True)
         self.log(f"{stage}/mae", self.mae)
-        self.r2.update(predicted, y)
+        self.r2.update(predicted, y)  # the same in any unit
 
     def _log_r2(self, stage: str) -> None:
         if self.r2.total > 1:
             self.log(f"{stage}/r2", self.r2)
+
+
+class TargetUnits(nn.Module):
+    """The step from outputs of a network to targets in their own units, :math:`m + s f(x)`, and back.
+
+    Args:
+        scale: Mean m and standard deviation s of each target.
+        num_outputs: Number of targets.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, scale: Sequence[tuple[float, float]], num_outputs: int) -> None:
+        super().__init__()
+        if len(scale) != num_outputs:
+            raise ConfigError(f"model.target_scale has {len(scale)} entries for {num_outputs} targets; give one each")
+        for at, (mean, std) in enumerate(scale):
+            check_range(f"model.target_scale[{at}][0]", mean)
+            check_range(f"model.target_scale[{at}][1]", std, above=0)
+        self.facts = {"target_scale": scale}
+        for name, values in zip(("mean", "std"), torch.tensor(scale).T, strict=True):
+            self.register_buffer(name, values, persistent=False)
+
+    def of(self, outputs: Tensor) -> Tensor:
+        """Targets (B, k) in their own units."""
+        return outputs * self.std + self.mean
+
+    def without(self, y: Tensor) -> Tensor:
+        """Targets (B, k) as a network learns them."""
+        return (y - self.mean) / self.std
+
+    @override
+    def forward(self, network: nn.Module, inputs: Tensor) -> Tensor:
+        return self.of(network(inputs))
 
 
 def _check_labels(labels: Sequence[str] | None, num_classes: int | None, class_weights: object) -> None:

@@ -90,6 +90,11 @@ class DataHooks(ABC):
         """
         return () if self.num_classes is None else (self.num_classes,)
 
+    @property
+    def target_scale(self) -> list[tuple[float, float]] | None:
+        """Mean and standard deviation of each numerical target: the federation's, see `Figures`; None if not known."""
+        return None if self._figures is None else self._figures.of_targets(getattr(self, "target_names", None))
+
     def own_clients(self) -> int | None:
         """Number of clients that the data set itself names, by default of `own_client_names`; None if it names none."""
         names = self.own_client_names()
