@@ -150,7 +150,8 @@ class Classifier(OnNetwork):
         labels: list[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        _check_labels(labels, num_classes, class_weights)
+        if labels is not None:
+            _check_labels(labels, num_classes, class_weights)
         num_classes = len(labels) if labels else 10 if num_classes is None else num_classes
         super().__init__(network, optimizer, lr_scheduler, num_classes, **kwargs)
         self.num_classes, self.labels, self.class_weights = num_classes, labels, class_weights
@@ -213,8 +214,7 @@ class Classifier(OnNetwork):
         if not y.is_floating_point() or y.shape != logits.shape:
             raise ConfigError(
                 f"model.labels has {logits.shape[1]} labels, and a sample's targets are {y.dtype} of shape "
-                f"{tuple(y.shape[1:])}; give a floating-point number, 0 or 1, for each (of a Table, name all columns "
-                "in data.target)"
+                f"{tuple(y.shape[1:])}; give a floating-point 0 or 1 for each (of a Table, name all in data.target)"
             )
         return F.binary_cross_entropy_with_logits(logits, y, pos_weight=weights)
 
@@ -363,10 +363,8 @@ class TargetUnits(nn.Module):
         return self.of(network(inputs))
 
 
-def _check_labels(labels: Sequence[str] | None, num_classes: int | None, class_weights: object) -> None:
+def _check_labels(labels: Sequence[str], num_classes: int | None, class_weights: object) -> None:
     """Refuse names of labels that cannot name columns, and settings of classes beside labels."""
-    if labels is None:
-        return
     if len(set(labels)) < max(1, len(labels)) or any(not label or "/" in label for label in labels):
         raise ConfigError(f"model.labels is {list(labels)!r}; it must be different names without '/'")
     if num_classes is not None or class_weights == "balanced":

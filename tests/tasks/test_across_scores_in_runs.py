@@ -18,7 +18,7 @@ from lit_fed import Classifier, FederatedTrainer
 from lit_fed.callbacks import Checkpoint
 from lit_fed.data import Arrays, Natural, TensorDataModule
 from lit_fed.errors import ConfigError
-from lit_fed.methods import FedAvg
+from lit_fed.methods import DotRegression, FedAvg, FedDrPlus, FedETF, FedLC, FedROD, FedRS, SphereFed
 from lit_fed.participation import PoissonParticipation
 from lit_fed.privacy import ClientLevel, SampleLevel
 from tests.federation.support import deploy, small
@@ -216,7 +216,7 @@ def test_balanced_weights_come_from_all_clients_counts(tmp_path: Path) -> None:
 
 def test_a_node_knows_its_own_clients_counts_only(tmp_path: Path) -> None:
     make = small(lambda: classifier(class_weights="balanced"), Patients)
-    with pytest.raises(ConfigError, match=r"'balanced', and the classes of all clients are not counted here; give a l"):
+    with pytest.raises(ConfigError, match=r"'balanced' needs the counts of all clients; give a list, by lit-fed st"):
         deploy(make, tmp_path, [[0, 1, 2, 3], [4, 5, 6, 7]])
 
 
@@ -247,3 +247,12 @@ def test_under_privacy_of_samples_a_weighed_mean_is_refused_and_of_clients_it_tr
         tmp_path, module(), Patients(), FedAvg("uniform"), privacy=ClientLevel(**privacy), participation=fraction
     )
     assert made.run.next_round == 2
+
+
+@pytest.mark.parametrize("method", [FedLC, FedRS, FedROD, FedETF, SphereFed, DotRegression, FedDrPlus])
+def test_a_method_with_a_loss_of_its_own_refuses_weights_that_it_would_drop(tmp_path: Path, method: Any) -> None:
+    line = (
+        f"algorithm {method.__name__} needs a model without class_weights, because it puts a loss of its own in place"
+    )
+    with pytest.raises(ConfigError, match=line):
+        fit(tmp_path, classifier(class_weights=[1.0, 2.0]), Patients(), method())

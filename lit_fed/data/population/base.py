@@ -417,8 +417,7 @@ class FederatedDataModule(Checked, DataHooks, LightningDataModule):
         self.given_to_model = "model.class_weights are counted over all clients' classes; give a list"
         if not self.census.is_complete:
             raise ConfigError(
-                "model.class_weights is 'balanced', and the classes of all clients are not counted here; give a list, "
-                "n / (C n_c) for n_c of n samples in C classes by the counts of lit-fed statistics"
+                "model.class_weights 'balanced' needs the counts of all clients; give a list, by lit-fed statistics"
             )
         counts = self.census.class_histogram().sum(axis=0)
         weights: list[float] = (counts.sum() / (len(counts) * np.maximum(counts, 1))).tolist()
