@@ -93,9 +93,9 @@ def takes_protocol_of_typing(node: ast.AST) -> bool:
 
 CODE_LINES = {
     "lit_fed/*.py": 1_590,
-    "lit_fed/callbacks": 1_470,
+    "lit_fed/callbacks": 1_480,
     "lit_fed/command": 1_770,
-    "lit_fed/data": 6_480,
+    "lit_fed/data": 6_500,
     "lit_fed/engine": 9_050,
     "lit_fed/federation": 6_520,
     "lit_fed/handover": 450,
@@ -107,7 +107,7 @@ CODE_LINES = {
     "lit_fed/privacy": 1_820,
     "lit_fed/robust": 770,
     "lit_fed/studies": 4_730,
-    "lit_fed/tasks": 200,
+    "lit_fed/tasks": 300,
 }
 """The largest number of code lines of each room, as `benchmarks/lines.py` counts them."""
 SLACK = 40  # lines below its number that a room may have

@@ -6,12 +6,13 @@ import fnmatch
 import math
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -69,7 +70,7 @@ def is_evaluated(name: str) -> bool:
     return protocol == "global" or (protocol is not None and name.endswith("_mean")) or name == "train/loss"
 
 
-_EPSILON = "privacy/epsilon"
+_EPSILON, _ACCURACY = "privacy/epsilon", "global/acc"
 
 
 def format_bytes(count: float) -> str:
@@ -200,7 +201,7 @@ class Progress(Callback):
         if not run.withholds:
             rounds = counted(self._rounds_done, "round")
             self._print(f"{format_bytes(self._total_bytes)} sent up and down in {rounds}")
-        for line in run.federation.wrappers.closing_lines():
+        for line in [*run.federation.wrappers.closing_lines(), *self._stuck_lines(run)]:
             self._print(line)
         if run.settings.is_trial:
             return
@@ -211,6 +212,21 @@ class Progress(Callback):
             file = _checkpoint(run.log_dir, name)
             if file.is_file():
                 self._print(f"{name + '.ckpt':<11} {shown(file)}")
+
+    def _stuck_lines(self, run: Run) -> Iterator[str]:
+        """A line on an accuracy that never left the share of the largest class; the labels are read only then."""
+        entry, data, subset = self._bests.get(_ACCURACY), run.federation.data, run.settings.evaluate_on
+        task: Any = next(iter(run.federation.loops.values())).model.task
+        if entry is None or entry.last != entry.best or not data.census.has_labels or not hasattr(task, "targets"):
+            return
+        counts = np.zeros(data.num_classes or 0)
+        for batch in data.test_loader() if subset == "test" else data.val_loader():
+            counts += np.bincount(task.targets(batch).cpu().flatten(), minlength=len(counts))
+        if math.isclose(entry.last, share := counts.max() / counts.sum(), rel_tol=1e-6):
+            yield (
+                f"{_ACCURACY} is {share:.6g} in the last and in the best round, the share of the largest class in the "
+                f"{subset} data; look at model.metrics such as balanced_accuracy, and at model.class_weights"
+            )
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Restore the terminal; after Ctrl+C, print the closing table and how to continue."""

@@ -33,7 +33,7 @@ class FedLC(FedAvg):
         all clients together, which is one margin for everybody and not the paper's.
     """
 
-    needs = frozenset({"loss", "logits", "targets"})
+    needs = frozenset({"loss", "logits", "targets", "unweighted"})
 
     def __init__(self, tau: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -44,7 +44,7 @@ class FedROD(FedAvg):
         gradient clipping by norm, too, sees all. In fine-tuning for a test, an h_p from a hyper-network trains itself.
     """
 
-    needs = frozenset({"loss", "features", "targets", "head"})
+    needs = frozenset({"loss", "features", "targets", "head", "unweighted"})
 
     def __init__(self, hidden: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)

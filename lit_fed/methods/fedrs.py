@@ -33,7 +33,7 @@ class FedRS(FedAvg):
         The paper's logits have no bias; where the head has one, α scales it, too.
     """
 
-    needs = frozenset({"loss", "logits", "targets"})
+    needs = frozenset({"loss", "logits", "targets", "unweighted"})
 
     def __init__(self, alpha: float = 0.5, **kwargs: Any) -> None:
         super().__init__(**kwargs)

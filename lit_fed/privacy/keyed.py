@@ -108,7 +108,7 @@ class Keyed(Privacy):
     @override
     def setup(self) -> None:
         run, participation = self.run, self.run.participation
-        if (why := run.data.pooled()) is not None:
+        if (why := run.data.pooled() or run.data.given_to_model) is not None:
             raise ConfigError(f"trainer.privacy: {why}")
         run.check_kinds("trainer.privacy")
         if run.averaged:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,8 +16,10 @@ from torchmetrics import MeanAbsoluteError, R2Score
 from typing_extensions import override
 
 from lit_fed.arguments import Checked
+from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.networks import Adapter, adapt_network, build_network, classifier, load_weights
+from lit_fed.tasks.scores import ScoreName, Scores
 
 
 class OnNetwork(Checked, LightningModule):
@@ -27,8 +30,8 @@ class OnNetwork(Checked, LightningModule):
         optimizer: Makes an optimizer; in a federation for every client and round.
         lr_scheduler: Makes a schedule that steps once per epoch; in a federation, once per round.
         num_outputs: Outputs of the network per sample.
-        in_channels: Channels of an input; null for 1.
-        input_shape: Shape of one sample, channels first.
+        in_channels: Channels of an input; null to take it from the data, else 1.
+        input_shape: Shape of one sample, channels first; null to take it from the data.
         network_args: Further arguments for a network given by name.
         adapter: Low-rank adapters, and the parts of the network that train beside them; null to train all of it.
         weights: A file or folder of pretrained weights, see `lit_fed.networks.load_weights`; null for random weights.
@@ -41,9 +44,9 @@ class OnNetwork(Checked, LightningModule):
         optimizer: OptimizerCallable,
         lr_scheduler: LRSchedulerCallable | None,
         num_outputs: int,
-        in_channels: int | None,
-        input_shape: tuple[int, ...] | None,
-        network_args: dict[str, Any] | None,
+        in_channels: int | None = None,
+        input_shape: tuple[int, ...] | None = None,
+        network_args: dict[str, Any] | None = None,
         adapter: Adapter | None = None,
         weights: str | None = None,
         weights_of: Literal["all", "backbone"] = "all",
@@ -109,28 +112,32 @@ def _head_of(network: nn.Module) -> nn.Module | None:
 
 
 class Classifier(OnNetwork):
-    r"""Cross-entropy on any network: :math:`\ell = \mathrm{CE}(f(x), y)`.
+    r"""Cross-entropy on any network: :math:`\ell = \mathrm{CE}(f(x), y)`, or of several labels a sample, each 0 or 1.
 
-    Also trains under a plain ``lightning.Trainer``. Logs ``train/loss``, ``val/loss``, ``val/acc``, ``test/loss``,
-    ``test/acc``.
+    Also trains under a plain ``lightning.Trainer``. Logs ``train/loss``, and on validation and test data ``loss``,
+    without class weights, ``acc`` and the scores in `metrics`; of labels also the accuracy and the scores of each, as
+    ``acc_<label>``. Labels have the loss :math:`\frac1L \sum_l \mathrm{BCE}(\sigma(f_l(x)), y_l)`.
 
     Args:
         network: Name of a network (a key of `NETWORKS`, such as ``small_cnn``, or any of timm's), or a module.
         optimizer: Makes an optimizer; in a federation for every client and round.
         lr_scheduler: Makes a schedule that steps once per epoch; in a federation, once per round.
         num_classes: Number of classes; null to take it from the data.
-        in_channels: Channels of an input; null to take it from the data.
-        input_shape: Shape of one sample, channels first; null to take it from the data.
-        network_args: Further arguments for a network given by name.
-        adapter: Low-rank adapters, and the parts of the network that train beside them; null to train all of it.
-        weights: A file or folder of pretrained weights, see `lit_fed.networks.load_weights`; null for random weights.
-        weights_of: The part that the file must hold: ``all``, or the ``backbone``; the head is then random.
+        class_weights: Weight of each class, as in ``torch.nn.CrossEntropyLoss``, or of each label where it is 1, as
+            ``pos_weight`` of ``torch.nn.BCEWithLogitsLoss``; ``balanced`` weighs classes by
+            `lit_fed.data.FederatedDataModule.balanced_weights`. Null weighs all alike.
+        metrics: Scores beside the accuracy, see `lit_fed.tasks.scores.Scores`; of classes the first chooses the best
+            round.
+        labels: Names of the labels, if a sample may have several or none; targets are then (B, L) numbers. Null for
+            classes.
+        kwargs: The network's settings, see `OnNetwork`.
     """
 
     metrics: ClassVar[dict[str, Literal["max", "min"]]] = {"acc": "max", "loss": "min"}
     """Metrics logged in evaluation, the most important first, with the better direction."""
     ranges: ClassVar[dict[str, tuple[float, float]]] = {"acc": (0.0, 1.0), "loss": (0.0, math.inf)}
     """Least and largest value of each metric, beyond which a server rejects a node's answer."""
+    weights_in_loss: Tensor | None
 
     def __init__(
         self,
@@ -138,19 +145,36 @@ class Classifier(OnNetwork):
         optimizer: OptimizerCallable = lambda p: torch.optim.SGD(p, lr=0.1),
         lr_scheduler: LRSchedulerCallable | None = None,
         num_classes: int | None = None,
-        in_channels: int | None = None,
-        input_shape: tuple[int, ...] | None = None,
-        network_args: dict[str, Any] | None = None,
-        adapter: Adapter | None = None,
-        weights: str | None = None,
-        weights_of: Literal["all", "backbone"] = "all",
+        class_weights: list[float] | Literal["balanced"] | None = None,
+        metrics: list[ScoreName] | None = None,
+        labels: list[str] | None = None,
+        **kwargs: Any,
     ) -> None:
-        num_classes = 10 if num_classes is None else num_classes
-        super().__init__(
-            network, optimizer, lr_scheduler, num_classes, in_channels, input_shape, network_args, adapter, weights,
-            weights_of,
-        )  # fmt: skip
-        self.num_classes = num_classes
+        if labels is not None:
+            _check_labels(labels, num_classes, class_weights)
+        num_classes = len(labels) if labels else 10 if num_classes is None else num_classes
+        super().__init__(network, optimizer, lr_scheduler, num_classes, **kwargs)
+        self.num_classes, self.labels, self.class_weights = num_classes, labels, class_weights
+        given = [1.0] * num_classes if class_weights == "balanced" else class_weights
+        if given is not None and len(given) != num_classes:
+            raise ConfigError(f"model.class_weights has {len(given)} weights for {num_classes} outputs; give one each")
+        for place, weight in enumerate(given or ()):
+            check_range(f"model.class_weights[{place}]", weight, above=0)
+        self.register_buffer("weights_in_loss", None if given is None else torch.tensor(given), persistent=False)
+        self.scores = Scores(metrics or (), num_classes, labels)
+        if columns := self.scores.columns:
+            first = dict.fromkeys(() if labels else columns, "max")
+            self.metrics = first | Classifier.metrics | dict.fromkeys(columns, "max")  # type: ignore  # its own
+            self.ranges = Classifier.ranges | dict.fromkeys(columns, (0.0, 1.0))  # type: ignore[misc]
+
+    @override
+    def setup(self, stage: str) -> None:
+        """Weigh the classes by all clients' counts if ``class_weights`` is ``balanced``."""
+        if self.class_weights == "balanced":
+            data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+            if not hasattr(data, "balanced_weights"):
+                raise ConfigError("model.class_weights is 'balanced', and the data do not count classes; give a list")
+            self.weights_in_loss = torch.tensor(data.balanced_weights(), device=self.device)
 
     def targets(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Labels (B,) of a batch."""
@@ -159,8 +183,7 @@ class Classifier(OnNetwork):
     @override
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, y = batch
-        logits = self(x)
-        loss = _cross_entropy(logits, y)
+        loss = self._loss(self(x), y, self.weights_in_loss)
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
@@ -168,35 +191,56 @@ class Classifier(OnNetwork):
 
     @override
     def predict_step(self, batch: tuple[Tensor, Tensor] | Tensor, batch_idx: int) -> dict[str, Tensor]:
-        """Predicted class (B,) and class probabilities (B, C)."""
+        """Predicted class (B,) and class probabilities (B, C); of labels, whether each is on (B, L), and (B, L)."""
         logits = self(batch if isinstance(batch, Tensor) else batch[0])
-        return {"prediction": logits.argmax(dim=1), "probability": logits.softmax(dim=1)}
+        return {"prediction": self._decided(logits), "probability": self._probability(logits)}
 
     def _evaluate(self, batch: tuple[Tensor, Tensor], stage: str) -> None:
         x, y = batch
         logits = self(x)
-        self.log(f"{stage}/loss", _cross_entropy(logits, y))
-        classes = y.argmax(dim=1) if y.is_floating_point() else y
-        self.log(f"{stage}/acc", (logits.argmax(dim=1) == classes).float().mean(), prog_bar=True)
+        self.log(f"{stage}/loss", self._loss(logits, y))
+        if self.labels is not None:
+            y = y.round().long()
+        elif y.is_floating_point():
+            y = y.argmax(dim=1)
+        self.log(f"{stage}/acc", (self._decided(logits) == y).float().mean(), prog_bar=True)
+        for name, metric in self.scores.update(self._probability(logits), y) if len(self.scores) else ():
+            self.log(f"{stage}/{name}", metric)
+
+    def _loss(self, logits: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Mean over predictions, or over samples and labels; refuses targets of another form."""
+        if self.labels is None:
+            return _cross_entropy(logits, y, weights)
+        if not y.is_floating_point() or y.shape != logits.shape:
+            raise ConfigError(
+                f"model.labels has {logits.shape[1]} labels, and a sample's targets are {y.dtype} of shape "
+                f"{tuple(y.shape[1:])}; give a floating-point 0 or 1 for each (of a Table, name all in data.target)"
+            )
+        return F.binary_cross_entropy_with_logits(logits, y, pos_weight=weights)
+
+    def _probability(self, logits: Tensor) -> Tensor:
+        return logits.softmax(dim=1) if self.labels is None else logits.sigmoid()
+
+    def _decided(self, logits: Tensor) -> Tensor:
+        return logits.argmax(dim=1) if self.labels is None else (logits > 0).long()
 
 
 class Regressor(OnNetwork):
     r"""Squared error on any network: :math:`\ell = \frac1{Bk}\|f(x) - y\|^2`.
 
     Also trains under a plain ``lightning.Trainer``. Logs ``train/loss``, and on validation and test data ``loss``,
-    ``mae`` (mean absolute error) and ``r2`` (explained share of the targets' variance), by torchmetrics.
+    ``mae`` (mean absolute error) and ``r2`` (explained share of the targets' variance), by torchmetrics. With a
+    `target_scale` the network learns :math:`(y - m) / s`, and ``loss`` is the error of that; predictions and ``mae``
+    are in the targets' own units.
 
     Args:
         network: Name of a network (a key of `NETWORKS`, such as ``mlp``, or any of timm's), or a module.
         optimizer: Makes an optimizer; in a federation for every client and round.
         lr_scheduler: Makes a schedule that steps once per epoch; in a federation, once per round.
         num_outputs: Numbers k to predict for a sample; null to take it from the data.
-        in_channels: Channels of an input; null to take it from the data.
-        input_shape: Shape of one sample, channels first; null to take it from the data.
-        network_args: Further arguments for a network given by name.
-        adapter: Low-rank adapters, and the parts of the network that train beside them; null to train all of it.
-        weights: A file or folder of pretrained weights, see `lit_fed.networks.load_weights`; null for random weights.
-        weights_of: The part that the file must hold: ``all``, or the ``backbone``; the head is then random.
+        target_scale: Mean m and standard deviation s of each target; null to take them from the data, see
+            `lit_fed.data.FederatedDataModule.target_scale`, or else to learn targets as they are.
+        kwargs: The network's settings, see `OnNetwork`.
 
     Note:
         R² needs two samples; clients with fewer are left out of its mean.
@@ -215,19 +259,13 @@ class Regressor(OnNetwork):
         optimizer: OptimizerCallable = lambda p: torch.optim.SGD(p, lr=0.01),
         lr_scheduler: LRSchedulerCallable | None = None,
         num_outputs: int | None = None,
-        in_channels: int | None = None,
-        input_shape: tuple[int, ...] | None = None,
-        network_args: dict[str, Any] | None = None,
-        adapter: Adapter | None = None,
-        weights: str | None = None,
-        weights_of: Literal["all", "backbone"] = "all",
+        target_scale: list[tuple[float, float]] | None = None,
+        **kwargs: Any,
     ) -> None:
         num_outputs = 1 if num_outputs is None else num_outputs
-        super().__init__(
-            network, optimizer, lr_scheduler, num_outputs, in_channels, input_shape, network_args, adapter, weights,
-            weights_of,
-        )  # fmt: skip
+        super().__init__(network, optimizer, lr_scheduler, num_outputs, **kwargs)
         self.num_outputs = num_outputs
+        self.units = None if target_scale is None else TargetUnits(target_scale, num_outputs)
         self.mae = MeanAbsoluteError()
         self.r2 = R2Score()
 
@@ -236,11 +274,25 @@ class Regressor(OnNetwork):
         """Squared error on a batch, a mean over samples and outputs."""
         x, y = batch
         predicted = self(x)
-        loss = F.mse_loss(predicted, _like(predicted, y))
+        loss = F.mse_loss(self._learnt(predicted), self._learnt(_like(predicted, y)))
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
     training_step.same_for_all = True  # type: ignore[attr-defined]  # it keeps no state
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """Predictions (B, k) for a batch (B, …), in the targets' own units."""
+        outputs: Tensor = self.network(x)
+        return outputs if self.units is None else self.units.of(outputs)
+
+    def deployed_outputs(self) -> nn.Module | None:
+        """Makes predictions in the targets' own units of the network and its inputs; None for the network's outputs."""
+        return self.units
+
+    def _learnt(self, y: Tensor) -> Tensor:
+        """Predictions or targets (B, k) as the network learns them."""
+        return y if self.units is None else self.units.without(y)
 
     @override
     def on_validation_epoch_start(self) -> None:
@@ -250,9 +302,7 @@ class Regressor(OnNetwork):
     def on_validation_epoch_end(self) -> None:
         self._log_r2("val")
 
-    @override
-    def on_test_epoch_start(self) -> None:
-        self.r2.reset()
+    on_test_epoch_start = on_validation_epoch_start
 
     @override
     def on_test_epoch_end(self) -> None:
@@ -267,29 +317,73 @@ class Regressor(OnNetwork):
         x, y = batch
         predicted = self(x)
         y = _like(predicted, y)
-        self.log(f"{stage}/loss", F.mse_loss(predicted, y), prog_bar=True)
         self.mae.update(predicted, y)
+        predicted, y = self._learnt(predicted), self._learnt(y)
+        self.log(f"{stage}/loss", F.mse_loss(predicted, y), prog_bar=True)
         self.log(f"{stage}/mae", self.mae)
-        self.r2.update(predicted, y)
+        self.r2.update(predicted, y)  # the same in any unit
 
     def _log_r2(self, stage: str) -> None:
         if self.r2.total > 1:
             self.log(f"{stage}/r2", self.r2)
 
 
-def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+class TargetUnits(nn.Module):
+    """The step from outputs of a network to targets in their own units, :math:`m + s f(x)`, and back.
+
+    Args:
+        scale: Mean m and standard deviation s of each target.
+        num_outputs: Number of targets.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, scale: Sequence[tuple[float, float]], num_outputs: int) -> None:
+        super().__init__()
+        if len(scale) != num_outputs:
+            raise ConfigError(f"model.target_scale has {len(scale)} entries for {num_outputs} targets; give one each")
+        for at, (mean, std) in enumerate(scale):
+            check_range(f"model.target_scale[{at}][0]", mean)
+            check_range(f"model.target_scale[{at}][1]", std, above=0)
+        self.facts = {"target_scale": scale}
+        for name, values in zip(("mean", "std"), torch.tensor(scale).T, strict=True):
+            self.register_buffer(name, values, persistent=False)
+
+    def of(self, outputs: Tensor) -> Tensor:
+        """Targets (B, k) in their own units."""
+        return outputs * self.std + self.mean
+
+    def without(self, y: Tensor) -> Tensor:
+        """Targets (B, k) as a network learns them."""
+        return (y - self.mean) / self.std
+
+    @override
+    def forward(self, network: nn.Module, inputs: Tensor) -> Tensor:
+        return self.of(network(inputs))
+
+
+def _check_labels(labels: Sequence[str], num_classes: int | None, class_weights: object) -> None:
+    """Refuse names of labels that cannot name columns, and settings of classes beside labels."""
+    if len(set(labels)) < max(1, len(labels)) or any(not label or "/" in label for label in labels):
+        raise ConfigError(f"model.labels is {list(labels)!r}; it must be different names without '/'")
+    if num_classes is not None or class_weights == "balanced":
+        raise ConfigError("model.num_classes and 'balanced' class_weights are not for model.labels; leave them out")
+
+
+def _cross_entropy(logits: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
     """Mean over predictions; refuses targets that are neither classes (B, …) nor probabilities (B, C, …)."""
     if y.is_floating_point() and y.shape != logits.shape:
         raise ConfigError(
             "Classifier needs classes, and the data's targets are floating-point numbers; use Regressor, or data with "
-            "whole-number targets (of a Table, set data.kind to classes)"
+            "whole-number targets (of a Table, set data.kind to classes); several labels a sample need model.labels"
         )
     if not y.is_floating_point() and y.shape != logits.shape[:1] + logits.shape[2:]:
         raise ConfigError(
             f"Classifier needs one class a prediction, and a sample's targets have shape {tuple(y.shape[1:])}; use "
-            "data with one label, or a model of your own whose loss takes several"
+            "data with one label, or floating-point targets and model.labels for several"
         )
-    return F.cross_entropy(logits, y)
+    return F.cross_entropy(logits, y, weights)
 
 
 def _like(predicted: Tensor, y: Tensor) -> Tensor:

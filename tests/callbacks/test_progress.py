@@ -8,16 +8,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
+from torch import nn
 
+from lit_fed import Classifier
 from lit_fed.callbacks import RoundRecord
 from lit_fed.callbacks.progress import Progress, format_bytes, is_evaluated, print_evaluation
+from lit_fed.data import Arrays, TensorDataModule
 from lit_fed.engine.lightning.metric_names import MetricNames
 from lit_fed.engine.method.wrapper import Wrappers
 from lit_fed.errors import ConfigError
 from lit_fed.participation import Fate, Participant
+from tests.support import fit
 
 PLAN = [Participant(client_id, Fate.ON_TIME) for client_id in range(4)] + [Participant(9, Fate.LOST_BEFORE)]
 
@@ -28,9 +34,10 @@ def a_run(log_dir: Path = Path("run"), start_round: int = 0, rank_zero: bool = T
 
     settings: dict[str, Any] = {"max_rounds": 3, "loggers": [], "log_dir": log_dir, "names": MetricNames()}
     settings["workers"] = SimpleNamespace(share=lambda clients, num_samples: clients)
-    settings["withholds"], settings["settings"] = False, SimpleNamespace(is_trial=False)
-    data = SimpleNamespace(census=SimpleNamespace(num_samples=num_samples))
-    settings["federation"] = SimpleNamespace(data=data, wrappers=Wrappers(), server={})
+    settings["withholds"], settings["settings"] = False, SimpleNamespace(is_trial=False, evaluate_on="test")
+    data = SimpleNamespace(census=SimpleNamespace(num_samples=num_samples, has_labels=False))
+    loops = {"": SimpleNamespace(model=SimpleNamespace(task=None))}
+    settings["federation"] = SimpleNamespace(data=data, wrappers=Wrappers(), server={}, loops=loops)
     fabric = SimpleNamespace(is_global_zero=rank_zero)
     return SimpleNamespace(**({"fabric": fabric, "start_round": start_round} | settings | more))
 
@@ -82,8 +89,8 @@ def test_the_line_and_the_best_follow_what_the_task_says() -> None:
     progress, file = a_progress()
     run = a_run(names=names)
     progress.on_fit_start(run)
-    for round_idx, fit in enumerate((2.0, 1.0, 3.0)):
-        values = {"global__loss": 0.5, "global__fit": fit, "global__other": 9.0, "clients__fit_mean": 2 * fit}
+    for round_idx, value in enumerate((2.0, 1.0, 3.0)):
+        values = {"global__loss": 0.5, "global__fit": value, "global__other": 9.0, "clients__fit_mean": 2 * value}
         run_round(progress, run, round_idx, **values)
     assert file.getvalue().splitlines()[1] == "round 1 | global/fit 1 global/loss 0.5 clients/fit_mean 2"
     progress.on_fit_end(run)
@@ -218,7 +225,7 @@ def test_each_kind_s_global_model_has_its_rows_and_its_place_in_the_line() -> No
 def test_the_rows_of_the_closing_table_are_a_setting() -> None:
     progress, file = a_progress()
     progress.metrics = ["clients/*_min", "global/f1"]
-    run = a_run(settings=SimpleNamespace(evaluate_every=2, is_trial=False))
+    run = a_run(settings=SimpleNamespace(evaluate_every=2, is_trial=False, evaluate_on="test"))
     progress.on_fit_start(run)
     run_round(progress, run, 0, train__loss=1.0)  # not evaluated
     run_round(progress, run, 1, global__f1=0.5, global__acc=0.6, clients__acc_min=0.2, time__eval_s=1.0)
@@ -368,3 +375,42 @@ def test_which_metrics_are_evaluated() -> None:
 )
 def test_bytes(count: float, text: str) -> None:
     assert format_bytes(count) == text
+
+
+class Mostly(TensorDataModule):
+    """Three quarters of each client's samples are of class 1, and inputs say nothing."""
+
+    input_shape, num_classes = (1,), 2
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(num_clients=2, batch_size=4, test_batch_size=3, **kwargs)
+
+    def load_arrays(self) -> Arrays:
+        x, y = np.ones((16, 1), np.float32), np.arange(16) % 4 > 0
+        return Arrays(x, y.astype(np.int64), x, y.astype(np.int64))
+
+
+@pytest.mark.parametrize("bias", [[0.0, 9.0], [9.0, 0.0]])
+@pytest.mark.parametrize("val", [False, True])
+def test_an_accuracy_that_never_left_the_largest_class_is_told_in_a_line(
+    tmp_path: Path, bias: list[float], val: bool
+) -> None:
+    """A network that always says one class, and one that always says the other, which is right for a quarter."""
+    layer = nn.Linear(1, 2)
+    layer.weight.data.zero_()
+    layer.bias.data.copy_(torch.tensor(bias))
+    module = Classifier(layer, lambda p: torch.optim.SGD(p, lr=1e-6), num_classes=2)
+    progress, file = a_progress()
+    where: Any = {"evaluate_on": "val"} if val else {}
+    fit(tmp_path, module, Mostly(val_fraction=0.5 if val else 0.0), callbacks=[progress], **where)
+    lines = [line for line in file.getvalue().splitlines() if "largest class" in line]
+    subset = "val" if val else "test"
+    share = [line.split("global/acc is ")[1].split()[0] for line in lines]
+    if bias[1] == 0.0:
+        assert lines == []
+        return
+    assert lines == [
+        f"global/acc is {share[0]} in the last and in the best round, the share of the largest class in the {subset} "
+        "data; look at model.metrics such as balanced_accuracy, and at model.class_weights"
+    ]
+    assert val or share == ["0.75"]

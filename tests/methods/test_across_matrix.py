@@ -95,7 +95,7 @@ MISSING = {
 def test_every_word_of_the_table_is_a_need() -> None:
     not_needs = {"adapters", "attention", "batch norm", "scores"}
     not_of_the_model = {"one_model", "one_client", "public", "probability", "whole_batches"}
-    of_a_setting = {"no_decay", "linear_steps"}  # which no file of configs/method/ has
+    of_a_setting = {"no_decay", "linear_steps", "unweighted"}  # which no file of configs/method/ has
     assert MISSING.keys() - not_needs == NEEDS.keys() - not_of_the_model - of_a_setting
 
 

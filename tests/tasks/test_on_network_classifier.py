@@ -21,11 +21,11 @@ from tests.support import ROOT, fit, rows
 CONFIGS = ROOT / "configs"
 
 
-def scores(lr: float = 1.0) -> Classifier:
+def scores(lr: float = 1.0, **kwargs: Any) -> Classifier:
     """f(x) = (x, 0) for one number x, so that the probability of class 0 is σ(x)."""
     layer = nn.Linear(1, 2, bias=False)
     layer.weight.data.copy_(torch.tensor([[1.0], [0.0]]))
-    return Classifier(layer, lambda p: torch.optim.SGD(p, lr=lr), num_classes=2)
+    return Classifier(layer, lambda p: torch.optim.SGD(p, lr=lr), **({"num_classes": 2} | kwargs))
 
 
 # ln 3 and −ln 3: probabilities ¾ and ¼ of class 0; and one of 0, with ½.
@@ -90,6 +90,76 @@ def test_probabilities_and_a_class_for_each_pixel_are_targets(tmp_path: Path) ->
     assert found == {"test/loss": pytest.approx(own), "test/acc": 1.0}
     pixels = Classifier(nn.Conv2d(1, 2, 1), num_classes=2)
     assert pixels.training_step((torch.zeros(3, 1, 4, 4), torch.zeros(3, 4, 4, dtype=torch.long)), 0) > 0
+
+
+def test_weights_of_classes_by_hand_and_as_torch_weighs(tmp_path: Path) -> None:
+    """Weights 1 and 3: (ln 4/3 + 3 ln 4/3 + ln 4) / (1 + 3 + 1); the loss of a test weighs all alike."""
+    module = scores(class_weights=[1.0, 3.0])
+    loss = module.training_step((X, Y), 0)
+    assert float(loss) == pytest.approx((4 * math.log(4 / 3) + math.log(4)) / 5)
+    assert torch.equal(loss, nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]))(module(X), Y))
+    [found] = plain(tmp_path).test(module, DataLoader(TensorDataset(X, Y), batch_size=3), verbose=False)
+    assert found["test/loss"] == pytest.approx(LOSS)
+    assert "weights_in_loss" not in module.state_dict()  # it does not travel
+    assert torch.equal(scores().training_step((X, Y), 0), scores(class_weights=[2.0, 2.0]).training_step((X, Y), 0))
+
+
+def test_labels_by_hand_and_as_torch_weighs_them(tmp_path: Path) -> None:
+    """f(x) = (x, 0): probabilities ¾ or ¼ of the first label, ½ of the second, which is off below a score of 0."""
+    y = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    module = scores(num_classes=None, labels=["flu", "gout"], class_weights=[2.0, 1.0])
+    first, second = [math.log(4 / 3), math.log(4 / 3), math.log(4)], 3 * math.log(2)
+    loss = module.training_step((X, y), 0)
+    assert float(loss) == pytest.approx((2 * first[0] + first[1] + 2 * first[2] + second) / 6)
+    assert torch.equal(loss, nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0, 1.0]))(module(X), y))
+    data = DataLoader(TensorDataset(X, y), batch_size=2)
+    [found] = plain(tmp_path).test(module, data, verbose=False)
+    assert found == {
+        "test/loss": pytest.approx((sum(first) + second) / 6),
+        "test/acc": pytest.approx(3 / 6),  # flu, no flu; no gout
+        "test/acc_flu": pytest.approx(2 / 3),
+        "test/acc_gout": pytest.approx(1 / 3),
+    }
+    told = module.predict_step(X, 0)
+    assert told["prediction"].tolist() == [[1, 0], [0, 0], [0, 0]]
+    assert told["probability"].flatten().tolist() == pytest.approx([0.75, 0.5, 0.25, 0.5, 0.25, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"class_weights": [1.0]}, r"model\.class_weights has 1 weights for 2 outputs; give one each"),
+        ({"class_weights": [1.0, 0.0]}, r"model\.class_weights\[1\] is 0\.0; it must be above 0"),
+        ({"class_weights": [1.0, math.inf]}, r"model\.class_weights\[1\] is inf; it must be above 0"),
+        ({"class_weights": "even"}, r"Classifier\.class_weights is 'even'; it must be "),
+        ({"metrics": ["auc"]}, r"Classifier\.metrics\[0\] is 'auc'; it must be 'auroc', 'balanced_accuracy', 'f1' or"),
+        (
+            {"labels": ["a", "b"]},
+            r"model\.num_classes and 'balanced' class_weights are not for model\.labels; leave them",
+        ),
+        ({"labels": ["a", "a"], "num_classes": None}, r"model\.labels is \['a', 'a'\]; it must be different names"),
+        ({"labels": ["a/b"], "num_classes": None}, r"model\.labels is \['a/b'\]; it must be different names without"),
+        ({"labels": [], "num_classes": None}, r"model\.labels is \[\]; it must be different names"),
+        (
+            {"labels": ["a", "b"], "num_classes": None, "class_weights": "balanced"},
+            r"model\.num_classes and 'balanced' class_weights are not for model\.labels; leave them out",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_in_a_line(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        scores(**settings)
+
+
+@pytest.mark.parametrize("y", [torch.zeros(3, 2, dtype=torch.long), torch.zeros(3), torch.zeros(3, 3)])
+def test_targets_that_are_no_labels_are_refused_in_a_line(y: Tensor) -> None:
+    with pytest.raises(ConfigError, match=r"model\.labels has 2 labels, and a sample's targets are torch\."):
+        scores(num_classes=None, labels=["a", "b"]).training_step((X, y), 0)
+
+
+def test_balanced_weights_need_data_that_count(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'balanced', and the data do not count classes; give a list"):
+        plain(tmp_path, max_epochs=1).fit(scores(class_weights="balanced"), DataLoader(TensorDataset(X, Y)))
 
 
 def test_predictions_the_head_and_the_labels() -> None:

@@ -248,8 +248,9 @@ def run(call: Call) -> int:
 
 def _leave_weights(settings: Namespace) -> None:
     """Leave out pretrained weights: they may be elsewhere, or downloaded, and do not change the bytes."""
-    parameters = inspect.signature(pkgutil.resolve_name(settings.model.class_path)).parameters
-    optional = "weights" in parameters and parameters["weights"].default is None
+    bases = inspect.getmro(pkgutil.resolve_name(settings.model.class_path))
+    given = next(filter(None, (inspect.signature(base).parameters.get("weights") for base in bases)), None)
+    optional = given is not None and given.default is None
     for own in (settings.model.get("init_args"), *(settings.trainer.kinds or {}).values()):
         if not isinstance(own, Namespace | dict):
             continue

@@ -98,7 +98,7 @@ def set_seed(trainer: Any) -> None:
 
 _FROM_DATA = (
     *("num_classes", "in_channels", "input_shape", "num_outputs", "num_joints", "flip_pairs", "skeleton_edges"),
-    *("unscored_joints", "joint_names", "coco_ap", "oks_sigmas"),
+    *("unscored_joints", "joint_names", "coco_ap", "oks_sigmas", "target_scale"),
 )
 """Settings of a model that follow from the data if they are left open."""
 

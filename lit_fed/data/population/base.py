@@ -408,6 +408,21 @@ class FederatedDataModule(Checked, DataHooks, LightningDataModule):
         """A run's record of the population: its hashes, a row for each client, and a picture; known after `setup`."""
         return PartitionRecord(self)
 
+    def balanced_weights(self) -> list[float]:
+        r"""Weights of the classes, :math:`n / (C n_c)` for n_c of all clients' n training samples in C classes.
+
+        Raises:
+            ConfigError: The data have no classes, or some clients' counts are not known here.
+        """
+        self.given_to_model = "model.class_weights are counted over all clients' classes; give a list"
+        if not self.census.is_complete:
+            raise ConfigError(
+                "model.class_weights 'balanced' needs the counts of all clients; give a list, by lit-fed statistics"
+            )
+        counts = self.census.class_histogram().sum(axis=0)
+        weights: list[float] = (counts.sum() / (len(counts) * np.maximum(counts, 1))).tolist()
+        return weights
+
     def fingerprint_of(self, client_id: int) -> str:
         """The SHA-256 by which a server recognises a client's data; by default of its indices."""
         return self._ready.of(client_id).fingerprint(client_id)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,13 @@ class Figures:
         path: The file.
         columns: Mean and variance of each column or channel by name, in order; None if they were withheld.
         is_noisy: Whether noise protects the clients' samples.
+        targets: As `columns`, of each numerical target.
     """
 
     path: Path
     columns: dict[str, tuple[float, float] | None]
     is_noisy: bool
+    targets: dict[str, tuple[float, float] | None] = field(default_factory=dict)
 
     def of_inputs(self, names: Sequence[str] | None = None) -> tuple[list[float], list[float]]:
         """Means and standard deviations of named columns, or of all; 1 in place of a deviation of 0."""
@@ -55,6 +57,12 @@ class Figures:
             )
         pairs = [figures for figures in found.values() if figures is not None]
         return [mean for mean, _ in pairs], [math.sqrt(variance) or 1.0 for _, variance in pairs]
+
+    def of_targets(self, names: Sequence[str] | None = None) -> list[tuple[float, float]] | None:
+        """As `of_inputs`, a pair for each numerical target; None without targets."""
+        if not self.targets:
+            return None
+        return list(zip(*replace(self, columns=self.targets).of_inputs(names), strict=True))
 
     def exact(self) -> str | None:
         """Why the figures may not be in a private run; None if they are noisy."""
@@ -111,10 +119,10 @@ def read_figures(path: Path) -> Figures:
     if version != FORMAT:
         raise ConfigError(f"{_KEY} {path} has format {version}, and this lit_fed reads {FORMAT}; take statistics again")
     try:
-        columns = dict[str, tuple[float, float] | None]()
+        columns, targets = dict[str, tuple[float, float] | None](), dict[str, tuple[float, float] | None]()
         for column in content["all"]["columns"]:
-            if column["role"] == "input":
-                columns[_text(column["name"])] = _moments(column)
+            if column["role"] in ("input", "target"):
+                (columns if column["role"] == "input" else targets)[_text(column["name"])] = _moments(column)
         if not columns or len(columns) != sum(column["role"] == "input" for column in content["all"]["columns"]):
             raise ValueError("it has no inputs, or two of one name")
         if content["privacy"] is not None and not isinstance(content["privacy"], dict):
@@ -122,7 +130,7 @@ def read_figures(path: Path) -> Figures:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ConfigError(f"{_KEY} {path} is damaged ({reason}); write it with lit-fed statistics") from error
-    return Figures(path, columns, content["privacy"] is not None)
+    return Figures(path, columns, content["privacy"] is not None, targets)
 
 
 def _moments(column: dict[str, Any]) -> tuple[float, float] | None:

@@ -50,6 +50,8 @@ class DataHooks(ABC):
 
     _figures: Figures | None = None
     """A federation's means and standard deviations, in use."""
+    given_to_model: str | None = None
+    """As `pooled`, of figures that the model's settings have asked for."""
     keeps_missing = False
     """Whether missing numbers stay NaN, and others keep 64 bits; statistics set it, before anything is read."""
 
@@ -87,6 +89,11 @@ class DataHooks(ABC):
         Override it for k targets per sample.
         """
         return () if self.num_classes is None else (self.num_classes,)
+
+    @property
+    def target_scale(self) -> list[tuple[float, float]] | None:
+        """Mean and standard deviation of each numerical target: the federation's, see `Figures`; None if not known."""
+        return None if self._figures is None else self._figures.of_targets(getattr(self, "target_names", None))
 
     def own_clients(self) -> int | None:
         """Number of clients that the data set itself names, by default of `own_client_names`; None if it names none."""

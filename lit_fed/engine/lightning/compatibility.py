@@ -51,6 +51,8 @@ def check_task(task: LightningModule, algorithm: Algorithm[Any]) -> None:
     needs = algorithm.all_needs
     if "loss" in needs and not task.automatic_optimization:
         raise ConfigError(f"model {name} optimises by hand, and {whose(algorithm, 'loss')} needs {NEEDS['loss']}")
+    if "unweighted" in needs and getattr(task, "class_weights", None) is not None:
+        raise ConfigError(f"{whose(algorithm, 'unweighted')} needs {NEEDS['unweighted']}")
     if wanted := [need for need in ("head", "features", "logits", "outputs", "body") if need in needs]:
         head = head_of(task, algorithm.head)
         if head is None and wanted != ["body"]:

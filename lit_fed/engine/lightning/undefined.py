@@ -55,6 +55,8 @@ def _is_undefined(metric: Any) -> bool:
         return _lacks_class(metric)
     if isinstance(metric, _MATTHEWS):
         return any(int(metric.confmat.sum(axis).count_nonzero()) < 2 for axis in (0, 1))
+    if isinstance(metric, of_classes.MulticlassRecall) and (metric.average, metric.num_classes) == ("macro", 2):
+        return not all((dim_zero_cat(metric.tp) + dim_zero_cat(metric.fn)).tolist())  # a mean of both, and not of one
     if isinstance(metric, _COUNTS) and getattr(metric, "zero_division", None) == 0:
         try:
             metric.zero_division, metric._computed = math.nan, None

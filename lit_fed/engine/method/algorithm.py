@@ -51,6 +51,7 @@ NEEDS = {
     "linear_steps": "steps in proportion to the gradients; use torch.optim.SGD",
     "no_decay": "an optimizer without weight decay, because the method adds one itself; set weight_decay to 0",
     "one_client": "one client at a time, which groups do not have",
+    "unweighted": "a model without class_weights, because it puts a loss of its own in place of the model's",
     "whole_batches": "whole batches, which strategy=ddp would cut over processes; use 'clients'",
 }
 """Needs of a method beyond a LightningModule, each as completion of "needs …" in an error."""

@@ -64,7 +64,7 @@ class NewHead(FrozenHead):
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
     """
 
-    needs = frozenset({"loss", "logits", "targets", "head"})
+    needs = frozenset({"loss", "logits", "targets", "head", "unweighted"})
 
     @property
     @abstractmethod
