@@ -283,6 +283,7 @@ FEW_PUPPETS = tuple(
 TRANSFORMER = CONFIGS / "network" / "vit_pocket.yaml"
 ADAPTERS = CONFIGS / "network" / "lora.yaml"
 NEEDS = {
+    CONFIGS / "method" / "fedbn.yaml": (CONFIGS / "network" / "resnet18_cifar.yaml",),  # batch norm
     CONFIGS / "method" / "fedfrozen.yaml": (TRANSFORMER,),  # attention
     ADAPTERS: (TRANSFORMER,),  # layers below the head
     **{
