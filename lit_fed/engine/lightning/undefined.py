@@ -7,7 +7,7 @@ warns of some, and on the first process only. The states of the metrics tell.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -57,10 +57,10 @@ def _is_undefined(metric: Any) -> bool:
         return any(int(metric.confmat.sum(axis).count_nonzero()) < 2 for axis in (0, 1))
     if isinstance(metric, _COUNTS) and getattr(metric, "zero_division", None) == 0:
         try:
-            metric.zero_division, metric._computed = math.nan, None
-            return bool(metric.compute().isnan().any())
+            metric.zero_division = math.nan
+            return bool(type(metric).compute(cast("Any", metric)).isnan().any())  # past the cache of its value
         finally:
-            metric.zero_division, metric._computed = 0, None
+            metric.zero_division = 0
     return False
 
 
