@@ -46,11 +46,6 @@ def test_the_lowest_versions_that_are_tested_are_the_declared_ones() -> None:
     assert {name: [version] for name, version in FLOORS.items()} == floors
 
 
-def test_a_release_of_timm_that_runs_pickles_is_none_that_we_declare() -> None:
-    """``create_model(checkpoint_path=…)`` reads weights only from 1.0.26 on."""
-    assert Version(FLOORS["timm"]) >= Version("1.0.26")
-
-
 @pytest.mark.parametrize(
     ("pins", "extras"),
     [(PINNED, ("dev", "references")), (FLOWER, ("dev",))],
