@@ -44,12 +44,15 @@ def hash_of_groups(groups: Mapping[str, Mapping[str, Tensor]]) -> str:
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """Apply a function to every tensor of a nested value."""
-    if isinstance(value, Tensor):
-        return function(value)
+    return map_leaves(value, lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf)
+
+
+def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Apply a function to all that nested dicts, tuples and lists hold."""
     if isinstance(value, dict):
-        return {key: map_tensors(entry, function) for key, entry in value.items()}
+        return {key: map_leaves(entry, function) for key, entry in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(entry, function) for entry in value))
-    if isinstance(value, tuple | list):
-        return type(value)(map_tensors(entry, function) for entry in value)
-    return value
+        return type(value)(*(map_leaves(entry, function) for entry in value))
+    if isinstance(value, tuple | list) and not isinstance(value, torch.Size):
+        return type(value)(map_leaves(entry, function) for entry in value)
+    return function(value)

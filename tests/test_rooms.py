@@ -1,4 +1,4 @@
-"""The house: what lies where, under which names, and what of others' code that promises nothing it stands on."""
+"""The house: what lies where, and under which names."""
 
 from __future__ import annotations
 
@@ -6,20 +6,11 @@ import ast
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from runpy import run_path
 
 import pytest
-import torch
-from lightning import LightningModule
-from torch.autograd import Variable
-from torch.nn.modules import batchnorm
-from torch.optim import SGD
-from torch.optim import optimizer as torch_optimizer
-from torch.utils import _pytree
-from torchmetrics import MeanMetric, MetricCollection
 
 from tests.support import ROOT
 
@@ -92,7 +83,7 @@ def takes_protocol_of_typing(node: ast.AST) -> bool:
 # ---------------------------------------------------------------------- sizes
 
 CODE_LINES = {
-    "lit_fed/*.py": 1_590,
+    "lit_fed/*.py": 1_670,
     "lit_fed/callbacks": 1_480,
     "lit_fed/command": 1_770,
     "lit_fed/data": 6_500,
@@ -151,83 +142,3 @@ def test_a_public_class_says_that_it_lives_where_users_import_it(face: str) -> N
         if isinstance(thing, type) and thing.__module__.startswith("lit_fed."):
             assert not thing.__module__.startswith("lit_fed.engine."), name
             assert getattr(import_module(thing.__module__), thing.__qualname__) is thing, name
-
-
-# ---------------------------------------------------------------------- private names of others
-
-PRIVATE = {
-    torch: {
-        "_foreach_add", "_foreach_add_", "_foreach_addcmul_", "_foreach_copy_", "_foreach_div", "_foreach_lerp_",
-        "_foreach_mul", "_foreach_mul_", "_foreach_norm", "_foreach_sign", "_foreach_sqrt", "_foreach_sub",
-        "_foreach_zero_", "_softmax_backward_data", "_C",
-    },
-    batchnorm: {"_BatchNorm"},
-    torch._C: {"_autograd"},
-    torch._C._autograd: {"_profiler_enabled"},
-    _pytree: {"tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"},
-    torch.utils: {"_python_dispatch"},
-    Variable: {"_execution_engine"},
-    torch_optimizer: {"_global_optimizer_post_hooks", "_global_optimizer_pre_hooks"},
-    SGD([torch.zeros(1)]): {"_optimizer_step_post_hooks", "_optimizer_step_pre_hooks"},
-    torch.nn.Module(): {"_buffers", "_modules", "_non_persistent_buffers_set", "_parameters"},
-    torch.zeros(1): {"_base", "_version"},
-    MeanMetric(): {"_computed", "_reductions", "_to_sync", "_update_count"},
-    MetricCollection: {"_compute_groups_create_state_ref"},
-    LightningModule(): {"_fabric", "_fabric_optimizers", "_trainer"},
-}  # fmt: skip
-"""What torch, torchmetrics and Lightning promise nobody, and this package uses; their versions are bounded for it."""
-WRITTEN = {"_opt_called"}
-"""What is only written for them, overridden, or made in a constructor."""
-OTHERS = {  # of other packages, and
-    *("_actions", "_StoreAction", "_common", "_exit", "_run_exitfuncs", "_get_file_writer"),
-    "_completions_jsonschema",  # of jsonargparse: `lit-fed schema`
-    "_pld",  # of dp-accounting too: one release's privacy losses, composed anew each round
-    "_rdp",  # of dp-accounting, an extra: the numbers of tests/privacy/test_accounting.py need it
-    *("_asdict", "_fields", "_make", "_replace"),  # of named tuples, which are documented
-}
-
-
-def private_names(path: Path) -> Iterator[str]:
-    """The private names that a file takes of others: attributes that nothing in the package defines, and imports."""
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Attribute) and is_private(node.attr):
-            yield node.attr
-        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("lit_fed"):
-            if node.module == "torch.utils._pytree":
-                yield from (name.name for name in node.names)
-            elif any(map(is_private, (node.module or "").split("."))):
-                yield next(filter(is_private, (node.module or "").split(".")))
-            yield from (name.name for name in node.names if is_private(name.name))
-
-
-def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__")
-
-
-def defined(path: Path) -> Iterator[str]:
-    """What a file makes: attributes of self, functions, classes, fields, names."""
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
-            yield from [node.attr] if node.value.id in ("self", "cls") else []
-
-
-def test_each_private_name_that_is_used_is_there() -> None:
-    missing = [
-        (str(owner)[:40], name) for owner, names in PRIVATE.items() for name in names if not hasattr(owner, name)
-    ]
-    assert missing == []
-
-
-def test_each_private_name_that_is_used_is_in_the_list() -> None:
-    listed = {name for names in PRIVATE.values() for name in names} | WRITTEN | OTHERS
-    own = {name for path in SOURCES for name in defined(path)}
-    found = {name for path in SOURCES for name in private_names(path)} - own
-    assert found <= listed, found - listed
-    unused = {name for names in PRIVATE.values() for name in names} - {
-        n for path in SOURCES for n in private_names(path)
-    }
-    assert unused - own == set()

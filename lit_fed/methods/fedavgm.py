@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 import lit_fed.algorithm as fed
 from lit_fed.methods.server import ServerOptimizer, decay, scaled, slot
 
@@ -38,7 +36,6 @@ class FedAvgM(ServerOptimizer):
     def movement(self, server: fed.Server, delta: fed.Tensors, extra: fed.Payload) -> tuple[fed.Tensors, fed.Tensors]:
         """The momentum times the learning rate."""
         momentum = slot(server, "momentum", delta)
-        if momentum:
-            torch._foreach_mul_(momentum, self.beta)
-            torch._foreach_add_(momentum, list(delta.values()))
+        for own, moved in zip(momentum, delta.values(), strict=True):
+            own.mul_(self.beta).add_(moved)
         return scaled(dict(zip(delta, momentum, strict=True)), self.server_lr), {}

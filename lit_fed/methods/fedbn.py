@@ -6,11 +6,10 @@ Algorithm 1. The server is FedAvg's.
 
 from __future__ import annotations
 
-from torch.nn.modules.batchnorm import _BatchNorm
-
 import lit_fed.algorithm as fed
 from lit_fed.errors import ConfigError
 from lit_fed.methods.fedavg import FedAvg
+from lit_fed.private_names import BATCH_NORMS
 
 
 class FedBN(FedAvg):
@@ -33,7 +32,7 @@ class FedBN(FedAvg):
 
     def split(self, model: fed.Model, round_idx: int) -> fed.Split:
         """The parameters and buffers of batch norm stay, all others travel."""
-        norms = [(name, one) for name, one in model.task.named_modules() if isinstance(one, _BatchNorm)]
+        norms = [(name, one) for name, one in model.task.named_modules() if isinstance(one, BATCH_NORMS)]
         own = {f"{name}.{key}" for name, one in norms for key in one.state_dict()}
         if own <= set(model.fixed):
             raise ConfigError(

@@ -15,6 +15,7 @@ from torch.optim import Adadelta, Adagrad, RMSprop, Rprop
 import lit_fed.algorithm as fed
 from lit_fed.errors import ConfigError
 from lit_fed.methods.server import MovementMean, ServerOptimizer, scaled
+from lit_fed.private_names import foreach
 
 LOCAL_STEPS = "local_steps"
 """Name in the payload of the number of effective steps."""
@@ -87,7 +88,7 @@ class NormalizedMean(MovementMean):
     def measured(self, movement: fed.Tensors, payload: fed.Payload) -> fed.Tensors:
         """A client's normalised movement, rounded to the parameters' type."""
         steps = payload[LOCAL_STEPS]
-        directions = torch._foreach_div(list(movement.values()), torch.where(steps > 0, steps, torch.inf))
+        directions = foreach.div(list(movement.values()), torch.where(steps > 0, steps, torch.inf))
         return dict(zip(movement, directions, strict=True))
 
     def result(self, workers: fed.Workers) -> fed.Payload | None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import lit_fed.algorithm as fed
 from lit_fed.methods.server import ServerOptimizer, decay, positive, slot
+from lit_fed.private_names import foreach
 
 
 class FedOpt(ServerOptimizer):
@@ -56,10 +56,10 @@ class FedOpt(ServerOptimizer):
         first, second = self.slots
         m, v = slot(server, first, delta), slot(server, second, delta, start=self.tau**2)
         moved = list(delta.values())
-        torch._foreach_lerp_(m, moved, 1 - self.beta1)
+        foreach.lerp_(m, moved, 1 - self.beta1)
         self.accumulate(v, moved)
-        scale = torch._foreach_add(torch._foreach_sqrt(v), self.tau)
-        steps = torch._foreach_mul(torch._foreach_div(m, list(scale)), self.server_lr)
+        scale = foreach.add(foreach.sqrt(v), self.tau)
+        steps = foreach.mul(foreach.div(m, list(scale)), self.server_lr)
         return dict(zip(delta, steps, strict=True)), {}
 
 
@@ -90,8 +90,8 @@ class FedAdam(FedOpt):
 
     def accumulate(self, v: list[Tensor], delta: list[Tensor]) -> None:
         """β₂ v + (1 − β₂) Δ²."""
-        torch._foreach_mul_(v, self.beta2)
-        torch._foreach_addcmul_(v, delta, delta, value=1 - self.beta2)
+        foreach.mul_(v, self.beta2)
+        foreach.addcmul_(v, delta, delta, value=1 - self.beta2)
 
 
 class FedYogi(FedAdam):
@@ -112,9 +112,9 @@ class FedYogi(FedAdam):
 
     def accumulate(self, v: list[Tensor], delta: list[Tensor]) -> None:
         """V − (1 − β₂) Δ² sign(v − Δ²)."""
-        squares = torch._foreach_mul(delta, delta)
-        signs = torch._foreach_sign(torch._foreach_sub(v, squares))
-        torch._foreach_addcmul_(v, squares, signs, value=self.beta2 - 1)
+        squares = foreach.mul(delta, delta)
+        signs = foreach.sign(foreach.sub(v, squares))
+        foreach.addcmul_(v, squares, signs, value=self.beta2 - 1)
 
 
 class FedAdagrad(FedOpt):
@@ -143,4 +143,4 @@ class FedAdagrad(FedOpt):
 
     def accumulate(self, v: list[Tensor], delta: list[Tensor]) -> None:
         """V + Δ²."""
-        torch._foreach_addcmul_(v, delta, delta)
+        foreach.addcmul_(v, delta, delta)

@@ -18,6 +18,7 @@ from torch import Tensor
 import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.methods.fedavg import FedAvg
+from lit_fed.private_names import foreach
 
 
 class ServerOptimizer(FedAvg):
@@ -111,7 +112,7 @@ class MovementMean(fed.WeightedMean, ABC):
         payload: fed.Tensors = dict(update.payload)
         names = [name for name in payload if name in self.origin]
         if names:
-            moved = torch._foreach_sub([payload[name].detach() for name in names], [self.origin[n] for n in names])
+            moved = foreach.sub([payload[name].detach() for name in names], [self.origin[n] for n in names])
             payload |= self.measured(dict(zip(names, moved, strict=True)), payload)
         super().add(update.with_payload(payload))
 
@@ -137,13 +138,13 @@ def slot(server: fed.Server, kind: str, delta: Mapping[str, Tensor], start: floa
 
 def norm(tensors: Mapping[str, Tensor]) -> Tensor:
     """The Euclidean norm over all tensors together, in float64."""
-    norms: Tensor = torch.stack(torch._foreach_norm(list(tensors.values()), dtype=torch.float64))
+    norms: Tensor = torch.stack(foreach.norm(list(tensors.values()), dtype=torch.float64))
     return norms.square().sum().sqrt()
 
 
 def scaled(tensors: Mapping[str, Tensor], factor: float | Tensor) -> fed.Tensors:
     """Every tensor times a number."""
-    return dict(zip(tensors, torch._foreach_mul(list(tensors.values()), factor), strict=True))
+    return dict(zip(tensors, foreach.mul(list(tensors.values()), factor), strict=True))
 
 
 def positive(key: str, value: float) -> float:

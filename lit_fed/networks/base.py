@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from lit_fed.errors import CheckpointError
+from lit_fed.private_names import version_of
 from lit_fed.tensors import hash_of
 
 Names = Mapping[str, tuple[str, str]]
@@ -23,13 +24,13 @@ _LOADED = cast("Any", WeakTensorKeyDictionary)()  # by parameter, its file and i
 
 def loaded_from(parameter: Tensor, file: str) -> None:
     """Record that a parameter has its values from a file."""
-    _LOADED[parameter] = file, parameter._version
+    _LOADED[parameter] = file, version_of(parameter)
 
 
 def file_of(parameter: Tensor) -> str | None:
     """The file of a parameter's values; None where they come from elsewhere, or were written since."""
     file, version = _LOADED.get(parameter, ("", -1))
-    return file if version == parameter._version else None
+    return file if version == version_of(parameter) else None
 
 
 class Base:
@@ -43,12 +44,12 @@ class Base:
     def __init__(self, files: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
         self.tensors = {name: tensors[name] for name in files}
         self.names: Names = {name: (file, _digest_of(tensors[name])) for name, file in files.items()}
-        self._versions = {name: tensor._version for name, tensor in self.tensors.items()}
+        self._versions = {name: version_of(tensor) for name, tensor in self.tensors.items()}
 
     def holds(self, name: Any, value: Any) -> bool:
         """Whether a value of this name is still the file's."""
         tensor = self.tensors.get(name)
-        if tensor is None or tensor._version != self._versions[name] or not isinstance(value, Tensor):
+        if tensor is None or version_of(tensor) != self._versions[name] or not isinstance(value, Tensor):
             return False
         alike = (value.shape, value.dtype, value.device) == (tensor.shape, tensor.dtype, tensor.device)
         return value is tensor or (alike and torch.equal(value, tensor))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError, reason
@@ -180,13 +181,13 @@ def _build_timm(
         with _weights_at_hand(name, kwargs) if kwargs.get("pretrained") else nullcontext():
             if input_shape is not None and "img_size" not in settings:
                 try:
-                    return _create_timm(timm, name, img_size=input_shape[1:], **settings)
+                    return create_timm(name, img_size=input_shape[1:], **settings)
                 except TypeError as error:
                     # timm has no list of the models that take an image size: convolutional ones refuse it here, before
                     # any of their layers is built.
                     if not ("unexpected keyword" in str(error) and "img_size" in str(error)):
                         raise
-            return _create_timm(timm, name, **settings)
+            return create_timm(name, **settings)
     except ConfigError:
         raise
     except Exception as error:  # any error of timm's constructors
@@ -220,7 +221,12 @@ def _weights_at_hand(name: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def _create_timm(timm: Any, name: str, **settings: Any) -> nn.Module:
+def create_timm(name: str, **settings: Any) -> nn.Module:
+    """Build a network of timm; pretrained weights need a timm that runs no pickles and reads files for its own."""
+    import timm
+
+    if (settings.get("pretrained") or settings.get("checkpoint_path")) and TorchVersion(timm.__version__) < "1.0.31":
+        raise ConfigError(f"network {name!r}: pretrained weights need timm 1.0.31, not {timm.__version__}; upgrade it")
     network: nn.Module = timm.create_model(name, **settings)
     if getattr(getattr(network, "patch_embed", None), "num_patches", None) == 0:  # timm builds it, but it cannot run
         raise ConfigError(

@@ -26,7 +26,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_map
 
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.lightning.meter import Meter
@@ -39,12 +38,12 @@ from lit_fed.engine.wire.batches import batch_size_of, first_samples
 from lit_fed.errors import ConfigError, LitFedError, reason
 from lit_fed.privacy.bounded_sum import grid_of
 from lit_fed.privacy.state_snapshot import StateSnapshot
+from lit_fed.private_names import BATCH_NORMS, has_versions, lacks, tree_map
 from lit_fed.seeding import seed_device
 from lit_fed.tensors import map_tensors
 
 _COMPARED = 16  # samples that are taken one by one and as a batch
 _ROUNDING = 1e-6
-_BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 ROUNDED = 1 + 2**-22
 """The most by which rounding in single precision lifts a clipped gradient over the bound; noise makes up for it."""
 _HANDED = (
@@ -387,7 +386,7 @@ def refuse(loop: LocalLoop) -> None:
     task, name = loop.model.task, task_name(loop.objective)
     if not loop.objective.automatic_optimization:
         raise _cannot(loop, "it optimises by hand")
-    if odd := [key for key, module in task.named_modules() if isinstance(module, _BATCH_NORM)]:
+    if odd := [key for key, module in task.named_modules() if isinstance(module, BATCH_NORMS)]:
         raise _cannot(loop, f"batch norm in {odd[0]!r} mixes the samples of a batch; take group norm")
     for hook in _HANDED:
         if hook in loop.replaced or loop.listeners(hook):
@@ -401,6 +400,8 @@ def refuse(loop: LocalLoop) -> None:
         raise ConfigError("trainer.privacy is SampleLevel, and precision 16-mixed scales gradients; use bf16-mixed")
     if loop.replays is not None:
         raise ConfigError("trainer.privacy is SampleLevel, and trainer.compile is graph; set compile to false")
+    if not has_versions:
+        raise ConfigError(f"trainer.privacy is SampleLevel, which sees writes, and {lacks('torch', 'Tensor._version')}")
     if (accumulate := loop.gradients.accumulate) > 1:
         raise ConfigError(
             f"trainer.accumulate_grad_batches is {accumulate}, and every batch of SampleLevel is a step with noise of "

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
 from typing_extensions import override
 
 from lit_fed.checks import check_range
@@ -39,6 +38,7 @@ from lit_fed.privacy.card import card, claims_card
 from lit_fed.privacy.keyed import Keyed, PrivacyState
 from lit_fed.privacy.keys import RunKey, conceal, reveal
 from lit_fed.privacy.sample_gradients import ROUNDED, PoissonLoader, SampleGradients, refuse
+from lit_fed.private_names import tree_flatten
 from lit_fed.seeding import SECRET
 from lit_fed.tensors import hash_of_groups
 

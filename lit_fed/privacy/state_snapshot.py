@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from lit_fed.engine.lightning.task_trainer import TaskTrainer
+from lit_fed.private_names import version_of
 from lit_fed.tensors import hash_of
 
 _NAMELESS = ("_parameters", "_buffers", "_modules")  # dicts of a module whose keys are names of its attributes
@@ -179,7 +180,7 @@ def _odd(name: str, box: Any, before: Any) -> str:
 def _mark(tensor: Tensor) -> tuple[int, int]:
     """What a write to a tensor changes."""
     try:
-        return tensor._version, tensor.data_ptr()
+        return version_of(tensor), tensor.data_ptr()
     except Exception:  # without a version or memory of its own
         return -1, -1
 

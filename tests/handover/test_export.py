@@ -90,6 +90,7 @@ def test_other_runtimes_predict_the_same(run: Path, exported: Path) -> None:
 
 
 def test_another_run_begins_with_the_weights(tmp_path: Path) -> None:
+    pytest.importorskip("timm", "1.0.31")  # reads weights
     small = {"patch_size": 4, "embed_dim": 24, "depth": 1, "num_heads": 3}
     options = {"trainer.max_rounds": 1, "trainer.local_epochs": 1, "trainer.evaluate_every": 0}
     options |= {"model.network": "vit_tiny_patch16_224", "model.network_args": json.dumps(small)}

@@ -170,9 +170,9 @@ def test_timm_settings_are_passed_on() -> None:
 
 
 def test_weights_of_torchvisions_resnet_come_from_a_file_and_the_head_does_not(tmp_path: Path) -> None:
-    import timm
     from safetensors.torch import save_file
 
+    timm = pytest.importorskip("timm", "1.0.31")  # reads weights
     published = timm.create_model("resnet18.tv_in1k")  # the 11.7 million parameters of ImageNet's 1,000 classes
     assert num_parameters(published) == 11_689_512  # torchvision's documentation of resnet18
     save_file(published.state_dict(), tmp_path / "weights.safetensors")
@@ -181,6 +181,16 @@ def test_weights_of_torchvisions_resnet_come_from_a_file_and_the_head_does_not(t
     found: Any = build_network("resnet18.tv_in1k", 100, 3, (3, 224, 224), **settings)
     assert torch.equal(found.layer4[1].conv2.weight, published.layer4[1].conv2.weight)
     assert found.fc.weight.shape == (100, 512)
+
+
+@pytest.mark.parametrize("settings", [{"pretrained": True}, {"checkpoint_path": "weights.pth"}])
+def test_an_older_timm_builds_networks_and_reads_no_weights(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("timm.__version__", "1.0.30")
+    with pytest.raises(ConfigError, match=r"'resnet18': pretrained weights need timm 1.0.31, not 1.0.30; upgrade it"):
+        build_network("resnet18", 10, 3, (3, 32, 32), **settings)
+    assert num_parameters(build_network("test_resnet", 10, 3, (3, 32, 32))) > 0
 
 
 def test_importing_the_networks_does_not_import_timm() -> None:

@@ -248,6 +248,12 @@ def test_a_backbone_must_be_one_of_timms() -> None:
         build_network("pose_resnet", 16, 3, (3, 256, 192), backbone="resnet51")
 
 
+def test_an_older_timm_gives_a_backbone_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("timm.__version__", "1.0.30")
+    with pytest.raises(ConfigError, match=r"'resnet10t': pretrained weights need timm 1.0.31, not 1.0.30; upgrade it"):
+        build_network("pose_resnet", 16, 3, (3, 256, 192), backbone="resnet10t", pretrained=True)
+
+
 # --- weights of others ----------------------------------------------------------------------------------------------
 
 

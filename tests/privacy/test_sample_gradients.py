@@ -276,6 +276,13 @@ def test_a_module_that_mixes_samples_is_refused_by_name(
     assert not (tmp_path / "lightning_logs").exists(), "before anything of the run"
 
 
+def test_a_torch_that_does_not_count_writes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_fed.privacy.sample_gradients.has_versions", False)
+    says = "SampleLevel, which sees writes, and torch .* has no Tensor._version; install an earlier torch"
+    with pytest.raises(ConfigError, match=says):
+        run(tmp_path, PICTURES["linear"]())
+
+
 def test_a_step_that_begins_to_mix_samples_later_is_refused_there(tmp_path: Path) -> None:
     class Later(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
-from torch.utils._pytree import tree_flatten, tree_unflatten
 from torchmetrics import Metric
 from typing_extensions import override
 
@@ -32,6 +31,7 @@ from lit_fed.engine.method.client import Client, Tensors
 from lit_fed.engine.method.model import Differs
 from lit_fed.engine.wire.payload import Broadcast
 from lit_fed.errors import ConfigError, reason
+from lit_fed.private_names import foreach, tree_flatten, tree_unflatten, version_of
 from lit_fed.tensors import map_tensors
 
 _MOST = 32  # graphs kept; each holds a set of gradients
@@ -90,7 +90,7 @@ class StaticTensors(Mapping[str, Tensor]):
         """Copy another client's tensors in place."""
         self._given = given
         if self._held:
-            torch._foreach_copy_(list(self._held.values()), [given[name] for name in self._held])
+            foreach.copy_(list(self._held.values()), [given[name] for name in self._held])
 
     @override
     def __getitem__(self, name: str) -> Tensor:
@@ -219,7 +219,7 @@ class Graph:
             with _nothing_drawn(loop):
                 self._replay = record(lambda: self._step(form, recorder), loop.fabric.device, client.static)
             _check_held(loop)
-            self._written = [buffer for buffer, version in self._versions if buffer._version != version]
+            self._written = [buffer for buffer, version in self._versions if version_of(buffer) != version]
             self._logged = list(recorder.logged)
             parameters = loop.model.parameters.values()
             self._gradients = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
@@ -227,7 +227,7 @@ class Graph:
     def take(self, batch: Any) -> Tensor:
         """Replay it on another batch of the same form, add the logged values, and return the loss."""
         loop = self._loop
-        torch._foreach_copy_(self._own, [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor)])
+        foreach.copy_(self._own, [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor)])
         self._replay()
         if self._written:
             torch.autograd.graph.increment_version(self._written)
@@ -247,7 +247,7 @@ class Graph:
         recorder.logged.clear()
         loop.model.forget_gradients()
         buffers = loop.model.all_buffers()
-        self._versions = [(buffer, buffer._version) for buffer in buffers]
+        self._versions = [(buffer, version_of(buffer)) for buffer in buffers]
         with loop.autocast():
             loss = loop.training_step(tree_unflatten(self._batch, form), _differs("batch_idx"))
         if loss is None:

@@ -30,7 +30,7 @@ from typing_extensions import override
 
 from lit_fed.engine.lightning import direct
 from lit_fed.engine.lightning.compatibility import overrides
-from lit_fed.engine.lightning.meter import Meter, WeightedSums, in_order, share
+from lit_fed.engine.lightning.meter import Meter, WeightedSums, in_order
 from lit_fed.engine.lightning.metric_names import Direction
 from lit_fed.engine.lightning.objective import at_work, bind_step, join, task_name
 from lit_fed.engine.lightning.optimization import HandedOptimizer, OptimizerFactory, Schedule
@@ -41,6 +41,7 @@ from lit_fed.engine.method.model import Model
 from lit_fed.engine.wire.batches import batch_size_of, mark_last, slice_batch
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError, EvaluationFailure, LitFedError, own_traceback, reason
+from lit_fed.private_names import share
 from lit_fed.seeding import derive_seed, seed_device
 from lit_fed.tensors import map_tensors
 
@@ -96,7 +97,7 @@ class LocalLoop:
         self.gradients, self.channels_last = gradients, channels_last
         self.objective, self.state = join(model.task, algorithm, model)
         wrapped = fabric.setup_module(self.objective)
-        self.objective._fabric = None  # Fabric's own mark; `at_work` sets it
+        model.task.fabric = None  # set by `setup_module`; at work, the trainer answers
         # DDP must see the call; without DDP, the objective's own method saves the wrapper's cost on every batch.
         self.training_step: Callable[..., Any] = (wrapped if workers.data_parallel else self.objective).training_step
         self.trainer = TaskTrainer(fabric, max_rounds, datamodule, gradients, workers.data_parallel)
@@ -148,8 +149,8 @@ class LocalLoop:
     def at_work(self) -> Iterator[None]:
         """Lend the task to the federation; afterwards it is a plain LightningModule again."""
         inner = [module for module in self.model.task.modules() if isinstance(module, LightningModule)][1:]
-        synced = [metric.sync_on_compute for metric in self.metrics]
-        with at_work(self.objective, self.state, self.fabric):
+        synced = [(metric.sync_on_compute, metric.distributed_available_fn) for metric in self.metrics]
+        with at_work(self.objective, self.state):
             for module in inner:
                 module.trainer = self.trainer  # type: ignore[assignment]  # a Trainer by its attributes
             try:
@@ -157,8 +158,9 @@ class LocalLoop:
             finally:
                 self.model.leave()
                 self.begin_metrics(sync=False)
-                for metric, before in zip(self.metrics, synced, strict=True):
+                for metric, (before, available) in zip(self.metrics, synced, strict=True):
                     share(metric, before)
+                    metric.distributed_available_fn = available
                 for module in inner:
                     module.trainer = None
 
@@ -557,8 +559,7 @@ class _Manual(_Way):
             if loop.corrects or loop.counts_steps or loop.listeners("on_before_optimizer_step"):
                 optimizer.register_step_pre_hook(lambda stepped, _args, _kwargs: self.before_step(stepped))
             optimizer.register_step_post_hook(self._count_step)
-        wrapped = loop.fabric.setup_optimizers(*optimizers)
-        loop.objective._fabric_optimizers = list(wrapped) if isinstance(wrapped, tuple) else [wrapped]
+        loop.trainer.fabric_optimizers = [loop.fabric.setup_optimizers(optimizer) for optimizer in optimizers]
 
     def _count_step(self, *_args: Any) -> None:
         self.loop.trainer.global_step += 1
@@ -614,7 +615,8 @@ class _ByGradient(_Way):
             loss = loss * scale
         loop.call("on_before_backward", loss)
         if "backward" in loop.replaced:
-            self._run_own_backward(loss)
+            # The task's own, on the scaled loss, as in Lightning.
+            loop.objective.backward(loss if loop.scaler is None else loop.scaler.scale(loss))
         else:
             loop.backward(loss)
         loop.call("on_after_backward")
@@ -624,15 +626,6 @@ class _ByGradient(_Way):
         """Undo the scale of 16-bit gradients."""
         if self.loop.scaler is not None:
             self.loop.fabric.strategy.precision.unscale_gradients(self.optimizer)
-
-    def _run_own_backward(self, loss: Tensor) -> None:
-        """Call the task's own ``backward`` on the scaled loss, as Lightning does."""
-        loop = self.loop
-        loop.objective._fabric = None  # Fabric would scale a second time
-        try:
-            loop.objective.backward(loss if loop.scaler is None else loop.scaler.scale(loss))
-        finally:
-            loop.objective._fabric = loop.fabric
 
     def _zero_grad(self, batch_idx: int) -> None:
         loop, optimizer = self.loop, self.optimizer

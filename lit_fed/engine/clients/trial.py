@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.lightning.compatibility import overrides
@@ -26,6 +25,7 @@ from lit_fed.engine.method.kinds import Kinds
 from lit_fed.engine.wire.batches import batch_size_of, first_samples
 from lit_fed.errors import ConfigError, own_traceback, reason
 from lit_fed.machine import free_memory
+from lit_fed.private_names import tree_leaves
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule

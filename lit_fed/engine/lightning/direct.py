@@ -10,21 +10,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
 from torch.optim import Optimizer
-from torch.optim import optimizer as torch_optimizer
+
+from lit_fed.private_names import is_watched, run_backward
 
 _ONE = torch.ones(())
-_RECORDED = Optimizer.profile_hook_step(lambda: None).__code__
+_RECORDED = getattr(Optimizer, "profile_hook_step", lambda step: step)(lambda: None).__code__
 """Torch's wrapper of every optimizer's ``step``: profiler record and hooks."""
 
 
 def backward(loss: Tensor) -> None:
     """``loss.backward()``; for a plain number on the CPU, by the autograd engine directly."""
-    if type(loss) is Tensor and loss.dtype == torch.float32 and not loss.ndim and loss.is_cpu:
-        Variable._execution_engine.run_backward(  # as torch.autograd.backward calls it
-            (loss,), (_ONE,), False, False, (), allow_unreachable=True, accumulate_grad=True
-        )
+    if run_backward and type(loss) is Tensor and loss.dtype == torch.float32 and not loss.ndim and loss.is_cpu:
+        # as torch.autograd.backward calls it
+        run_backward((loss,), (_ONE,), False, False, (), allow_unreachable=True, accumulate_grad=True)
     else:
         loss.backward()
 
@@ -34,11 +33,7 @@ def step(optimizer: Optimizer) -> None:
     function: Any = type(optimizer).step
     if (
         "step" in vars(optimizer)  # as a scheduler puts one there
-        or optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or torch_optimizer._global_optimizer_pre_hooks
-        or torch_optimizer._global_optimizer_post_hooks
-        or torch._C._autograd._profiler_enabled()
+        or is_watched(optimizer)
         or getattr(function, "__code__", None) is not _RECORDED
     ):
         optimizer.step()

@@ -16,6 +16,7 @@ from lit_fed.engine.lightning.metric_names import Direction
 from lit_fed.engine.lightning.undefined import is_undefined, value_of
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
+from lit_fed.private_names import computed_value, merge_states, share
 from lit_fed.tensors import map_tensors
 
 
@@ -128,7 +129,7 @@ class Meter:
             reduce_fx: ``mean`` of the batches' values, ``sum``, ``min`` or ``max``, or torch's function of that name.
         """
         is_tensor = isinstance(value, Tensor)
-        if is_tensor and any(value is one._computed and is_undefined(one) for one in self.task_metrics):
+        if is_tensor and any(value is computed_value(one) and is_undefined(one) for one in self.task_metrics):
             value = torch.full_like(value, torch.nan, dtype=torch.get_default_dtype())
         if is_tensor and value.numel() != 1:
             raise ConfigError(f"self.log({name!r}, …) got {value.numel()} values; log one number, or their mean")
@@ -200,7 +201,9 @@ class Meter:
             for name, (how, value) in others.items():
                 folded[name] = (how, _FOLDS[how](folded[name][1], value) if name in folded else value)
         for name, metric in self._metrics.items():
-            _merge(metric, [part[2][keys[name]] for part in parts if keys[name] in part[2]])
+            held = [part[2][keys[name]] for part in parts if keys[name] in part[2]]
+            for place, module in _metrics_in(metric).items():
+                merge_states(module, [_moved(states[place], module.device) for states in held if place in states])
         computed = {name: value for part in workers.gather(self._compute_metrics()) for name, value in part.items()}
         return means(merged) | _numbers(folded) | computed
 
@@ -221,12 +224,6 @@ def in_order(values: Mapping[str, float], names: Iterable[str]) -> dict[str, flo
     return {name: values[name] for name in names if name in values} | dict(values)
 
 
-def share(metric: Metric, everywhere: bool) -> None:
-    """Set whether a metric's ``compute`` merges processes; it must not where processes hold different clients."""
-    metric.sync_on_compute = everywhere
-    metric._to_sync = everywhere  # read by ``compute``; set from `sync_on_compute` only when a metric is made
-
-
 def _metrics_in(metric: Metric) -> dict[str, Metric]:
     """A metric and the metrics inside it, by path."""
     return {place: module for place, module in metric.named_modules() if isinstance(module, Metric)}
@@ -236,25 +233,12 @@ def _states(metric: Metric) -> dict[str, dict[str, Any]]:
     """States of a metric and the metrics inside it, by path and name, where they were updated."""
     seen = {place: part for place, part in _metrics_in(metric).items() if part.update_called}
     return {
-        place: {name: _moved(getattr(part, name), "cpu") for name in part._reductions} for place, part in seen.items()
+        place: {name: _moved(value, "cpu") for name, value in part.metric_state.items()} for place, part in seen.items()
     }
 
 
 def _moved(state: Any, device: torch.device | str) -> Any:
     return map_tensors(state, lambda tensor: tensor.detach().to(device))
-
-
-def _merge(metric: Metric, parts: Sequence[Mapping[str, Mapping[str, Any]]]) -> None:
-    """Load a metric with the states of several processes, each reduced as the metric declares."""
-    for place, module in _metrics_in(metric).items():
-        seen = [part[place] for part in parts if place in part]
-        module._computed, module._update_count = None, max(module._update_count, len(seen))
-        for name, reduce in module._reductions.items() if seen else ():
-            values = [_moved(state[name], module.device) for state in seen]
-            if isinstance(values[0], list):
-                setattr(module, name, [entry for value in values for entry in value])
-            else:
-                setattr(module, name, reduce(torch.stack(values)) if callable(reduce) else torch.stack(values))
 
 
 def _numbers(folded: Mapping[str, tuple[str, Tensor]]) -> dict[str, float]:

@@ -31,8 +31,6 @@ from lit_fed.patterns import unknown_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lightning import Fabric
-
     from lit_fed.engine.method.algorithm import Algorithm
 
 ATTRIBUTE = "_lit_fed"
@@ -103,7 +101,7 @@ class Objective(LightningModule):
                     state.meter.add(f"train/{name}", term)
             if not state.public:  # ``train/loss`` is of the client's own data
                 state.meter.add("train/loss", loss)
-        elif self._trainer is not None and len(losses) > 1:
+        elif state.trainer is None and len(losses) > 1:
             super().log_dict({f"train/{name}": term for name, term in losses.items()})
             super().log("train/objective", cast(Tensor, loss), prog_bar=True)
         return loss
@@ -125,7 +123,7 @@ class Objective(LightningModule):
                     f"self.log({name!r}, …) runs outside of training, validation and test, where nothing is recorded; "
                     "move or remove it, or call the step within client.muted()"
                 )
-            if self._trainer is not None and not state.task_run.is_muted:
+            if not state.task_run.is_muted:
                 super().log(name, value, *args, batch_size=batch_size, **kwargs)  # type: ignore[misc]
             return
         logged = args[1] if len(args) > 1 else kwargs.get("logger")
@@ -151,8 +149,7 @@ class Objective(LightningModule):
     @override
     def log_dict(self, dictionary: Any, *args: Any, **kwargs: Any) -> None:
         if self.state.meter is None and self.state.trainer is None:
-            if self._trainer is not None:
-                super().log_dict(dictionary, *args, **kwargs)
+            super().log_dict(dictionary, *args, **kwargs)
             return
         for name, value in dictionary.items():
             self.log(name, value, *args, **kwargs)
@@ -176,6 +173,7 @@ class Objective(LightningModule):
     local_rank = _of_trainer("local_rank")
     logger = _of_trainer("logger")
     loggers = _of_trainer("loggers")
+    fabric = _of_trainer("fabric")
 
     @override
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
@@ -183,7 +181,7 @@ class Objective(LightningModule):
         if trainer is None:
             return super().optimizers(use_pl_optimizer)
         optimizers = (
-            self._fabric_optimizers if use_pl_optimizer and not self.automatic_optimization else trainer.optimizers
+            trainer.fabric_optimizers if use_pl_optimizer and not self.automatic_optimization else trainer.optimizers
         )
         return optimizers[0] if len(optimizers) == 1 else optimizers
 
@@ -297,21 +295,20 @@ def join(task: LightningModule, algorithm: Algorithm[Any], model: Model) -> tupl
 
 
 @contextmanager
-def at_work(objective: Objective, state: ObjectiveState, fabric: Fabric | None = None) -> Iterator[None]:
-    """Bind an objective to its state and Fabric; its task is a plain LightningModule before and after."""
+def at_work(objective: Objective, state: ObjectiveState) -> Iterator[None]:
+    """Bind an objective to its state; its task is a plain LightningModule before and after."""
     attributes = objective.__dict__
     before = attributes.get(ATTRIBUTE)
     if before is state:
         yield
         return
-    attributes[ATTRIBUTE], attributes["_fabric"] = state, fabric
+    attributes[ATTRIBUTE] = state
     listening = state.task_run.listen()
     try:
         yield
     finally:
         if listening is not None:
             listening.remove()
-        attributes["_fabric"], attributes["_fabric_optimizers"] = None, []
         if before is None:
             del attributes[ATTRIBUTE]
         else:

@@ -13,7 +13,6 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from lightning import LightningModule
 from torch import Tensor
 from torch.optim import SGD, Optimizer
@@ -21,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lit_fed.engine.lightning.task_trainer import TaskTrainer
 from lit_fed.errors import ConfigError
+from lit_fed.private_names import foreach
 
 _FORMS = "an optimizer, a list of optimizers, ([optimizers], [schedulers]) or {'optimizer': …, 'lr_scheduler': …}"
 
@@ -58,7 +58,7 @@ class _Reusable:
         """Restore the optimizers as at creation."""
         for optimizer, groups in zip(self.optimizers, self.settings, strict=True):
             if _begins_with_zeros(optimizer):  # a new buffer would cost a client of a large model a tenth of its time
-                torch._foreach_zero_([state["momentum_buffer"] for state in optimizer.state.values()])
+                foreach.zero_([state["momentum_buffer"] for state in optimizer.state.values()])
             else:
                 optimizer.state.clear()
             for group, settings in zip(optimizer.param_groups, groups, strict=True):

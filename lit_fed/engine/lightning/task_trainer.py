@@ -130,6 +130,7 @@ class TaskTrainer:
         self.estimated_stepping_batches = 1
         self.steps_per_round = 0  # of the phase at hand, where schedules span the run
         self.optimizers: list[Optimizer] = []
+        self.fabric_optimizers: list[Any] = []  # the same, wrapped, of a task that steps them by hand
         self.schedulers: list[LRScheduler] = []
         self.stage = "fit"
         self.loggers: list[Any] = []

@@ -7,7 +7,7 @@ warns of some, and on the first process only. The states of the metrics tell.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -59,10 +59,10 @@ def _is_undefined(metric: Any) -> bool:
         return not all((dim_zero_cat(metric.tp) + dim_zero_cat(metric.fn)).tolist())  # a mean of both, and not of one
     if isinstance(metric, _COUNTS) and getattr(metric, "zero_division", None) == 0:
         try:
-            metric.zero_division, metric._computed = math.nan, None
-            return bool(metric.compute().isnan().any())
+            metric.zero_division = math.nan
+            return bool(type(metric).compute(cast("Any", metric)).isnan().any())  # past the cache of its value
         finally:
-            metric.zero_division, metric._computed = 0, None
+            metric.zero_division = 0
     return False
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, cast
 
-import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten
 from typing_extensions import override
 
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import ConfigError
 from lit_fed.networks.base import Base
+from lit_fed.private_names import foreach, passing_buffers, tree_flatten, version_of
 
 
 class Differs:
@@ -111,24 +110,24 @@ class Model:
         self.initial = self.copy(names)
         self.base = Base(self.files, self.initial)
         for owner, key in self._passing:
-            buffer = owner._buffers[key]
+            buffer = getattr(owner, key)
             if buffer is not None:
-                self._first_passing.append((owner, key, buffer, buffer._version, buffer.clone()))
+                self._first_passing.append((owner, key, buffer, version_of(buffer), buffer.clone()))
 
     def renew(self) -> None:
         """Restore non-persistent buffers that the task has changed, so that no client sees another's values."""
         for idx, (owner, key, buffer, version, first) in enumerate(self._first_passing):
-            if owner._buffers.get(key) is not buffer or buffer._version != version:
+            if getattr(owner, key, None) is not buffer or version_of(buffer) != version:
                 buffer.copy_(first)
-                owner._buffers[key] = buffer
-                self._first_passing[idx] = (owner, key, buffer, buffer._version, first)
+                setattr(owner, key, buffer)
+                self._first_passing[idx] = (owner, key, buffer, version_of(buffer), first)
 
     def all_buffers(self) -> list[Tensor]:
         """All buffers, persistent or not."""
         return [
             buffer
             for owner, key in (*self.buffers.values(), *self._passing)
-            if (buffer := owner._buffers[key]) is not None
+            if (buffer := getattr(owner, key)) is not None
         ]
 
     def switches(self) -> tuple[bool, ...]:
@@ -219,7 +218,7 @@ class Model:
         if parameter is not None:
             return parameter.detach()
         owner, key = self.buffers[name]
-        return owner._buffers[key]  # type: ignore[return-value]  # None was left out when the buffers were listed
+        return cast("Tensor", getattr(owner, key))
 
     def tensors(self, names: Iterable[str] | None = None) -> dict[str, Tensor]:
         """The named tensors, or all, aliasing the model's memory."""
@@ -235,7 +234,7 @@ class Model:
             return
         try:
             targets = [self.tensor(name) for name in payload]
-            torch._foreach_copy_(targets, list(payload.values()))
+            foreach.copy_(targets, list(payload.values()))
         except (KeyError, RuntimeError) as error:
             raise ConfigError(self._mismatch(payload)) from error
 
@@ -375,9 +374,9 @@ def _buffers(module: nn.Module) -> tuple[dict[str, tuple[nn.Module, str]], list[
     """
     persistent, passing = {}, []
     for prefix, owner in module.named_modules():
-        for key, buffer in owner._buffers.items():
-            if key in owner._non_persistent_buffers_set:
-                passing.append((owner, key))
-            elif buffer is not None:
+        passes = passing_buffers(owner)
+        passing += [(owner, key) for key in sorted(passes)]
+        for key, _ in owner.named_buffers(recurse=False, remove_duplicate=False):
+            if key not in passes:
                 persistent[f"{prefix}.{key}" if prefix else key] = (owner, key)
     return persistent, passing

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from typing_extensions import override
 
 from lit_fed.data.loaders.tensor_loader import TensorLoader
@@ -19,6 +18,7 @@ from lit_fed.engine.clients.local import num_batches
 from lit_fed.engine.method.client import Phase
 from lit_fed.engine.vectorized.objective import NotVectorizable, differing
 from lit_fed.engine.wire.batches import batch_size_of
+from lit_fed.private_names import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 
 class GroupBatches(ABC):

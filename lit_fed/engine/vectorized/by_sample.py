@@ -19,12 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import resolve_name
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 from typing_extensions import override
 
 from lit_fed.engine.method.model import Differs
 from lit_fed.engine.vectorized.layers import GroupLayers
+from lit_fed.private_names import TorchDispatchMode, lacks, tree_leaves, tree_map
 
 _MANY = 10_007  # a prime: a dimension over samples is known by its size
 _MOST = 2**14  # proofs that are kept
@@ -257,6 +256,8 @@ class BySample(GroupLayers):
         counts = any(isinstance(leaf, Count) for leaf in leaves)
         if name == "None" or (counts and plain not in _SIZED):
             raise Unproven(f"{name} is not known")
+        if TorchDispatchMode is object:
+            raise Unproven(f"kernels cannot be seen, as {lacks('torch', 'TorchDispatchMode')}")
         ignored = None
         with ExitStack() as stack:
             stack.enter_context(torch.device("meta"))
@@ -317,11 +318,11 @@ def _counted(size: int) -> Any:
     return Count(size // _MANY) if size and size % _MANY == 0 else size
 
 
-class _Kernels(TorchDispatchMode):
+class _Kernels(TorchDispatchMode):  # type: ignore[misc]  # of torch, or object
     """Follows the dimension of samples through the kernels of an operation."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._held: dict[int, tuple[Tensor, str, int | None]] = {}
 
     def take(self, kind: _Kind) -> Tensor:

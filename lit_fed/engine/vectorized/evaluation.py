@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call
-from torch.utils._pytree import tree_map
 
 from lit_fed.data.loaders.tensor_loader import TensorLoader
 from lit_fed.engine.clients.executor import Question
@@ -42,6 +41,7 @@ from lit_fed.engine.vectorized.objective import (
 )
 from lit_fed.engine.vectorized.training import OF_ALL, Computations, GroupLoop, holdings
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
+from lit_fed.private_names import tree_map
 from lit_fed.tensors import on_device
 
 Subset = Literal["val", "test"]

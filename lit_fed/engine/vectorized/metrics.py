@@ -14,19 +14,17 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 from torchmetrics import Metric, MetricCollection
 from typing_extensions import override
 
 from lit_fed.engine.clients.local import LocalLoop
-from lit_fed.engine.lightning.meter import Meter, share
+from lit_fed.engine.lightning.meter import Meter
 from lit_fed.engine.method.model import Differs
 from lit_fed.engine.vectorized.by_sample import Count
 from lit_fed.engine.vectorized.objective import NotVectorizable, Rows, StepMeter
+from lit_fed.private_names import SHARE_STATES, UPDATES, lacks, share, tree_flatten, tree_unflatten
 
 _RECORDED = ("forward", "update", "compute", "reset")
-_SHARE_STATE = MetricCollection._compute_groups_create_state_ref.__name__
-"""A collection's method that is called whenever its metrics are looked at."""
 
 
 class _Call(NamedTuple):
@@ -161,11 +159,13 @@ class GroupMeter(StepMeter):
         before = [dict(metric.__dict__) for metric in self._originals]
         try:
             for place, metric in enumerate(self._originals):
-                for method in (*_RECORDED, *([_SHARE_STATE] if isinstance(metric, MetricCollection) else [])):
-                    metric.__dict__[method] = partial(self._record, place, method)
+                own = UPDATES if isinstance(metric, Metric) else SHARE_STATES
+                if not hasattr(metric, own):
+                    raise NotVectorizable(f"a step's use of metrics is not seen: {lacks('torchmetrics', own)}")
+                metric.__dict__.update({method: partial(self._record, place, method) for method in (*_RECORDED, own)})
                 if isinstance(metric, Metric):
                     refusal = partial(_state_is_read, self._names[place])
-                    metric.__dict__.update(dict.fromkeys([*metric._reductions, "_update_count"], _Unread(refusal)))
+                    metric.__dict__.update(dict.fromkeys([*metric.metric_state, own], _Unread(refusal)))
             yield
         finally:
             for metric, attributes in zip(self._originals, before, strict=True):

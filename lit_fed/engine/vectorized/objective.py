@@ -14,7 +14,6 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_map
 from torchmetrics import Metric
 from typing_extensions import override
 
@@ -26,6 +25,7 @@ from lit_fed.engine.method.task_run import TaskRun
 from lit_fed.engine.vectorized.by_sample import BySample, Count, Unproven
 from lit_fed.engine.vectorized.layers import GroupDropout, GroupLayers, Streams
 from lit_fed.errors import ConfigError
+from lit_fed.private_names import tree_map
 
 Rows = slice | Tensor
 _OfStep = tuple[Tensor, list[Tensor], list[Tensor]]  # objectives, logged values, and outputs for `StepMeter.replay`

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.session import Answer, Session
@@ -33,6 +32,7 @@ from lit_fed.engine.vectorized.layers import Called, Streams
 from lit_fed.engine.vectorized.metrics import GroupMeter
 from lit_fed.engine.vectorized.objective import GroupObjective, NotVectorizable, StackedTensors, differing
 from lit_fed.engine.wire.payload import MOST_VALUES, Flat, FlatPayload, Payload
+from lit_fed.private_names import tree_leaves
 from lit_fed.tensors import on_device
 
 OF_ALL = ", which all clients share"

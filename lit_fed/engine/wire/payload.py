@@ -119,10 +119,10 @@ def stacked(vectors: Sequence[Tensor]) -> Tensor:
 
     Several columns of a group's matrix, the same for every row, are such parts, too.
     """
-    first, base = vectors[0], vectors[0]._base
+    first = vectors[0]
     if len(vectors) == 1:
         return first.unsqueeze(0)
-    if base is None or not first.is_contiguous() or any(vector._base is not base for vector in vectors):
+    if not first.is_contiguous() or len({vector.untyped_storage().data_ptr() for vector in vectors}) > 1:
         return torch.stack(list(vectors))
     places = [vector.data_ptr() for vector in vectors]
     step = places[1] - places[0]

@@ -16,6 +16,7 @@ from torch import Tensor
 from lit_fed.engine.storage.files import write_atomically
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import CheckpointError, WireError
+from lit_fed.private_names import version_of
 from lit_fed.tensors import check_bytes, hash_of
 
 Hashes = dict[str, dict[str, str]]
@@ -38,8 +39,8 @@ class KnownHashes:
         """The hash of every tensor of a kind."""
         for name, tensor in tensors.items():
             known = self._known.get((kind, name))
-            if known is None or known[0] is not tensor or known[1] != tensor._version:
-                self._known[kind, name] = tensor, tensor._version, hash_of(tensor)
+            if known is None or known[0] is not tensor or known[1] != version_of(tensor):
+                self._known[kind, name] = tensor, version_of(tensor), hash_of(tensor)
         return {name: self._known[kind, name][2] for name in tensors}
 
     def divide(self, kind: str, tensors: Payload, there: dict[str, str]) -> tuple[Payload, dict[str, str]]:

@@ -93,7 +93,7 @@ def separate_attention(network: nn.Module) -> AttentionNames:
             _split_rows(module, "in_proj_weight", 3)
             _split_rows(module, "in_proj_bias", 3)
         for name in ("qkv", "kv"):
-            projection = module._modules.get(name)
+            projection = dict(module.named_children()).get(name)
             if projection is not None and not isinstance(projection, nn.Identity):
                 parts = _num_parts(path, module, projection, name)
                 _split_rows(projection, "weight", parts)
@@ -141,7 +141,7 @@ def _names(network: nn.Module) -> AttentionNames:
             by_role[role].append(prefix + name)
         if sum(map(len, by_role)) > before:  # an attention module: the parameters beside its projections belong to it
             for name, role in _SINGLE.items():
-                if module._parameters.get(name) is not None:
+                if name in dict(module.named_parameters(recurse=False)):
                     by_role[role].append(prefix + name)
             for name, role in _NORMS.items():
                 by_role[role].extend(f"{prefix}{name}.{tensor}" for tensor in _parameters_of(module, name))
@@ -161,7 +161,7 @@ def _roles(module: nn.Module) -> Iterator[tuple[int, str]]:
     if isinstance(module, nn.MultiheadAttention):
         fused.append((module, "", ("in_proj_weight", "in_proj_bias")))
     for name in ("qkv", "kv"):
-        child = module._modules.get(name)
+        child = dict(module.named_children()).get(name)
         if child is not None:
             fused.append((child, f"{name}.", ("weight", "bias")))
     for owner, prefix, tensors in fused:
@@ -170,17 +170,17 @@ def _roles(module: nn.Module) -> Iterator[tuple[int, str]]:
                 originals = f"{prefix}parametrizations.{name}.original"
                 parts = owner.parametrizations[name][0].parts  # type: ignore[index,union-attr]
                 yield from ((role, f"{originals}{role - 3 + parts}") for role in range(3 - parts, 3))
-        if module._modules.get("q") is not None:  # beside keys and values that share a tensor
+        if dict(module.named_children()).get("q") is not None:  # beside keys and values that share a tensor
             yield from ((0, f"q.{name}") for name in _parameters_of(module, "q"))
     for triple in _TRIPLES:
-        if all(module._modules.get(name) is not None for name in triple):
+        if all(dict(module.named_children()).get(name) is not None for name in triple):
             for role, name in enumerate(triple):
                 yield from ((role, f"{name}.{tensor}") for tensor in _parameters_of(module, name))
-        elif all(module._parameters.get(name) is not None for name in triple):
+        elif all(name in dict(module.named_parameters(recurse=False)) for name in triple):
             yield from enumerate(triple)
 
 
 def _parameters_of(module: nn.Module, name: str) -> list[str]:
     """Names of a child's parameters; empty if the child does not exist."""
-    child = module._modules.get(name)
+    child = dict(module.named_children()).get(name)
     return [] if child is None else [tensor for tensor, _ in child.named_parameters()]

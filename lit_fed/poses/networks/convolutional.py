@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lit_fed.checks import check_choice
 from lit_fed.errors import ConfigError
+from lit_fed.networks.registry import create_timm
 from lit_fed.poses.networks.vit import check_grid, make_head
 
 
@@ -101,9 +102,7 @@ class PoseResNet(_Convolutional):
         if not timm.is_model(backbone):
             raise ConfigError(f"PoseResNet.backbone is {backbone!r}; it must be a model of timm")
         try:
-            self.body = _LastMap(
-                timm.create_model(backbone, pretrained=pretrained, features_only=True, in_chans=in_channels)
-            )
+            self.body = _LastMap(create_timm(backbone, pretrained=pretrained, features_only=True, in_chans=in_channels))
         except (RuntimeError, AttributeError, TypeError) as error:
             raise ConfigError(f"PoseResNet.backbone is {backbone!r}; it must give feature maps ({error})") from error
         self.in_channels, self.cell, self.stride = in_channels, self.body.reduction, 4

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.checks import check_choice, check_range
+from lit_fed.private_names import softmax_backward
 from lit_fed.seeding import torch_generator
 
 FeatureMap = Literal["sigmoid", "softmax"]
@@ -178,4 +179,4 @@ def _through_map(task: TeacherTask, gradient: Tensor, output: Tensor) -> Tensor:
     """Backpropagate through φ: φ(1 − φ)g for the sigmoid, φ ⊙ (g − ⟨g, φ⟩) for the softmax of rows."""
     if task.feature_map == "sigmoid":
         return gradient * output * (1 - output)
-    return torch._softmax_backward_data(gradient, output, -1, output.dtype)
+    return softmax_backward(gradient, output, -1, output.dtype)
