@@ -21,7 +21,7 @@ from lit_fed.arguments import Checked
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 
-__all__ = ["Normalized", "Resized", "rebuild"]
+__all__ = ["Normalized", "rebuild"]
 
 
 class Normalized(nn.Module):
@@ -40,18 +40,6 @@ class Normalized(nn.Module):
         return scale_and_shift(batch, *(self.get_buffer(name).reshape(shape) for name in names))
 
 
-class Resized(nn.Module):
-    """`Resize` as a module."""
-
-    def __init__(self, resize: Resize) -> None:
-        super().__init__()
-        self.resize = resize
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) floating point to (B, C, size, size)."""
-        return self.resize(images)
-
-
 def rebuild(steps: Sequence[Step]) -> nn.Sequential:
     """Steps as one module; no steps are the identity.
 
@@ -65,7 +53,9 @@ def rebuild(steps: Sequence[Step]) -> nn.Sequential:
             case "normalize":
                 modules.append(Normalized(Normalize(**settings)))
             case "resize":
-                modules.append(Resized(Resize(**settings)))
+                modules.append(Resize(**settings))
+            case "encode":
+                modules.append(Encode(**settings))
             case other:
                 raise ValueError(f"unknown step {other!r}")
     return nn.Sequential(*modules)
@@ -206,7 +196,7 @@ class Normalize:
         return scale_and_shift(batch, *self._constants[key])
 
 
-class Resize:
+class Resize(nn.Module):
     """Scale images to a square of another size, bilinear with antialiasing.
 
     Args:
@@ -214,15 +204,52 @@ class Resize:
     """
 
     def __init__(self, size: int) -> None:
+        super().__init__()
         check_range("Resize.size", size, least=1, why=" pixels")
         self.size = size
         self.steps: list[Step] = [{"step": "resize", "size": size}]
 
-    def __call__(self, images: Tensor) -> Tensor:
+    @override
+    def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) floating point to (B, C, size, size)."""
         if images.shape[-2:] == (self.size, self.size):
             return images
         return F.interpolate(images, (self.size, self.size), mode="bilinear", antialias=True)
+
+
+class Encode(nn.Module):
+    """A table's rows as inputs: the numbers in their order, then in the columns' order indicators and categories.
+
+    A number with a `fill` has an indicator: 1 where it is missing (NaN), else 0. A category's cell is the position of
+    its level, or any other number; its inputs are 1 or 0 for each level and, last, for everything else.
+
+    Args:
+        features: Names of the stored columns, in order.
+        fill: By feature, the number in place of a missing one; null keeps NaN.
+        levels: By feature, the levels of a category; null of a number.
+    """
+
+    def __init__(
+        self, features: Sequence[str], fill: Sequence[float | None], levels: Sequence[Sequence[str] | None]
+    ) -> None:
+        super().__init__()
+        self.steps: list[Step] = [{"step": "encode", "features": features, "fill": fill, "levels": levels}]
+        self._columns = list(zip(fill, levels, strict=True))
+        marks = (fill is not None if names is None else len(names) + 1 for fill, names in self._columns)
+        self.width = sum(names is None for names in levels) + sum(marks)
+
+    @override
+    def forward(self, batch: Tensor) -> Tensor:
+        """(B, features), floating point, to float64 of shape (B, width)."""
+        numbers, marks = list[Tensor](), list[Tensor]()
+        for column, (fill, names) in zip(batch.double().split(1, dim=1), self._columns, strict=True):
+            if names is not None:
+                is_level = column == torch.arange(len(names), device=batch.device)
+                marks += [is_level, ~is_level.any(dim=1, keepdim=True)]
+                continue
+            numbers.append(column if fill is None else column.masked_fill(column.isnan(), fill))
+            marks += [] if fill is None else [column.isnan()]
+        return torch.cat([*numbers, *(mark.double() for mark in marks)], dim=1)
 
 
 class InTurn:
@@ -232,7 +259,7 @@ class InTurn:
         transforms: The transforms, in order, each with its ``steps``.
     """
 
-    def __init__(self, *transforms: Normalize | Resize) -> None:
+    def __init__(self, *transforms: Normalize | Resize | Encode) -> None:
         self.transforms: tuple[Callable[[Tensor], Tensor], ...] = transforms
         self.steps = [step for transform in transforms for step in transform.steps]
 
