@@ -97,7 +97,7 @@ CODE_LINES = {
     "lit_fed/command": 1_770,
     "lit_fed/data": 6_610,
     "lit_fed/engine": 9_050,
-    "lit_fed/federation": 6_490,
+    "lit_fed/federation": 6_510,
     "lit_fed/handover": 450,
     "lit_fed/losses": 100,
     "lit_fed/methods": 4_030,
