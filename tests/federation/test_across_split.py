@@ -114,10 +114,7 @@ def federated(folder: Path) -> Path:
         pytest.param(["-c", method("scaffold"), "--data.horizontal_flip", "true"], id="scaffold, mirrored"),
         pytest.param(["--data.crop_padding", "1", "--data.image_size", "12", "--data.val_fraction", "0"], id="resized"),
         pytest.param(["-c", method("uwa"), "--algorithm.public_size", "100"], id="public set, calibration"),
-        pytest.param(
-            ["-c", DIABETES, "--model", "Regressor", "--model.network", "mlp", "--data.partition", "Natural"],
-            id="regression",
-        ),
+        pytest.param(["-c", DIABETES, "--model", "Regressor", "--model.network", "mlp"], id="regression"),
     ],
 )
 def test_a_federation_over_split_folders_ends_in_the_simulations_bits(tmp_path: Path, more: list[str]) -> None:
