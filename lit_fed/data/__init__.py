@@ -1,7 +1,7 @@
 """Populations of clients: data sets, the partitions that cut them, and the loaders that feed the clients."""
 
 from lit_fed.data.formats.archives import ArrayFile, ClientArrays
-from lit_fed.data.formats.client_folders import ClientFolders
+from lit_fed.data.formats.client_folders import ClassFolders, ClientFolders
 from lit_fed.data.formats.csv_text import CSVText
 from lit_fed.data.formats.domains import Domains
 from lit_fed.data.formats.heart_disease import HeartDisease
@@ -68,6 +68,7 @@ __all__ = [
     "Brightness",
     "CSVText",
     "Categorical",
+    "ClassFolders",
     "ClassesPerClient",
     "ClientArrays",
     "ClientFolders",

@@ -22,6 +22,7 @@ from lit_fed.federation.node.node import Node
 from lit_fed.federation.server.federate import federate
 from lit_fed.federation.transport.grid import MemoryGrid
 from lit_fed.parsing import Parser
+from tests.data.formats.test_table_gaps import FEATURES, WARDS, patients
 from tests.methods.run_methods import CONFIGS
 from tests.support import ROOT, assert_same, rows, saved_weights, small_disk
 
@@ -129,6 +130,21 @@ def test_a_federation_over_split_folders_ends_in_the_simulations_bits(tmp_path: 
         assert {key: deployed[key] for key in simulated.keys() - timed} == {
             key: simulated[key] for key in simulated.keys() - timed
         }
+
+
+def test_a_table_with_gaps_and_categories_is_split_into_inputs(tmp_path: Path) -> None:
+    """The folders hold what the network sees before it is scaled, without NaN."""
+    path = patients(tmp_path)
+    words = [*QUICKSTART[:2], *("--data", "Table", "--data.path", str(path), "--data.target", "ill"), *SMALL]
+    words += ["--data.client", "site", "--data.features", str(FEATURES), "--data.impute", "median"]
+    words += ["--data.levels", str({"ward": WARDS}), "--model.network", "mlp", "--data.partition", "Natural"]
+    main(["fit", *words, "--trainer.default_root_dir", str(tmp_path / "one")])
+    split(words, tmp_path / "split")
+    with np.load(tmp_path / "split" / "client_1" / "client_1" / "data.npz") as arrays:
+        assert arrays["x_train"].shape[1:] == (9,)
+        assert np.isfinite(arrays["x_train"]).all()
+    one = tmp_path / "one" / "lightning_logs" / "version_0"
+    assert_same(saved_weights(one), saved_weights(federated(tmp_path / "split")))
 
 
 def test_a_federation_over_folders_of_photographs_ends_in_the_simulations_bits(tmp_path: Path) -> None:

@@ -19,14 +19,14 @@ from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.data.loaders.tensor_loader import Loader
-from lit_fed.data.loaders.transforms import Augmentation, RandomCrop, RandomHorizontalFlip
-from lit_fed.data.partitions.csr import held_out
+from lit_fed.data.loaders.transforms import Augmentation, RandomCrop, RandomHorizontalFlip, rebuild
+from lit_fed.data.partitions.csr import IntArray, held_out
 from lit_fed.data.partitions.cut import Cut, Part, Parts, check_held_out, clients_here, cut_of_parts, joined
 from lit_fed.data.partitions.partition import Natural, Partition
 from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.census import BYTES, Scale, common_scale, on_scale, scale_of
 from lit_fed.data.population.files import Archive, check_inputs, write_archive
-from lit_fed.data.population.hooks import Batches
+from lit_fed.data.population.hooks import Batches, Subset
 from lit_fed.data.population.in_memory import ImageDataModule, TensorDataModule, channels_first
 from lit_fed.data.population.naming import ranked
 from lit_fed.data.population.targets import checked_targets, count_classes
@@ -441,7 +441,7 @@ def settings_of(data: FederatedDataModule) -> dict[str, Any]:
         raise ConfigError(f"{name} has views or a skew, which lit-fed split cannot write; split data without them")
     settings: dict[str, Any] = {
         "num_clients": data.num_clients,
-        "stored_shape": list(data.stored("train", np.zeros(1, dtype=np.int64))[0].shape[1:]),
+        "stored_shape": list(_stored(data, "train", np.zeros(1, dtype=np.int64))[0].shape[1:]),
         "num_classes": data.num_classes,
         "target_shape": list(data.output_shape) if data.num_classes is None else None,
         "class_names": data.class_names,
@@ -455,7 +455,7 @@ def _preprocessing(data: TensorDataModule, name: str) -> dict[str, Any]:
     match data.preprocessing():
         case [] if data.stored("train", np.zeros(1, dtype=np.int64))[0].dtype.kind == "f":
             return {"max_value": 1.0}
-        case [{"step": "normalize", **normalize}]:
+        case [{"step": "normalize", **normalize}] | [{"step": "encode"}, {"step": "normalize", **normalize}]:
             return dict(normalize)
         case [{"step": "normalize", **normalize}, {"step": "resize", "size": size}]:
             return {**normalize, "image_size": size}
@@ -477,20 +477,27 @@ def _augmentation(data: TensorDataModule, name: str) -> dict[str, Any]:
     return settings
 
 
+def _stored(data: TensorDataModule, subset: Subset, rows: IntArray) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Stored samples, of tables with missing numbers and levels as inputs."""
+    x, y = data.stored(subset, rows)
+    encode = [step for step in data.preprocessing() or [] if step["step"] == "encode"]
+    return (rebuild(encode)(torch.from_numpy(x)).numpy() if encode else x), y
+
+
 def write_folders(data: TensorDataModule, folder: Path) -> None:
     """Write a folder per client, ``client_<id>/data.npz``, ``server`` and, for a public set, ``public``."""
     cut = data._ready
     for client_id in range(data.num_clients):
-        parts = {"train": data.stored("train", cut.train[client_id])}
+        parts = {"train": _stored(data, "train", cut.train[client_id])}
         if data.has_val:
-            parts["val"] = data.stored("train", cut.val[client_id])
+            parts["val"] = _stored(data, "train", cut.val[client_id])
         if data.has_calibration:
-            parts["calibration"] = data.stored("train", cut.calibration[client_id])
-        parts["test"] = data.stored("test", cut.shared_test[cut.test[client_id]])
+            parts["calibration"] = _stored(data, "train", cut.calibration[client_id])
+        parts["test"] = _stored(data, "test", cut.shared_test[cut.test[client_id]])
         _write(folder / f"client_{client_id}", parts)
-    _write(folder / "server", {"test": data.stored("test", cut.shared_test)})
+    _write(folder / "server", {"test": _stored(data, "test", cut.shared_test)})
     if data.has_public:
-        _write(folder / "public", {"public": data.stored("train", cut.public)})
+        _write(folder / "public", {"public": _stored(data, "train", cut.public)})
 
 
 def _write(folder: Path, parts: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]) -> None:

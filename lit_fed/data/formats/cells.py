@@ -15,6 +15,8 @@ from torch import Tensor
 from lit_fed.data.formats.csv_text import Encode, token_ids
 from lit_fed.errors import ConfigError, reason
 
+NUMBERS = ", or write a table's numbers to Parquet for Table, whose data.impute replaces missing ones"
+"""The end of a line about a missing cell."""
 Content = Literal["images", "audio", "text", "numbers", "arrays"]
 Reader = Callable[[Mapping[str, Any], str], Tensor]
 """Reads the inputs of a row, given its cells by column, and its place for errors."""
@@ -37,7 +39,7 @@ def content_of(feature: Any) -> Content | None:
 def filled(row: Mapping[str, Any], column: str, place: str) -> Any:
     """A cell; raise `ConfigError` if it is empty."""
     if row[column] is None:
-        raise ConfigError(f"{place}: {column!r} is empty; correct or remove the row")
+        raise ConfigError(f"{place}: {column!r} is empty; correct or remove the row{NUMBERS}")
     return row[column]
 
 
@@ -119,5 +121,5 @@ def _finite(values: NDArray[np.float64], place: str) -> Tensor:
     with np.errstate(over="ignore"):
         narrow = values.astype(np.float32)
     if not np.isfinite(narrow).all():
-        raise ConfigError(f"{place} holds NaN or infinity; correct or remove it")
+        raise ConfigError(f"{place} holds NaN or infinity; correct or remove it{NUMBERS}")
     return torch.from_numpy(values)

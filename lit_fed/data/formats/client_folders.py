@@ -65,7 +65,7 @@ class ClientFolders(Source, DecodedImages):
         root = Path(self.root)
         if not root.is_dir():
             raise ConfigError(f"{root} is not a folder; set data.root to the folder that holds one folder per client")
-        clients = _folders(root)
+        clients = _folders(root) if self.names_clients else [root]
         if not clients:
             raise ConfigError(f"{root} holds no client folders; put images in {root}/<client>/<class>/")
         layouts = {client.name: _is_split(client) for client in clients}
@@ -75,7 +75,7 @@ class ClientFolders(Source, DecodedImages):
         is_split = next(iter(layouts.values()))
         found: dict[str, list[tuple[str, str, int]]] = {"train": [], "test": []}
         names = set[str]()
-        left_out = _files(root)
+        left_out = _files(root) if self.names_clients else []
         for owner, client in enumerate(clients):
             left_out += _files(client)
             before = sum(map(len, found.values()))
@@ -100,15 +100,25 @@ class ClientFolders(Source, DecodedImages):
         remark_left_out(root, left_out, count, IMAGES)
         if strange := set(there).difference(self._names_given or there):
             raise ConfigError(f"{root} has a class folder {min(strange)}, which data.class_names does not name; add it")
-        train, test = (_columns(part, there, [client.name for client in clients], root) for part in found.values())
+        owners = [client.name for client in clients if self.names_clients]
+        train, test = (_columns(part, there, owners, root) for part in found.values())
         return replace(train, test=test) if is_split else train
+
+
+class ClassFolders(ClientFolders):
+    """Images without clients in ``<root>/<class>/*.png``, or split in ``<root>/{train,test}/<class>/*.png``.
+
+    A `partition` cuts them into clients, by default `IID`. All else is as in `ClientFolders`.
+    """
+
+    names_clients = False
 
 
 def _columns(images: list[tuple[str, str, int]], classes: list[str], clients: list[str], root: Path) -> Columns:
     """Images, each with its class and the position of its client."""
     paths, labels, owners = ([image[place] for image in images] for place in range(3))
     y, named = Categorical(classes, numbered(labels, classes)), Categorical(clients, np.array(owners, dtype=np.int64))
-    return Columns(np.array(paths, dtype=object), y, named, source=str(root))
+    return Columns(np.array(paths, dtype=object), y, named if clients else None, source=str(root))
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -32,11 +32,13 @@ class CSVText(TensorSource):
     punctuation mark, and its id a hash: no vocabulary to keep, and no download.
 
     Args:
-        train_file: The training set in `root`, plain or gzipped (``.gz``).
+        train_file: The training set in `root`, plain or gzipped; without the file of this name, the same with ``.gz``
+            or without it.
         test_file: The test set.
         header: Whether the first row names the columns.
         label_column: The label's column, by name or position.
         text_columns: The text's columns, joined with a space.
+        client_column: The column of each text's client; the partition is then `Natural`. Null without clients.
         first_label: The smallest label; Yahoo Answers counts from 1.
         num_classes: Number of classes; null for the largest training label + 1.
         length: Tokens per text.
@@ -55,6 +57,7 @@ class CSVText(TensorSource):
         header: bool = True,
         label_column: int | str = "label",
         text_columns: Sequence[int | str] = ("text",),
+        client_column: int | str | None = None,
         first_label: int = 0,
         num_classes: int | None = None,
         length: int = 64,
@@ -62,14 +65,15 @@ class CSVText(TensorSource):
         tokenizer: str | None = None,
         **kwargs: Any,
     ) -> None:
+        self.names_clients = client_column is not None
         super().__init__(test_fraction=0.2, class_names=None, **kwargs)  # no settings: there is a file of test samples
         check_range("data.length", length, least=1, most=_MOST)
         check_range("data.vocab_size", vocab_size, least=2, most=_MOST)
         if not text_columns:
             raise ConfigError("data.text_columns is empty; name at least one column")
-        self._files = {"train": Path(self.root) / train_file, "test": Path(self.root) / test_file}
+        self._files = {"train": _found(Path(self.root) / train_file), "test": _found(Path(self.root) / test_file)}
         self._header = header
-        self._columns: list[Column] = [label_column, *text_columns]
+        self._columns: list[Column] = [label_column, *([] if client_column is None else [client_column]), *text_columns]
         self._first_label = first_label
         self._num_classes_given = num_classes
         self.length, self.vocab_size = length, vocab_size
@@ -92,25 +96,28 @@ class CSVText(TensorSource):
         return replace(train, test=test, source=str(self._files["train"].parent))
 
     def _encoded(self, path: Path, encode: Encode) -> Columns:
-        labels, tokens = [], []
-        for label, text in self._rows(path):
-            labels.append(label)
-            tokens.append(token_ids(text, encode, self.vocab_size, self.length))
+        labels, clients, tokens = [], [], []
+        for line, (label, *cells) in self._rows(path):
+            labels.append(self._label(label, f"{path}, line {line}"))
+            clients += [cells.pop(0).strip()] if self.names_clients else []
+            if clients and not clients[-1]:
+                raise ConfigError(f"{path}, line {line} has no client; correct or remove the row")
+            tokens.append(token_ids(" ".join(cells), encode, self.vocab_size, self.length))
         if not labels:
             raise ConfigError(f"{path} holds no texts; give one per row")
-        return Columns(np.stack(tokens), np.asarray(labels, dtype=np.int64))
+        return Columns(np.stack(tokens), np.asarray(labels, dtype=np.int64), clients or None)
 
-    def _rows(self, path: Path) -> Iterator[tuple[int, str]]:
-        """Label, counted from 0, and text of each row."""
+    def _rows(self, path: Path) -> Iterator[tuple[int, list[str]]]:
+        """Line and cells of each row: label, client if there is one, and texts."""
         if not path.is_file():
             raise ConfigError(f"{path} does not exist; set data.root to the folder of the CSV files")
         rows = csv_rows(path)
         names = next(rows, (1, []))[1] if self._header else None
-        label, *texts = (_position(column, names, path) for column in self._columns)
+        places = [_position(column, names, path) for column in self._columns]
         for line, row in rows:
-            if len(row) <= max(label, *texts):
+            if len(row) <= max(places):
                 raise ConfigError(f"{path}, line {line} has {len(row)} columns; correct the row")
-            yield self._label(row[label], f"{path}, line {line}"), " ".join(row[text] for text in texts)
+            yield line, [row[place] for place in places]
 
     def _label(self, text: str, where: str) -> int:
         try:
@@ -135,16 +142,22 @@ def hash_words(text: str, vocab_size: int, length: int) -> list[int]:
     return [1 + zlib.crc32(word.encode()) % (vocab_size - 1) for word in words]
 
 
+def _found(path: Path) -> Path:
+    """A file, or its gzipped or plain twin if that alone exists."""
+    twin = path.with_suffix("") if path.suffix == ".gz" else path.with_name(f"{path.name}.gz")
+    return twin if twin.is_file() and not path.is_file() else path
+
+
 def _position(column: Column, names: list[str] | None, path: Path) -> int:
     if isinstance(column, int):
         if column < 0:
-            raise ConfigError(f"data.text_columns or data.label_column is {column}; positions count from 0")
+            raise ConfigError(f"data.text_columns, label_column or client_column is {column}; positions count from 0")
         return column
     if names is None or column not in names:
         known = "no header" if names is None else ", ".join(names) or "nothing"
         raise ConfigError(
-            f"{path} has no column {column!r} ({known}); set data.label_column and data.text_columns, by position "
-            "if data.header is false"
+            f"{path} has no column {column!r} ({known}); set data.label_column, data.client_column and "
+            "data.text_columns, by position if data.header is false"
         )
     return names.index(column)
 

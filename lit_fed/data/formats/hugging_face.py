@@ -39,7 +39,7 @@ from lit_fed.data.partitions.partition import Partition
 from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.dataset_module import DecodedImages
 from lit_fed.data.population.naming import in_order
-from lit_fed.data.population.source import MANY_CLASSES, Categorical, Columns, Source, check_classes, check_roles
+from lit_fed.data.population.source import Categorical, Columns, Source, check_classes, check_few, check_roles
 from lit_fed.data.population.targets import checked_targets, remark_merged
 from lit_fed.errors import ConfigError, reason
 from lit_fed.printing import counted
@@ -375,11 +375,8 @@ class HuggingFace(Source, DecodedImages):
         if self._names_given is not None and known is not None and self._names_given != known:
             raise ConfigError(f"data.class_names is {self._names_given}, and {column!r} has {known}; leave it out")
         names = train.names if train is not None else self._names_given or known or in_order(classes.names)
-        if self._kind is None and known is None and len(names) > max(MANY_CLASSES, len(self._tables["train"]) // 2):
-            raise ConfigError(
-                f"{where}: {column!r} has {len(names)} different values, too many for classes; set data.kind to "
-                "numbers for a regression, or to classes to confirm them"
-            )
+        if self._kind is None and known is None:
+            check_few(names, len(self._tables["train"]), f"{where}: {column!r}")
         check_classes(classes.names, names, f"{where}, {column!r}")
         return classes.among(names)
 

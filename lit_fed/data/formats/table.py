@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,14 +13,15 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_fed.checks import check_range
-from lit_fed.data.formats.table_file import ENDINGS, Notation, TableFile, is_table, read_table
-from lit_fed.data.loaders.transforms import Normalize
+from lit_fed.data.formats.table_file import ENDINGS, FEATURES, Notation, TableFile, is_table, read_table
+from lit_fed.data.loaders.transforms import Encode, InTurn, Normalize
 from lit_fed.data.partitions.cut import Part, Parts, joined
 from lit_fed.data.partitions.partition import Partition
+from lit_fed.data.population.features import Features, Impute, in_turn
 from lit_fed.data.population.figures import figures_instead_of
 from lit_fed.data.population.files import NewInputs, is_arrays
-from lit_fed.data.population.naming import numbered
-from lit_fed.data.population.source import MANY_CLASSES, Columns, TensorSource, check_classes, check_roles
+from lit_fed.data.population.naming import in_order, numbered
+from lit_fed.data.population.source import Columns, TensorSource, check_classes, check_few, check_roles
 from lit_fed.data.population.targets import quantile_strata
 from lit_fed.data.population.views import viewed
 from lit_fed.data.remarks import is_hidden, remark, remark_left_out
@@ -38,6 +40,10 @@ class Table(TensorSource):
     whole numbers is a class, named as in the file; classes are in numerical or alphabetical order. Other numbers are
     the targets of a regression. Under `trainer.privacy` all of this must be set.
 
+    A feature of `levels` is a category: an input for each level, 1 or 0, and a last one for other and empty cells. A
+    missing number (an empty cell, or ``NA``, ``N/A``, ``NaN``, ``null``, ``None``) is replaced as `impute` says, and a
+    further input is 1 where it is missing, else 0. Neither kind of input is standardised.
+
     Without `features` a line names the features found, and a column of whole numbers that differs in every row, or
     counts the rows of every file, is refused as an identifier.
 
@@ -51,9 +57,12 @@ class Table(TensorSource):
         kind: ``classes`` or ``numbers``, if whole numbers are not classes or other numbers are.
         class_names: The classes in their order; null for the training rows' classes.
         strata: Number of strata by the first target of a regression, for partitions to cut by.
-        standardise: Whether to shift and scale features.
-        mean: Shift of each feature, in the features' order; null for the mean of the training rows.
-        std: Scale of each feature; null for the standard deviation of the training rows.
+        impute: Number in place of a missing one by feature; or ``median``, that of all clients' training rows for each
+            feature with gaps; null refuses gaps.
+        levels: Levels of each feature that is a category, as in the file.
+        standardise: Whether to shift and scale numbers.
+        mean: Shift of each number, in the features' order; null for the mean of the training rows.
+        std: Scale of each number; null for the standard deviation of the training rows.
         normalize: File of ``lit-fed statistics``, whose means and standard deviations take the place of `mean` and
             `std`.
         partition: Cuts the rows into clients; null for the file's own clients, `Natural`, or else `IID`.
@@ -80,6 +89,8 @@ class Table(TensorSource):
         kind: Kind | None = None,
         class_names: list[str] | None = None,
         strata: int | None = None,
+        impute: Impute | None = None,
+        levels: dict[str, list[str]] | None = None,
         standardise: bool = True,
         mean: list[float] | None = None,
         std: list[float] | None = None,
@@ -95,6 +106,7 @@ class Table(TensorSource):
         check_roles("features", features, self.target_names, client)
         self._single, self._features_given, self._client = isinstance(target, str), features, client
         self._strata, self._standardise = strata, standardise
+        self.features, self.fills_missing = Features(impute, levels), impute is not None
         self._figures = figures_instead_of(normalize, mean, std)
         if (mean is not None or normalize is not None) and not standardise:
             given = "mean" if normalize is None else "normalize"
@@ -107,9 +119,14 @@ class Table(TensorSource):
 
     @property
     def feature_names(self) -> list[str]:
-        """The features' columns, in the order of the network's inputs."""
+        """The features' columns, in the order of the stored inputs."""
         _ = self.columns
         return self._feature_names
+
+    @property
+    @override
+    def input_shape(self) -> tuple[int, ...]:
+        return super().input_shape if self._encode is None else (self._encode.width,)
 
     @override
     def own_clients_are(self) -> tuple[str, str]:
@@ -126,6 +143,8 @@ class Table(TensorSource):
                 "data.standardise takes mean and deviation over all clients' rows; give data.mean and data.std, or set "
                 "it to false"
             )
+        if self.features.has_medians:
+            return "data.impute takes medians over all clients' rows; give a number for each column"
         if self._kind_given != "numbers" and self._names_given is None:
             return "data.class_names are read off all clients' rows; give them, or set data.kind to numbers"
         if self._strata is not None:
@@ -135,8 +154,20 @@ class Table(TensorSource):
         return None
 
     @override
-    def normalization(self) -> Normalize:
-        return Normalize(*self._scale_of(self.columns.x), max_value=1.0)
+    def normalization(self) -> Normalize | InTurn:
+        return in_turn(self._encode, *self._scale_of(self.columns.x))
+
+    @cached_property
+    def gaps(self) -> list[str]:
+        """Features of which a number is missing in a training or test row."""
+        assert self.columns.test is not None
+        missing = np.isnan(self.columns.x).any(axis=0) | np.isnan(self.columns.test.x).any(axis=0)
+        return [name for name, is_gap in zip(self._feature_names, missing.tolist(), strict=True) if is_gap]
+
+    @cached_property
+    def _encode(self) -> Encode | None:
+        """The step from stored features to inputs; None if they are the same."""
+        return self.features.encoding(self.feature_names, self.gaps, self.columns.x)
 
     @override
     def load_arrays(self) -> Parts:
@@ -155,7 +186,7 @@ class Table(TensorSource):
         if is_arrays(path):
             return super().new_inputs(path)
         file = read_table(path)
-        x = torch.from_numpy(self.read_features(file, "data.features"))
+        x = torch.from_numpy(self.read_features(file))
         if not set(self.target_names) <= file.cells.keys():
             return NewInputs(viewed(self._loader_of(x, torch.zeros(len(x))), lambda batch: batch[0]))
         y = self._targets(file, self.class_names is not None)
@@ -173,6 +204,9 @@ class Table(TensorSource):
         self._feature_names = self._features_of(first)
         if self._features_given is None:
             self._check_identifiers([file for file, _ in files])
+        self.features.check(self._feature_names, FEATURES)
+        if self.keeps_missing:
+            self._find_levels([file for file, _ in files])
         kind = self._kind_given
         is_class = kind == "classes" or (kind is None and self._is_class([file for file, _ in files]))
         if is_class and not self._single:
@@ -181,11 +215,8 @@ class Table(TensorSource):
                 "numbers or texts there; name one column, or set data.kind to numbers"
             )
         whole, test = self._rows(files, is_class, self._path), None
-        if is_class and kind is None and len(whole.y.names) > max(MANY_CLASSES, len(whole) // 2):
-            raise ConfigError(
-                f"{self._path}: {self.target_names[0]} has {len(whole.y.names)} different values in {len(whole)} rows, "
-                "too many for classes; set data.kind to numbers for a regression, or to classes to confirm them"
-            )
+        if is_class and kind is None:
+            check_few(whole.y.names, len(whole), f"{self._path}: {self.target_names[0]}")
         if self._test_path is not None:
             test = self._rows(self._files(self._test_path, "data.test_path"), is_class, self._test_path)
             known = set() if whole.clients is None else set(whole.clients.names)
@@ -229,19 +260,30 @@ class Table(TensorSource):
 
     def _check_identifiers(self, files: list[TableFile]) -> None:
         """Refuse whole numbers that identify a row."""
+        may_have_gaps = self.keeps_missing or self.fills_missing
         for name in self._feature_names:
-            cells = [file.raw(name, "data.features").tolist() for file in files]
+            given = [file.given(name, FEATURES)[1] for file in files] if may_have_gaps else files
+            cells = [file.raw(name, FEATURES).tolist() for file in given]
             if len({cell for values in cells for cell in values}) == sum(map(len, cells)):
                 does = "differs in every row"
             elif len(files) > 1 and all(map(_counts, cells)):
                 does = "counts the rows of every file"
             else:
                 continue
-            if all(file.notations(name, "data.features").keys() == {"whole"} for file in files):
+            if all(file.notations(name, FEATURES).keys() == {"whole"} for file in given):
                 raise ConfigError(
                     f"{files[0].path}: {name!r} is a whole number that {does}, as an identifier does; name the "
                     "features in data.features, with it if it is a measurement"
                 )
+
+    def _find_levels(self, files: list[TableFile]) -> None:
+        """Take the texts of features as levels, for statistics."""
+        for name in self._feature_names:
+            if name not in self.features.levels and any(file.is_category(name, FEATURES) for file in files):
+                texts = [text for file in files for text in file.given(name, FEATURES)[1].texts(name, FEATURES)]
+                levels = self.features.levels[name] = in_order(texts)
+                check_few(levels, len(texts), f"{self._path}: {name}", f"levels; leave it out of {FEATURES}")
+                remark(f"{self._path}: {name} is a category of {counted(len(levels), 'level')} (data.levels)")
 
     def _is_class(self, files: list[TableFile]) -> bool:
         """Whether the target is a class, by its notation in the files."""
@@ -265,7 +307,7 @@ class Table(TensorSource):
             clients = None if owner is None else np.full(len(file), owner, dtype=object)
             if self._client is not None:
                 clients = np.array(file.texts(self._client, "data.client"), dtype=object)
-            x = self.read_features(file, "data.features")
+            x = self.read_features(file)
             rows.append(Part(x, self._targets(file, is_class), clients))
         whole = joined(rows)
         return Columns(whole.x, whole.y, whole.clients, source=str(path))
@@ -277,34 +319,45 @@ class Table(TensorSource):
         y = np.stack([file.numbers(name, "data.target") for name in self.target_names], axis=1)
         return y[:, 0] if self._single else y
 
-    def read_features(self, file: TableFile, setting: str) -> NDArray[np.float64]:
-        """The stored features of a file's rows, shape (n, number of features); errors name the `setting`.
+    def read_features(self, file: TableFile) -> NDArray[np.float64]:
+        """The stored features of a file's rows, shape (n, number of features): numbers, and codes of levels.
 
         Raises:
             ConfigError: A column is missing, or a cell is not a number.
         """
-        x = np.empty((len(file), len(self._feature_names)))
+        x = np.full((len(file), len(self._feature_names)), np.nan)
         for place, name in enumerate(self._feature_names):
-            x[:, place] = file.numbers(name, setting, self.keeps_missing)
+            levels, rows, given = self.features.levels.get(name), np.arange(len(file)), file
+            if levels is not None or self.keeps_missing or self.features.keeps_missing(name):
+                rows, given = file.given(name, FEATURES, levels or ())
+            if levels is None:
+                x[rows, place] = given.numbers(name, FEATURES)
+            else:
+                x[:, place] = -1
+                x[rows, place] = numbered(given.texts(name, FEATURES), levels)
         return x
 
     def _scale_of(self, x: NDArray[np.float64]) -> tuple[list[float], list[float]]:
-        """Mean and standard deviation of each feature; 0 and 1 without `standardise`."""
-        width = x.shape[1]
+        """Mean and standard deviation of the numbers that are not missing; 0 and 1 without `standardise`."""
+        numbers = [place for place, name in enumerate(self._feature_names) if name not in self.features.levels]
+        width = len(numbers)
         if self._figures is not None:
-            return self._figures.of_inputs(self._feature_names)
+            return self._figures.of_inputs([self._feature_names[place] for place in numbers])
         if self._scale_given is not None:
             for name, values in zip(("mean", "std"), self._scale_given, strict=True):
                 if len(values) != width:
-                    raise ConfigError(f"data.{name} has {len(values)} values for {width} features; give one each")
+                    what = "features" if width == x.shape[1] else "features that are numbers"
+                    raise ConfigError(f"data.{name} has {len(values)} values for {width} {what}; give one each")
             return self._scale_given
         if not self._standardise:
             return [0.0] * width, [1.0] * width
-        mean, deviation = x[0].copy(), np.empty(width)
-        for place in range(width):  # from the first row on, as sums of large numbers are rounded
-            apart = x[:, place] - x[0, place]
-            mean[place] += apart.mean()
-            deviation[place] = spread if (spread := apart.std()) > 0 else 1.0  # also of missing numbers
+        mean, deviation = np.zeros(width), np.ones(width)
+        for place, column in enumerate(numbers):
+            given = x[~np.isnan(x[:, column]), column]
+            if len(given):  # from the first one on, as sums of large numbers are rounded
+                apart = given - given[0]
+                mean[place] = given[0] + apart.mean()
+                deviation[place] = apart.std() or 1.0
         return mean.tolist(), deviation.tolist()
 
 

@@ -19,10 +19,14 @@ from lit_fed.errors import ConfigError
 
 Notation = Literal["whole", "decimal", "number", "text"]
 """Form of a cell: ``7``, ``7.0``, ``7.5``, or anything else."""
+FEATURES = "data.features"
+"""The setting of columns in which numbers may be missing, and which may be categories."""
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 _LARGEST = float(np.finfo(np.float32).max)
 _MISSING = ("", "na", "n/a", "nan", "null", "none")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_DATE = re.compile(r"\d{4}[-/.]\d\d?[-/.]\d\d?([T ].*)?|\d\d?[-/.]\d\d?[-/.](\d{4}|\d\d)( .*)?")
+_WRITES = "(lit-fed statistics --write finds them)"
 
 
 @dataclass(frozen=True)
@@ -72,13 +76,27 @@ class TableFile:
             return [text if _WHOLE.fullmatch(text) else str(int(float(text))) for text in texts]
         return texts
 
-    def numbers(self, name: str, setting: str, keeps_missing: bool = False) -> NDArray[np.float64]:
-        """A column as numbers; with `keeps_missing`, NaN where a cell is empty or says that it is missing."""
+    def given(self, name: str, setting: str, levels: Sequence[str] = ()) -> tuple[NDArray[np.int64], TableFile]:
+        """Rows of a column that are not missing (empty, or such as ``NA`` and no level), and their cells alone."""
         column = self.raw(name, setting)
-        if keeps_missing and column.dtype.kind == "O":
-            cells = [np.nan if str(cell).strip().lower() in _MISSING else cell for cell in column.tolist()]
-            column = np.array(cells, dtype=object)
-        if column.dtype.kind not in "biufO":
+        cells = [str(cell).strip() for cell in column.tolist()]
+        rows = np.flatnonzero([cell.lower() not in _MISSING or cell in levels for cell in cells])
+        return rows, TableFile(self.path, {name: column[rows]}, lambda row: self.place(int(rows[row])))
+
+    def is_category(self, name: str, setting: str) -> bool:
+        """Whether a column has texts and no number; raise `ConfigError` if the texts are dates."""
+        cells = [str(cell).strip() for cell in self.given(name, setting)[1].cells[name].tolist()]
+        if cells and (self.cells[name].dtype.kind == "M" or all(map(_DATE.fullmatch, cells))):
+            raise ConfigError(
+                f"{self.path}: {name} holds dates, such as {cells[0][:40]!r}; write a number in their place, such as "
+                f"days since admission, or leave the column out of {setting}"
+            )
+        return self.cells[name].dtype.kind == "O" and bool(cells) and not any(map(_is_number, cells))
+
+    def numbers(self, name: str, setting: str) -> NDArray[np.float64]:
+        """A column as numbers."""
+        column = self.raw(name, setting)
+        if column.dtype.kind not in "biufO" and not self.is_category(name, setting):
             raise ConfigError(f"{self.path}: {name} holds {column.dtype}, and {setting} needs numbers; leave it out")
         try:
             if column.dtype.kind == "O" and not all(map(_is_spelt, column.tolist())):
@@ -86,15 +104,15 @@ class TableFile:
             numbers = column.astype(np.float64)
         except (ValueError, TypeError):
             are_numbers = [_is_number(cell) for cell in column.tolist()]
-            if not any(are_numbers):
+            if self.is_category(name, setting):
+                instead = f"its levels in data.levels {_WRITES}" if setting == FEATURES else "write numbers into it"
                 raise ConfigError(
                     f"{self.path}: {name} holds texts, such as {str(column[0])[:40]!r}, and {setting} needs numbers; "
-                    f"name other columns in {setting}, or write numbers into it"
+                    f"name other columns in {setting}, or {instead}"
                 ) from None
-            raise self._wrong(name, column, are_numbers.index(False), "a number") from None
-        told = np.abs(numbers) <= _LARGEST  # which NaN is not either
-        if len(wrong := np.flatnonzero(~(told | (keeps_missing & np.isnan(numbers))))):
-            raise self._wrong(name, column, int(wrong[0]), "a finite number of 32 bits")
+            raise self._wrong(name, column, are_numbers.index(False), "a number", setting) from None
+        if len(wrong := np.flatnonzero(~(np.abs(numbers) <= _LARGEST))):  # also of NaN
+            raise self._wrong(name, column, int(wrong[0]), "a finite number of 32 bits", setting)
         return numbers
 
     def notations(self, name: str, setting: str) -> dict[Notation, int]:
@@ -107,12 +125,12 @@ class TableFile:
             rows_by_notation.setdefault(_notation(str(cell).strip(), column.dtype.kind == "f"), row)
         return rows_by_notation
 
-    def _wrong(self, name: str, column: NDArray[Any], row: int, wanted: str) -> ConfigError:
-        cell = column.tolist()[row]
-        content = "empty" if cell is None or cell != cell or str(cell).strip() == "" else f"{str(cell)[:40]!r}"
-        return ConfigError(
-            f"{self.path}, {self.place(row)}: {name} is {content}, not {wanted}; correct or remove the row"
-        )
+    def _wrong(self, name: str, column: NDArray[Any], row: int, wanted: str, setting: str = "") -> ConfigError:
+        cell, advice = str(column.tolist()[row]).strip(), "correct or remove the row"
+        if cell.lower() in _MISSING and setting == FEATURES:
+            advice = f"set data.impute to median, or to a number for each column {_WRITES}, or correct the cell"
+        content = "empty" if cell in ("", "None", "nan") else f"{cell[:40]!r}"
+        return ConfigError(f"{self.path}, {self.place(row)}: {name} is {content}, not {wanted}; {advice}")
 
 
 def _is_number(cell: Any) -> bool:

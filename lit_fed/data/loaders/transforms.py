@@ -9,7 +9,7 @@ move to the device once per epoch, so that no step waits for the host, and pictu
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,36 +21,6 @@ from lit_fed.arguments import Checked
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 
-__all__ = ["Normalized", "Resized", "rebuild"]
-
-
-class Normalized(nn.Module):
-    """`Normalize` as a module."""
-
-    def __init__(self, normalize: Normalize) -> None:
-        super().__init__()
-        self._is_wide = normalize.is_wide
-        for name in ("scale", "shift", "factor", "centre"):
-            self.register_buffer(name, getattr(normalize, name))
-
-    def forward(self, batch: Tensor) -> Tensor:
-        """(B, C, …), uint8 or floating point, to float32 of the same shape."""
-        shape = (-1,) + (1,) * (batch.dim() - 2)
-        names = ("factor", "centre") if self._is_wide(batch.dtype) else ("scale", "shift")
-        return scale_and_shift(batch, *(self.get_buffer(name).reshape(shape) for name in names))
-
-
-class Resized(nn.Module):
-    """`Resize` as a module."""
-
-    def __init__(self, resize: Resize) -> None:
-        super().__init__()
-        self.resize = resize
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) floating point to (B, C, size, size)."""
-        return self.resize(images)
-
 
 def rebuild(steps: Sequence[Step]) -> nn.Sequential:
     """Steps as one module; no steps are the identity.
@@ -58,16 +28,12 @@ def rebuild(steps: Sequence[Step]) -> nn.Sequential:
     Raises:
         TypeError: A step is unknown or malformed; also KeyError, ValueError and ConfigError.
     """
-    modules: list[nn.Module] = []
+    kinds: dict[str, type[nn.Module]] = {"normalize": Normalize, "resize": Resize, "encode": Encode}
+    modules = list[nn.Module]()
     for step in steps:
-        settings: dict[str, Any] = {key: value for key, value in step.items() if key != "step"}
-        match step["step"]:
-            case "normalize":
-                modules.append(Normalized(Normalize(**settings)))
-            case "resize":
-                modules.append(Resized(Resize(**settings)))
-            case other:
-                raise ValueError(f"unknown step {other!r}")
+        if step["step"] not in kinds:
+            raise ValueError(f"unknown step {step['step']!r}")
+        modules.append(kinds[step["step"]](**{key: value for key, value in step.items() if key != "step"}))
     return nn.Sequential(*modules)
 
 
@@ -160,7 +126,7 @@ class Augmentation(RandomTransform):
         return images
 
 
-class Normalize:
+class Normalize(nn.Module):
     """Values to [0, 1] by dividing by `max_value`, then (value − mean)/std per channel; the result is float32.
 
     Values of more than 24 bits are shifted and scaled in float64, and so are all values where float32 could lose more
@@ -172,7 +138,10 @@ class Normalize:
         max_value: Stored value that stands for 1: 255 for bytes, 1 for values in use as they are.
     """
 
+    scale: Tensor
+
     def __init__(self, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,), max_value: float = 255.0) -> None:
+        super().__init__()
         if any(not value > 0 for value in std):
             raise ConfigError(f"Normalize.std is {list(std)}; every value must be above 0")
         if len(mean) != len(std):
@@ -183,30 +152,29 @@ class Normalize:
         # On the CPU also while a network is made without values.
         wide_mean, wide_std = (torch.tensor(values, dtype=torch.float64, device="cpu") for values in (mean, std))
         self._identity = max_value == 1.0 and set(mean) == {0.0} and set(std) == {1.0}
-        self.factor, self.centre = 1.0 / (wide_std * max_value), wide_mean * max_value
-        self.scale, self.shift = self.factor.float(), (-wide_mean / wide_std).float()
+        wide = {"factor": 1.0 / (wide_std * max_value), "centre": wide_mean * max_value}
+        narrow = {"scale": wide["factor"].float(), "shift": (-wide_mean / wide_std).float()}
+        for name, constant in (narrow | wide).items():
+            self.register_buffer(name, constant)
         self._is_far = any(abs(one) > _FAR * by for one, by in zip(mean, std, strict=True))
-        self._constants: dict[tuple[torch.device, int, bool], tuple[Tensor, Tensor]] = {}
 
     def is_wide(self, dtype: torch.dtype) -> bool:
         """Whether values of a type are shifted and scaled in float64."""
         return dtype in WIDE or self._is_far
 
-    def __call__(self, batch: Tensor) -> Tensor:
+    @override
+    def forward(self, batch: Tensor) -> Tensor:
         """(B, C, …), uint8 or floating point, to float32 of the same shape."""
         if self._identity:
             return batch.float()
-        wide = self.is_wide(batch.dtype)
-        key = (batch.device, batch.dim(), wide)
-        if key not in self._constants:
-            shape = (-1,) + (1,) * (batch.dim() - 2)
-            constants = (self.factor, self.centre) if wide else (self.scale, self.shift)
-            # Two tensors, though mypy sees a tuple of any length.
-            self._constants[key] = tuple(c.to(batch.device).reshape(shape) for c in constants)  # type: ignore[assignment]
-        return scale_and_shift(batch, *self._constants[key])
+        if self.scale.device != batch.device:
+            self.to(batch.device)
+        names = ("factor", "centre") if self.is_wide(batch.dtype) else ("scale", "shift")
+        shape = (-1,) + (1,) * (batch.dim() - 2)
+        return scale_and_shift(batch, *(self.get_buffer(name).reshape(shape) for name in names))
 
 
-class Resize:
+class Resize(nn.Module):
     """Scale images to a square of another size, bilinear with antialiasing.
 
     Args:
@@ -214,33 +182,64 @@ class Resize:
     """
 
     def __init__(self, size: int) -> None:
+        super().__init__()
         check_range("Resize.size", size, least=1, why=" pixels")
         self.size = size
         self.steps: list[Step] = [{"step": "resize", "size": size}]
 
-    def __call__(self, images: Tensor) -> Tensor:
+    @override
+    def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) floating point to (B, C, size, size)."""
         if images.shape[-2:] == (self.size, self.size):
             return images
         return F.interpolate(images, (self.size, self.size), mode="bilinear", antialias=True)
 
 
-class InTurn:
+class Encode(nn.Module):
+    """A table's rows as inputs: the numbers in their order, then in the columns' order indicators and categories.
+
+    A number with a `fill` has an indicator: 1 where it is missing (NaN), else 0. A category's cell is the position of
+    its level, or any other number; its inputs are 1 or 0 for each level and, last, for everything else.
+
+    Args:
+        features: Names of the stored columns, in order.
+        fill: By feature, the number in place of a missing one; null keeps NaN.
+        levels: By feature, the levels of a category; null of a number.
+    """
+
+    def __init__(
+        self, features: Sequence[str], fill: Sequence[float | None], levels: Sequence[Sequence[str] | None]
+    ) -> None:
+        super().__init__()
+        self.steps: list[Step] = [{"step": "encode", "features": features, "fill": fill, "levels": levels}]
+        self._columns = list(zip(fill, levels, strict=True))
+        marks = (fill is not None if names is None else len(names) + 1 for fill, names in self._columns)
+        self.width = sum(names is None for names in levels) + sum(marks)
+
+    @override
+    def forward(self, batch: Tensor) -> Tensor:
+        """(B, features), floating point, to float64 of shape (B, width)."""
+        numbers, marks = list[Tensor](), list[Tensor]()
+        for column, (fill, names) in zip(batch.double().split(1, dim=1), self._columns, strict=True):
+            if names is not None:
+                is_level = column == torch.arange(len(names), device=batch.device)
+                marks += [is_level, ~is_level.any(dim=1, keepdim=True)]
+                continue
+            numbers.append(column if fill is None else column.masked_fill(column.isnan(), fill))
+            marks += [] if fill is None else [column.isnan()]
+        return torch.cat([*numbers, *(mark.double() for mark in marks)], dim=1)
+
+
+class InTurn(nn.Sequential):
     """A sequence of deterministic transforms.
 
     Args:
         transforms: The transforms, in order, each with its ``steps``.
     """
 
-    def __init__(self, *transforms: Normalize | Resize) -> None:
-        self.transforms: tuple[Callable[[Tensor], Tensor], ...] = transforms
+    def __init__(self, *transforms: Normalize | Resize | Encode) -> None:
+        super().__init__(*transforms)
         self.steps = [step for transform in transforms for step in transform.steps]
-
-    def __call__(self, batch: Tensor) -> Tensor:
-        """Apply all transforms."""
-        for transform in self.transforms:
-            batch = transform(batch)
-        return batch
 
 
 def scale_and_shift(batch: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

@@ -54,6 +54,8 @@ class DataHooks(ABC):
     """As `pooled`, of figures that the model's settings have asked for."""
     keeps_missing = False
     """Whether missing numbers stay NaN, and others keep 64 bits; statistics set it, before anything is read."""
+    fills_missing = False
+    """Whether the preprocessing replaces missing numbers, which are stored as NaN."""
 
     # The data set; known without `setup`.
 

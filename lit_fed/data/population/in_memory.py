@@ -150,7 +150,8 @@ class TensorDataModule(FederatedDataModule):
         """
         for subset, name, part in zip(SUBSETS, ("training", "test"), (parts.train, parts.test), strict=True):
             y = part.y if self.num_classes is None else part.strata
-            self._x[subset] = _inputs(part.x, f"{name} inputs of {parts.source}", self._device, self.keeps_missing)
+            may_be_missing = self.keeps_missing or self.fills_missing
+            self._x[subset] = _inputs(part.x, f"{name} inputs of {parts.source}", self._device, may_be_missing)
             self._y[subset] = _tensor(np.asarray(y), self._device)
         x, y, normalize = self._x["train"], self._y["train"], self._pipeline[1]
         if not self.keeps_missing and normalize is not None and x.dtype in WIDE and x.ndim > 1:

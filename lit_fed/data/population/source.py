@@ -264,6 +264,15 @@ def check_classes(targets: Iterable[str], classes: Sequence[str], where: str, of
         )
 
 
+_CLASSES = "classes; set data.kind to numbers for a regression, or to classes to confirm them"
+
+
+def check_few(names: Sequence[str], rows: int, where: str, too_many_for: str = _CLASSES) -> None:
+    """Refuse a column, which `where` names, with too many different values to be a class or a level."""
+    if len(names) > max(MANY_CLASSES, rows // 2):
+        raise ConfigError(f"{where} has {len(names)} different values in {rows} rows, too many for {too_many_for}")
+
+
 def check_roles(key: str, inputs: Sequence[str] | None, targets: Sequence[str], client: str | None) -> None:
     """Refuse names of columns, of which `data.<key>` gives the inputs, that are missing or in two roles."""
     if not targets or inputs == []:

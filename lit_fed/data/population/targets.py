@@ -48,7 +48,8 @@ def check_finite(inputs: Tensor, what: str) -> None:
     if bool(torch.isfinite(torch.stack(inputs.aminmax()).float()).all()):  # a network's inputs have 32 bits
         return
     wrong = int((~torch.isfinite(inputs.reshape(len(inputs), -1).float())).any(dim=1).nonzero()[0])
-    raise ConfigError(f"{what}: sample {wrong} holds NaN or infinity; correct or remove it")
+    instead = ", or write a table, of which data.impute of Table replaces missing numbers" if inputs.ndim == 2 else ""
+    raise ConfigError(f"{what}: sample {wrong} holds NaN or infinity; correct or remove it{instead}")
 
 
 def checked_targets(targets: NDArray[Any], output_shape: tuple[int, ...], what: str) -> NDArray[Any]:

@@ -19,6 +19,7 @@ from lit_fed.federation.commands.deployed import MadeData, ServersEnd, keys_of, 
 from lit_fed.federation.ends import keep_private, log_line
 from lit_fed.federation.node.withheld import Report
 from lit_fed.federation.server.roster import Gathering
+from lit_fed.federation.statistics.data_part import check_levels, data_part
 from lit_fed.federation.statistics.federation import first_question, simulated, take_statistics
 from lit_fed.federation.statistics.noise import card
 from lit_fed.federation.statistics.over_nodes import ask_nodes, new_roster
@@ -39,6 +40,7 @@ class _Options:
         report: tell of each client, or only of all clients together
         output: file for data.normalize
         picture: file of a picture, .png or .svg
+        write: new file .yaml of the data of a run, with scale, classes, levels and medians from the statistics
         server: address by which nodes know this server; null for a simulation
         answer_s: seconds within which all nodes must answer
     """
@@ -49,6 +51,7 @@ class _Options:
     report: Report = "clients"
     output: str = "statistics.json"
     picture: str | None = None
+    write: str | None = None
     server: str | None = None
     answer_s: float = 3600.0
 
@@ -72,12 +75,15 @@ def run(call: Call) -> int:
     if picture is not None and picture.suffix.lower() not in ENDINGS:
         raise ConfigError(f"--picture is {settings.picture!r}; name a file that ends in {' or '.join(ENDINGS)}")
     private = output.with_name(f"{output.stem}_privacy.md")
-    refuse_overwriting([output, *([] if picture is None else [picture])], settings.overwrite)
+    written = None if settings.write is None else Path(settings.write)
+    refuse_overwriting([output, *(path for path in (picture, written) if path is not None)], settings.overwrite)
     check_range("--answer_s", settings.answer_s, above=0)
     made = make_data(call)
     if made.noise is not None:
         refuse_overwriting([private], settings.overwrite)
     question = first_question(columns_of(made.data), settings.bins, settings.least, settings.ranges, made.noise)
+    if written is not None and (made.noise is not None or settings.least > 1):
+        check_levels(made.config, made.data)
     found = _simulated(call, made, question) if settings.server is None else _deployed(call, made, question)
     if picture is not None:
         with in_place_of(picture) as temporary:
@@ -87,6 +93,9 @@ def run(call: Call) -> int:
     write_text([found.json()], output)
     print(found.text())
     print(f"\nwrote {output}; data.normalize: {output} normalises by these figures")
+    if written is not None:
+        write_text([data_part(made.config, made.data, found, output)], written)
+        print(f"wrote {written}; lit-fed fit -c {written} takes these data")
     return 0
 
 

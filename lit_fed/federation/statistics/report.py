@@ -118,7 +118,7 @@ class Statistics:
         if body:
             lines.append(f"a median is known to within a cell of {bins} by column; the file has five quantiles")
         if whole["classes"] is not None:
-            lines += ["", "classes   " + self._classes(whole["classes"])]
+            lines += ["", "classes   " + self.class_counts(whole["classes"])]
         if self.sites:
             lines += ["", *self._clients(rows["clients"])]
         hidden = self.hidden()
@@ -149,7 +149,8 @@ class Statistics:
         figures = [*(column[key] for key in keys), median["value"], within]
         return [_short(column["name"]), column["role"], *map(_shown, figures)]
 
-    def _classes(self, counts: Sequence[int | float | None]) -> str:
+    def class_counts(self, counts: Sequence[int | float | None]) -> str:
+        """Counts of samples beside the first classes' names."""
         names = self.class_names or [str(label) for label in range(len(counts))]
         shown = [f"{_short(name)} {_shown(count)}" for name, count in zip(names, counts, strict=False)]
         return ", ".join(shown[:_MOST_CLASSES]) + (", …" if len(shown) > _MOST_CLASSES else "")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lit_fed.data import FederatedDataModule
+from lit_fed.data import FederatedDataModule, Table
 from lit_fed.errors import ConfigError
 
 Floats = NDArray[np.float64]
@@ -41,7 +41,7 @@ def columns_of(data: FederatedDataModule) -> list[Variable]:
     if getattr(data, "vocab_size", None) is None:
         kind = "channel" if len(data.input_shape) > 1 else "input"
         names = getattr(data, "feature_names", None) or [f"{kind} {place}" for place in range(data.input_shape[0])]
-        columns += [Variable(name, "input") for name in names]
+        columns += [Variable(name, "input") for name in names if name not in levels_of(data)]
         if type(data).image_sizes is not FederatedDataModule.image_sizes:  # else all images have the shape of an input
             columns += [Variable("height", "size"), Variable("width", "size")]
     if data.num_classes is None:
@@ -49,6 +49,11 @@ def columns_of(data: FederatedDataModule) -> list[Variable]:
         names = getattr(data, "target_names", None) or [f"target {place}" for place in range(count)]
         columns += [Variable(name, "target") for name in names]
     return columns
+
+
+def levels_of(data: FederatedDataModule) -> dict[str, list[str]]:
+    """The levels of a table's categories, which are not numbers to take statistics of."""
+    return data.features.levels if isinstance(data, Table) else {}
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,9 @@ def batches_of(data: FederatedDataModule, columns: Sequence[Variable], client_id
     }
     for heights_widths in data.stored_sizes(client_id):
         yield 0, dict(zip(places["size"], heights_widths.T, strict=True))
+    levels = levels_of(data)
+    stored_names = data.feature_names if isinstance(data, Table) else places["input"]
+    numbers = [place for place, name in enumerate(stored_names) if name not in levels]
     for batch in data.stored_loader(client_id):
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise ConfigError("a batch of the data is not (inputs, targets); statistics need pairs")
@@ -172,13 +180,13 @@ def batches_of(data: FederatedDataModule, columns: Sequence[Variable], client_id
         size = len(x)
         parts = dict[int, NDArray[Any]]()
         if places["input"]:
-            if not isinstance(x, torch.Tensor) or x.dim() < 2 or x.shape[1] != len(places["input"]):
+            if not isinstance(x, torch.Tensor) or x.dim() < 2 or x.shape[1] != len(stored_names):
                 form = tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
                 raise ConfigError(
-                    f"a batch of inputs is {form}; statistics need {len(places['input'])} columns or channels"
+                    f"a batch of inputs is {form}; statistics need {len(stored_names)} columns or channels"
                 )
             stored = x.cpu().numpy()
-            parts |= {place: stored[:, place] for place in places["input"]}
+            parts |= {place: stored[:, column] for place, column in zip(places["input"], numbers, strict=True)}
         if places["target"]:
             targets = y.cpu().numpy().reshape(size, -1)
             parts |= {place: targets[:, column] for column, place in enumerate(places["target"])}

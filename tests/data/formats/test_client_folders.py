@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lit_fed.data import ClientFolders, Table
+from lit_fed.data import ClassFolders, ClientFolders, Table
 from lit_fed.data.population.files import image_files
 from lit_fed.errors import ConfigError
 
@@ -110,3 +110,37 @@ def test_a_folder_of_tables_says_what_it_leaves_out(tmp_path: Path, capsys: pyte
     assert Table(str(tmp_path), "label", ["value"]).own_client_names() == ["B", "a"]
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"left out 1 of 3 files in {tmp_path}: 1 .tsv, such as c.tsv;")
+
+
+def test_folders_of_classes_hold_the_images_that_a_single_clients_folder_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images(tmp_path, "all/x", "all/y", count=10)
+    others(tmp_path, "all/notes.txt", "all/x/1.heic")
+    by_class = ClassFolders(root=str(tmp_path / "all"), num_clients=2, batch_size=20)
+    (line,) = capsys.readouterr().out.splitlines() if by_class.class_names else []
+    assert line.startswith(f"left out 2 of 22 files in {tmp_path}")
+    by_client = ClientFolders(root=str(tmp_path), batch_size=20)
+    for data in (by_class, by_client):
+        data.setup()
+    assert (by_class.class_names, by_class.client_names, by_class.num_clients) == (["x", "y"], None, 2)
+    assert by_client.client_names == ["all"]
+    # A fifth of 20 is tested on; a partition cuts the rest.
+    assert [by_class.census.num_samples(client) for client in (0, 1)] == [8, 8]
+    assert by_class.test_loader().num_samples == by_client.test_loader().num_samples == 4
+    assert by_class.columns.clients is None
+    assert sorted([*by_class.columns.x, *by_class.columns.test.x]) == sorted(
+        [*by_client.columns.x, *by_client.columns.test.x]
+    )
+
+
+def test_folders_of_classes_may_be_split(tmp_path: Path) -> None:
+    images(tmp_path, "train/x", "train/y", count=6)
+    images(tmp_path, "test/x", "test/y", count=2)
+    data = ClassFolders(root=str(tmp_path), num_clients=3)
+    data.setup()
+    assert data.test_loader().num_samples == 4
+    assert data.census.class_histogram().sum(axis=0).tolist() == [6, 6]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="has a folder empty beside train and test"):
+        ClassFolders(root=str(tmp_path)).setup()

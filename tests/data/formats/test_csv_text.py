@@ -7,10 +7,11 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from lit_fed.data import CSVText
+from lit_fed.data import IID, CSVText, Natural
 from lit_fed.data.formats.csv_text import hash_words
 from lit_fed.errors import ConfigError
 
@@ -93,3 +94,48 @@ def test_the_public_set_is_token_ids_without_labels(tmp_path: Path) -> None:
     x, index = next(iter(data.public_loader()))
     assert x.shape == (10, 6)
     assert torch.equal(index, torch.arange(10))
+
+
+def test_a_plain_file_is_found_in_place_of_a_gzipped_one_and_the_other_way_round(tmp_path: Path) -> None:
+    """A file of the very name comes first."""
+    one, two = (tmp_path / name for name in ("one", "two"))
+    for folder in (one, two):
+        folder.mkdir()
+    write(one)
+    for split in ("train", "test"):
+        (two / f"{split}.csv").write_text("\n".join(["label,text", *ROWS]) + "\n")
+    found = [ready(one, train_file="train.csv", test_file="test.csv"), ready(two), ready(one)]
+    first, *others = (next(iter(data.test_loader()))[0] for data in found)
+    assert all(torch.equal(first, other) for other in others)
+    (one / "test.csv").write_text("label,text\n0,Snow\n")
+    assert ready(one, test_file="test.csv").test_loader().num_samples == 1
+    assert ready(one).test_loader().num_samples == 4
+
+
+def test_a_column_of_clients_makes_natural_clients_and_no_other_difference(tmp_path: Path) -> None:
+    """Ann wrote rows 0, 1 and 3, Bob row 2; a test row of Eve, who does not train, is in the shared test set alone."""
+    rows = ["ann,1,a b", "ann,0,c", "bob,1,d", "ann,0,e f"]
+    write(tmp_path, rows, "writer,label,text")
+    with gzip.open(tmp_path / "test.csv.gz", "wt", encoding="utf-8") as file:
+        file.write("writer,label,text\nbob,1,a\neve,0,b\n")
+    data = CSVText(root=str(tmp_path), client_column="writer", length=6)
+    data.setup()
+    assert data.client_names == ["ann", "bob"]
+    assert isinstance(data.partition, Natural)
+    assert data.census.class_histogram().tolist() == [[2, 1], [0, 1]]
+    assert [data.test_loader(client).num_samples for client in (None, 0, 1)] == [2, 0, 1]
+    x, y = data.stored("train", np.arange(4))
+    plain = CSVText(root=str(tmp_path), num_clients=1, length=6)
+    plain.setup()
+    assert (x == plain.stored("train", np.arange(4))[0]).all()
+    assert y.tolist() == [1, 0, 1, 0]
+    with pytest.raises(ConfigError, match=r"names 2 clients, which data\.partition IID would"):
+        CSVText(root=str(tmp_path), client_column="writer", partition=IID(), num_clients=2).setup()
+
+
+def test_a_row_without_a_client_is_refused_by_its_line(tmp_path: Path) -> None:
+    write(tmp_path, ["ann,1,a", " ,0,b"], "writer,label,text")
+    with pytest.raises(ConfigError, match=r"train.csv.gz, line 3 has no client; correct or remove the row"):
+        CSVText(root=str(tmp_path), client_column="writer").setup()
+    with pytest.raises(ConfigError, match=r"no column 'author' \(writer, label, text\); set data.label_column, data"):
+        CSVText(root=str(tmp_path), client_column="author").setup()

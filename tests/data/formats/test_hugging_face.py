@@ -465,7 +465,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"target": "gap"}, "row 5: 'gap', which data.target names, is empty; correct or remove the row"),
     ({"target": "bare"}, "row 3: 'bare' is -1, which is not a class; choose a split with labels"),
     ({"target": "hole", "kind": "classes"}, "'hole' is float64, not a class; name another column"),
-    ({"target": "title"}, "'title' has 120 different values, too many for classes; set data.kind to numbers"),
+    (
+        {"target": "title"},
+        "'title' has 120 different values in 120 rows, too many for classes; set data.kind to numbers",
+    ),
     ({"target": "title", "kind": "numbers"}, "'title' does not hold numbers"),
     ({"target": "nan"}, "targets: that of sample 0 is not finite"),
     ({"class_names": ["red"]}, "target 'green' is not a class of the training rows, which have red; correct it"),
