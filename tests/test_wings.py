@@ -38,6 +38,7 @@ SEAMS: dict[str, set[str]] = {
         "lit_fed.data.population.census",
         "lit_fed.data.population.figures",
         "lit_fed.data.population.naming",
+        "lit_fed.data.population.pictures",
         "lit_fed.engine.clients.executor",
         "lit_fed.engine.clients.local",
         "lit_fed.engine.clients.session",
