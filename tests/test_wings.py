@@ -88,6 +88,7 @@ SEAMS: dict[str, set[str]] = {
         "lit_fed.tasks.on_network",
     },
     "studies": {
+        "lit_fed.callbacks.boards",
         "lit_fed.callbacks.progress",
         "lit_fed.callbacks.recorder",
         "lit_fed.command.cli",
