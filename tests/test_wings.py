@@ -15,7 +15,7 @@ FACES = {
     "lit_fed.codecs", "lit_fed.data", "lit_fed.errors", "lit_fed.file_names", "lit_fed.losses",
     "lit_fed.machine", "lit_fed.methods", "lit_fed.networks", "lit_fed.parsing", "lit_fed.participation",
     "lit_fed.printing", "lit_fed.privacy", "lit_fed.protocols", "lit_fed.robust", "lit_fed.seeding",
-    "lit_fed.tasks", "lit_fed.tensors", "lit_fed.trainer", "lit_fed.yaml_text",
+    "lit_fed.tasks", "lit_fed.tensors", "lit_fed.tracking", "lit_fed.trainer", "lit_fed.yaml_text",
 }  # fmt: skip
 """What everybody may import: public faces, and the tools at the bottom of the core."""
 SEAMS: dict[str, set[str]] = {
