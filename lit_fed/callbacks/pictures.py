@@ -190,7 +190,7 @@ def schedule_picture(
     counts.barh(range(len(clients)), [arrivals[client_id] for client_id in clients.tolist()], color="#2a7fba")
     counts.tick_params(labelleft=False)
     counts.set_xlabel("updates")
-    counts.locator_params("x", integer=True, min_n_ticks=1)
+    counts.locator_params("x", integer=True, nbins=2)
     part = f", {len(clients)} of {num_clients:,} clients" if len(clients) < num_clients else ""
     figure.suptitle(f"Clients at work, steps {first} to {num_rounds - 1}{part}\n(hatched: still at work, grey: lost)")
     return figure
