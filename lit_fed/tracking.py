@@ -14,8 +14,6 @@ T = TypeVar("T")
 displays: list[Callable[[str], object]] = []
 """Displays of a run: the last one shows the words of all work, which then shows nothing by itself; ``str`` is mute."""
 
-_LINE_S = 30.0  # before a line
-
 
 def tracked(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
     """Yield items, and show how many are done: on standard error, by the first process alone.
@@ -36,7 +34,7 @@ def tracked(items: Iterable[T], what: str, total: int | None = None) -> Iterator
         words = f"{what}: {done:,} of {total:,}" if total else what
         if displays:
             displays[-1](words)
-        elif alone and not bar and time.monotonic() - told > _LINE_S:
+        elif alone and not bar and time.monotonic() - told > 30:  # seconds
             told = time.monotonic()
             print(words, file=sys.stderr, flush=True)
         yield item
