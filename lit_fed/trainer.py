@@ -48,6 +48,7 @@ from lit_fed.participation import FullParticipation, Participation
 from lit_fed.printing import counted, unfailing
 from lit_fed.privacy import SecureSum
 from lit_fed.protocols import DEFAULT_PROTOCOLS
+from lit_fed.tracking import displays
 
 R = TypeVar("R")
 Tasks = LightningModule | Mapping[str, LightningModule]
@@ -135,7 +136,7 @@ class FederatedTrainer(Checked):
         downlink_codec: Packs the broadcast for the wire.
         client_store: Keeps client states between rounds on ``disk``, or also in ``memory``, which is faster and grows
             with the population.
-        enable_progress_bar: Show progress on the terminal.
+        enable_progress_bar: Show progress on the terminal, that of reading data and of evaluation included.
         enable_checkpointing: Write ``last.ckpt`` and ``best.ckpt``.
         enable_pictures: Draw pictures for loggers, and ``left_out.png``; false saves about half a second a run.
         num_threads: CPU threads of each process; null for torch's choice. The order of sums in kernels depends on it:
@@ -243,6 +244,7 @@ class FederatedTrainer(Checked):
         self.channel = Channel(uplink_codec, downlink_codec)
         self.participation = participation or FullParticipation()
         self.kinds, self.client_store = kinds, client_store
+        self._shows_progress = enable_progress_bar
         self.callbacks = default_callbacks(given, enable_progress_bar, enable_checkpointing)
         self.fabric = self.devices.fabric()
         self._run: Run | None = None
@@ -442,6 +444,7 @@ class FederatedTrainer(Checked):
         return self.assemble(model, data, algorithm, stage)
 
     def _launch(self, function: Callable[[], R]) -> R:
+        displays[:] = [] if self._shows_progress else [str]
         atexit.unregister(leave_processes)  # an unexpected error may leave this process in a collective: exit at once
         try:
             with unfailing():

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from lit_fed import Client, FederatedTrainer, Model, Split, Update
 from lit_fed.callbacks import Callback, RoundRecord
-from lit_fed.callbacks.boards import COLUMNS_FILE
+from lit_fed.callbacks.boards import COLUMNS_FILE, event_files
 from lit_fed.data import Arrays, Natural, TensorDataModule
 from lit_fed.engine.loop.run import Run
 from lit_fed.engine.storage.packs import VersionedFiles
@@ -167,7 +167,7 @@ class SmallDisk(Callback):
 
     def on_round_start(self, run: Run, round_idx: int, plan: Any) -> None:
         if round_idx == 1:
-            (events,) = (path for path in run.log_dir.glob("events*") if path.name != COLUMNS_FILE)
+            (events,) = (path for path in event_files(run.log_dir) if path.name != COLUMNS_FILE)
             resource.setrlimit(resource.RLIMIT_FSIZE, (events.stat().st_size + 10, resource.RLIM_INFINITY))
 
 
@@ -261,6 +261,12 @@ def rows(path: Path) -> list[dict[str, str]]:
     """A CSV file's rows."""
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
+
+
+def events_of(run: Path) -> str:
+    """The folder of a run's events, by whose path TensorBoard calls the run."""
+    (folder,) = {path.parent for path in event_files(run)}
+    return str(folder)
 
 
 def saved_weights(run: Path) -> dict[str, Tensor]:

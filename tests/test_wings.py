@@ -15,7 +15,7 @@ FACES = {
     "lit_fed.codecs", "lit_fed.data", "lit_fed.errors", "lit_fed.file_names", "lit_fed.losses",
     "lit_fed.machine", "lit_fed.methods", "lit_fed.networks", "lit_fed.parsing", "lit_fed.participation",
     "lit_fed.printing", "lit_fed.privacy", "lit_fed.private_names", "lit_fed.protocols", "lit_fed.robust",
-    "lit_fed.seeding", "lit_fed.tasks", "lit_fed.tensors", "lit_fed.trainer", "lit_fed.yaml_text",
+    "lit_fed.seeding", "lit_fed.tasks", "lit_fed.tensors", "lit_fed.tracking", "lit_fed.trainer", "lit_fed.yaml_text",
 }  # fmt: skip
 """What everybody may import: public faces, and the tools at the bottom of the core."""
 SEAMS: dict[str, set[str]] = {
@@ -38,6 +38,7 @@ SEAMS: dict[str, set[str]] = {
         "lit_fed.data.population.census",
         "lit_fed.data.population.figures",
         "lit_fed.data.population.naming",
+        "lit_fed.data.population.pictures",
         "lit_fed.engine.clients.executor",
         "lit_fed.engine.clients.local",
         "lit_fed.engine.clients.session",
@@ -87,6 +88,7 @@ SEAMS: dict[str, set[str]] = {
         "lit_fed.tasks.on_network",
     },
     "studies": {
+        "lit_fed.callbacks.boards",
         "lit_fed.callbacks.progress",
         "lit_fed.callbacks.recorder",
         "lit_fed.command.cli",

@@ -18,6 +18,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import hparams
 
+from lit_fed.callbacks.layout import OF_ONE_CLIENT, Layout
 from lit_fed.engine.loop.run import Run
 from lit_fed.yaml_text import read_yaml
 
@@ -136,6 +137,11 @@ COLUMNS_FILE = "events.out.tfevents.0000000000.columns"
 """The event file with the columns of HParams, in the folder of the newest run alone."""
 
 
+def event_files(run_dir: Path) -> list[Path]:
+    """The event files in a run's folder and in the folder of its name there, the newest last."""
+    return sorted([*run_dir.glob("events.out.tfevents.*"), *run_dir.glob("*/events.out.tfevents.*")], key=_modified)
+
+
 class Board:
     """A Lightning logger: settings as hyperparameters, pictures where it has ``log_image``.
 
@@ -145,6 +151,9 @@ class Board:
 
     resumes = False
     """Whether a resumed run appends to the output of an earlier process; if not, settings are sent again."""
+
+    of_one_client = ""
+    """Prefix of the metrics of single clients."""
 
     def __init__(self, logger: Logger) -> None:
         self.logger: Any = logger
@@ -161,12 +170,19 @@ class Board:
         """Log the run's settings, and the columns and the metrics by which a table compares runs."""
         self.logger.log_hyperparams(dict(settings))
 
+    def layout(self, layout: Layout) -> None:
+        """Log the charts to show first, if the logger has a place for them."""
+
     def picture(self, tag: str, picture: NDArray[np.uint8], round_idx: int) -> None:
         """Log a picture, shape (height, width, 3)."""
         self.logger.log_image(tag, [picture], step=round_idx)
 
     def histogram(self, tag: str, values: NDArray[np.float64], round_idx: int, share: bool) -> None:
-        """Log the distribution of values; a share lies between 0 and 1."""
+        """Log the distribution of values; a share lies between 0 and 1.
+
+        Its tag begins with ``histograms/``: in W&B a metric is one number, and another logger may log `clients/acc` as
+        one; TensorBoard sorts tags by their first word, and would open on histograms.
+        """
 
     def text(self, tag: str, text: str, round_idx: int) -> None:
         """Log a text in Markdown, if the logger has a place for texts."""
@@ -185,6 +201,7 @@ class TensorBoard(Board):
 
     resumes = True
     draws = True
+    of_one_client = OF_ONE_CLIENT
 
     def start(self, round_idx: int) -> None:
         """Make readers drop older events of this round and later ones.
@@ -199,6 +216,10 @@ class TensorBoard(Board):
     def text(self, tag: str, text: str, round_idx: int) -> None:
         """Log under *Text*."""
         self.logger.experiment.add_text(tag, text, round_idx)
+
+    def layout(self, layout: Layout) -> None:
+        """Write *Custom Scalars*; of several layouts of a run TensorBoard takes the last."""
+        self.logger.experiment.add_custom_scalars(layout)
 
     def settings(self, settings: Mapping[str, Setting], columns: Mapping[str, Column], metrics: Sequence[str]) -> None:
         """Write HParams without ``add_hparams``, which adds a scalar per metric at step 0 in another folder."""
@@ -221,8 +242,9 @@ class TensorBoard(Board):
         TensorBoard takes the columns of any of several runs. The newest run knows the others and replaces their file.
         The file's name sorts before the run's events: TensorBoard reads event files in order, and never goes back.
         """
-        folder = Path(self.logger.experiment.log_dir)
-        for older in folder.parent.glob(f"*/{COLUMNS_FILE}"):
+        folder = Path(self.logger.log_dir)
+        runs = Path(str(folder).removesuffix(self.logger.sub_dir or "")).parent
+        for older in [*runs.glob(f"*/{COLUMNS_FILE}"), *runs.glob(f"*/*/{COLUMNS_FILE}")]:
             with suppress(OSError):
                 older.unlink()
         with open(folder / COLUMNS_FILE, "wb") as file:
@@ -255,8 +277,7 @@ class Wandb(Board):
         import wandb
 
         bins = np.histogram(values, bins=50, range=(0, 1) if share else None)
-        # A separate name: in W&B a metric is one number, and another logger may log `clients/acc` as one.
-        self.logger.log_metrics({f"histograms/{tag}": wandb.Histogram(np_histogram=bins)}, step=round_idx)
+        self.logger.log_metrics({tag: wandb.Histogram(np_histogram=bins)}, step=round_idx)
 
 
 class MLflow(Board):

@@ -17,12 +17,14 @@ from lit_fed.callbacks.boards import (
     Settings,
     boards,
     columns_of,
+    event_files,
     hparams_of,
     runs_beside,
     settings_of,
     show_picture,
     takes_pictures,
 )
+from lit_fed.callbacks.layout import OF_ONE_CLIENT, layout_of
 from lit_fed.callbacks.pictures import participation_map, predictions_picture, schedule_picture, views_picture
 from lit_fed.checks import check_range
 from lit_fed.data.population.pictures import even_subset, render
@@ -66,6 +68,7 @@ class Dashboard(Callback):
         self.client_scalars = client_scalars
         self._mapped_round = -1
         self._of_views: dict[str, float] = {}
+        self._names = set[str]()  # of this process's metrics
 
     def on_fit_start(self, run: Run) -> None:
         """Drop rounds after the checkpoint; in a new run folder write settings and the partition."""
@@ -74,7 +77,7 @@ class Dashboard(Callback):
                 f"Dashboard.client_scalars is true, and there are {count} clients; leave it out above {_MOST_CLIENTS}: "
                 "clients.csv has every client's metrics"
             )
-        self._mapped_round, self._of_views = -1, {}
+        self._mapped_round, self._of_views, self._names = -1, {}, set()
         with _naming_the_file(run):
             shown = boards(run)
             for board in shown:
@@ -106,13 +109,21 @@ class Dashboard(Callback):
         best = run.names.monitor
         by_view = {view: record.metrics.get(f"{best}_{view}") for view in run.federation.data.views()}
         self._of_views = {view: value for view, value in by_view.items() if value is not None} or self._of_views
-        metrics = record.metrics | (_scalars(record.rows, run) if self.client_scalars else {})
-        for logger in run.loggers:
-            logger.log_metrics(metrics, step=record.round_idx)
-        for tag, values in _values_over_clients(record.rows).items() if run.loggers else ():
+        of_clients = _scalars(record.rows, run) if self.client_scalars else {}
+        shown = boards(run)
+        for board in shown:
+            single = {f"{board.of_one_client}{tag}": value for tag, value in of_clients.items()}
+            board.logger.log_metrics(record.metrics | single, step=record.round_idx)
+        # A round without evaluation lacks metrics that a resumed run has reported before.
+        if best in (None, *record.metrics) and (new := record.metrics.keys() - self._names):
+            self._names |= new
+            layout = layout_of([*sorted(self._names), *(f"{OF_ONE_CLIENT}{tag}" for tag in of_clients)], run.names)
+            for board in shown:
+                board.layout(layout)
+        for tag, values in _values_over_clients(record.rows).items() if shown else ():
             share = run.names.direction(tag) == "max" and values.min() >= 0 and values.max() <= 1
-            for board in boards(run):
-                board.histogram(tag, values, record.round_idx, bool(share))
+            for board in shown:
+                board.histogram(f"histograms/{tag}", values, record.round_idx, bool(share))
         if takes_pictures(run) and self.picture_every and (record.round_idx + 1) % self.picture_every == 0:
             self._draw(run, record.round_idx)
 
@@ -168,8 +179,7 @@ def _naming_the_file(run: Run) -> Iterator[None]:
         full = error if isinstance(error, OSError) else error.__cause__  # Lightning's loggers wrap it
         if not isinstance(full, OSError):
             raise
-        events = sorted(run.log_dir.glob("events.out.tfevents.*"), key=lambda path: path.stat().st_mtime)
-        where = events[-1] if events else run.log_dir
+        *_, where = run.log_dir, *event_files(run.log_dir)
         raise CheckpointError(f"cannot write {where}: {full.strerror or full}") from error
 
 

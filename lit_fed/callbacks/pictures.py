@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 _MOST_BINS = 400
 _TITLE_SIZE = 8  # points, over a predicted image
 _LONGEST_TITLE = 18
-_WIDEST = 8.0  # inches of a picture of predictions
+_WIDEST = 4.5  # inches of a picture of predictions
 _MOST_BARS = 600
 _MOST_ROWS = 60
 _MOST_PARTICIPANTS = 200_000  # fates computed for a map, 0.5 to 3 s; beyond, a subset of rounds
@@ -124,17 +125,15 @@ def _map_of_rounds(
         scale: Further settings of ``imshow``.
     """
     from matplotlib.patches import Patch
-    from matplotlib.ticker import MaxNLocator
 
     figure, axes = new_figure()
     extent = (-0.5, num_rounds - 0.5, -0.5, len(clients) - 0.5)
     axes.imshow(cells, aspect="auto", origin="lower", interpolation="nearest", extent=extent, **scale)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.locator_params("x", integer=True, min_n_ticks=1)
     axes.set_xlabel("round")
     label_axis(axes.yaxis, clients, "client", names)
     handles = [Patch(facecolor=color, edgecolor="#999999", label=label) for label, color in legend]
-    columns = min(len(handles), 3)
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize="small")
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize="small")
     return figure, axes
 
 
@@ -149,7 +148,7 @@ def schedule_picture(
     """Clients over virtual time, a bar from a client's download to its arrival, and how often each one arrived.
 
     The last steps are shown, about `_MOST_BARS` bars; bars of the clients `at_work` end with the last step, and are
-    open. The other arguments are those of `participation_map`.
+    hatched in the colour of their staleness so far. The other arguments are those of `participation_map`.
     """
     first = max(0, num_rounds - max(1, _MOST_BARS // max(cohort_size, 1)))
     steps = [plan(round_idx) for round_idx in range(first, num_rounds)]
@@ -166,33 +165,34 @@ def schedule_picture(
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    stale = np.array([round_idx - (one.version or 0) for round_idx, one in shown], dtype=np.int64)
+    now = max((one.ended for _, one in every), default=0.0)
+    still = [(num_rounds, replace(one, ended=now)) for one in at_work if one.client_id in rows]
+    drawn = [*shown, *still]
+    stale = np.array([round_idx - (one.version or 0) for round_idx, one in drawn], dtype=np.int64)
     scale = ScalarMappable(Normalize(0, int(stale.max(initial=1))), "viridis_r")
     colors = scale.to_rgba(stale)
-    colors[[one.fate is not Fate.ON_TIME for _, one in shown]] = 0.93
-    axes.barh(
-        [rows[one.client_id] for _, one in shown],
-        [one.ended - one.began for _, one in shown],
-        left=[one.began for _, one in shown],
+    colors[[one.fate is not Fate.ON_TIME for _, one in shown] + [False] * len(still)] = 0.93
+    bars = axes.barh(
+        [rows[one.client_id] for _, one in drawn],
+        [one.ended - one.began for _, one in drawn],
+        left=[one.began for _, one in drawn],
         height=0.8,
         color=colors,
         edgecolor="white",
         linewidth=0.5,
     )
-    now = max((one.ended for _, one in every), default=0.0)
-    still = [one for one in at_work if one.client_id in rows]
-    left = [one.began for one in still]
-    open_bars: dict[str, Any] = {"height": 0.7, "color": "none", "edgecolor": "#777777", "linewidth": 0.8}
-    axes.barh([rows[one.client_id] for one in still], [now - begun for begun in left], left=left, **open_bars)
+    for bar in bars.patches[len(shown) :]:
+        bar.set(facecolor="white", edgecolor=bar.get_facecolor(), hatch="//////")
     axes.set_xlabel("virtual time, s")
     label_axis(axes.yaxis, clients, "client", names)
-    figure.colorbar(scale, ax=axes, label="staleness (grey: lost, open: still at work)", location="left")
+    figure.colorbar(scale, ax=axes, label="staleness", location="left").ax.locator_params("y", integer=True)
     counts = axes.inset_axes((1.03, 0, 0.2, 1), sharey=axes)
     counts.barh(range(len(clients)), [arrivals[client_id] for client_id in clients.tolist()], color="#2a7fba")
     counts.tick_params(labelleft=False)
     counts.set_xlabel("updates")
-    title = f"Clients at work, steps {first} to {num_rounds - 1}"
-    axes.set_title(f"{title}, {len(clients)} of {num_clients:,} clients" if len(clients) < num_clients else title)
+    counts.locator_params("x", integer=True, nbins=2)
+    part = f", {len(clients)} of {num_clients:,} clients" if len(clients) < num_clients else ""
+    figure.suptitle(f"Clients at work, steps {first} to {num_rounds - 1}{part}\n(hatched: still at work, grey: lost)")
     return figure
 
 
@@ -228,9 +228,8 @@ def left_out_map(
     if np.isnan(shown).any():
         legend.append(("no update", _NOT_SENT))
     figure, axes = _map_of_rounds(colors.transpose(1, 0, 2), num_rounds, clients, names, legend)
-    title = "Who was left out" if weighted else "Who attacked"
-    title += f": {counted(num_rounds, len(rounds), 'round')}, {counted(num_clients, len(clients), 'client')}"
-    axes.set_title(title)
+    size = f"{counted(num_rounds, len(rounds), 'round')}, {counted(num_clients, len(clients), 'client')}"
+    axes.set_title(f"{'Who was left out' if weighted else 'Who attacked'}: {size}")
     return figure
 
 
@@ -276,9 +275,9 @@ def predictions_picture(
     shown = [shortened(str(label) if names is None else names[label], _LONGEST_TITLE) for label in (*predicted, *true)]
     guesses, truths = shown[: len(predicted)], shown[len(predicted) :]
     width = max([0.75, *(text_width(f"not {name}", _TITLE_SIZE, "bold") + 0.1 for name in set(shown))])
-    num_columns = min(8, len(pixels), max(1, int(_WIDEST / width)))
+    num_columns = min(4, len(pixels), max(1, int(_WIDEST / width)))
     num_rows = -(-len(pixels) // num_columns)
-    figure = Figure(figsize=(max(width * num_columns, 4), 1.1 * num_rows + 0.4), dpi=150, layout="constrained")
+    figure = Figure(figsize=(max(width * num_columns, 4), 1.1 * num_rows + 0.4), dpi=200, layout="constrained")
     grid = figure.subplots(num_rows, num_columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
@@ -305,7 +304,7 @@ def views_picture(values: Mapping[str, float], metric: str) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6, 0.27 * len(values) + 1.1), dpi=150, layout="constrained")
+    figure = Figure(figsize=(4.5, 0.27 * len(values) + 1.1), dpi=200, layout="constrained")
     axes = figure.subplots()
     bars = axes.barh(list(values), list(values.values()), height=0.7, color="#2a7fba")
     axes.bar_label(bars, fmt="{:.3g}", padding=3, fontsize=8)
@@ -319,32 +318,30 @@ def views_picture(values: Mapping[str, float], metric: str) -> Figure:
 
 
 def curves_picture(rounds: Sequence[int], panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
-    """Curves over rounds, a panel per title, in four columns.
+    """Curves over rounds, a panel per title, in two columns.
 
     Args:
         rounds: Rounds of the curves' values, length n.
         panels: Curves of length n by title and label; every panel has the same labels.
     """
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
-    num_rows = -(-len(panels) // 4)
-    figure = Figure(figsize=(11, 2.5 * num_rows + 0.3), dpi=110, layout="constrained")
-    grid = figure.subplots(num_rows, 4, squeeze=False).flat
-    for axes in list(grid)[len(panels) :]:
+    num_rows = -(-len(panels) // 2)
+    figure = Figure(figsize=(4.5, 1.8 * num_rows + 0.3), dpi=200, layout="constrained")
+    grid = list(figure.subplots(num_rows, 2, squeeze=False).flat)
+    for axes in grid[len(panels) :]:
         axes.set_axis_off()
     for axes, (title, curves) in zip(grid, panels.items(), strict=False):
         for label, values in curves.items():
             axes.plot(rounds, values, label=label, linewidth=1.5, marker="." if len(rounds) < 30 else None)
         axes.set_title(title, fontsize=10)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axes.locator_params("x", integer=True, min_n_ticks=1)
         axes.grid(alpha=0.3)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.axes[min(len(panels), len(figure.axes) - 1)].legend(handles, labels, loc="center", frameon=False)
     return figure
 
 
-_FILE = "left_out.png"
 _CELLS = 10**7  # of a map in memory
 
 
@@ -369,7 +366,7 @@ class LeftOut(Callback):
         if not weighted and not attackers.any():
             return
         figure = left_out_map(shares, attackers, weighted, run.federation.data.client_names)
-        path = run.log_dir / _FILE
+        path = run.log_dir / "left_out.png"
         with in_place_of(path) as temporary:
             figure.savefig(temporary, format="png", metadata={"Software": None})
         show_picture(run, "pictures/left_out", render(figure), num_rounds - 1)

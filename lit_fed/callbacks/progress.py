@@ -6,7 +6,7 @@ import fnmatch
 import math
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +28,7 @@ from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.file_names import shown
 from lit_fed.participation import Fate, Participant
 from lit_fed.printing import counted
+from lit_fed.tracking import displays
 
 _PLAIN_WIDTH = 100  # without a terminal, such as in a log file
 _REFRESH_HZ = 10.0
@@ -154,6 +155,7 @@ class Progress(Callback):
                 console=console, get_renderable=self._render, refresh_per_second=_REFRESH_HZ, transient=True
             )
             self._live.start()
+            displays.append(lambda words: setattr(self, "_doing", words))
 
     def on_client_end(self, run: Run, update: ClientUpdate) -> None:
         """Count the client; the display reads the count ten times a second."""
@@ -207,7 +209,8 @@ class Progress(Callback):
             return
         self._print(f"logs        {shown(run.log_dir)}")
         if any(isinstance(logger, TensorBoardLogger) for logger in run.loggers):
-            self._print(f"watch       tensorboard --logdir {shlex.quote(shown(run.log_dir))}")
+            watch = f"tensorboard --logdir {shlex.quote(shown(run.log_dir))}"
+            self._print(f"watch       {watch}  # http://localhost:6006/#custom_scalars")
         for name in ("last", "best"):
             file = _checkpoint(run.log_dir, name)
             if file.is_file():
@@ -235,12 +238,10 @@ class Progress(Callback):
             return
         if self._rounds_done:
             self._summarise(run)
-        line = f"interrupted in round {self._round_idx}"
-        if _checkpoint(run.log_dir, "last").is_file():
-            line += f"; continue with --ckpt_path {shlex.quote(shown(_checkpoint(run.log_dir, 'last')))}"
-        else:
-            line += "; there is no checkpoint to continue from"
-        self._print(line)
+        last = _checkpoint(run.log_dir, "last")
+        further = f"continue with --ckpt_path {shlex.quote(shown(last))}"
+        further = further if last.is_file() else "there is no checkpoint to continue from"
+        self._print(f"interrupted in round {self._round_idx}; {further}")
 
     def state_dict(self) -> dict[str, Any]:
         """The last and best values, and the bytes sent."""
@@ -268,6 +269,7 @@ class Progress(Callback):
         if self._live is not None:
             self._live.stop()
             self._live = None
+            displays.clear()
 
     def _render(self) -> RenderableType:
         done, total, elapsed = self._rounds_done, self._max_rounds, time.perf_counter() - self._started
@@ -378,17 +380,19 @@ def _key_values(metrics: Mapping[str, float], monitor: str | None) -> str:
     return " ".join(f"{name} {metrics[name]:.3g}" for name in _key_names(metrics, monitor) if name in metrics)
 
 
+_COST: dict[str, Callable[[float], str]] = {
+    "participation/count": lambda count: counted(int(count), "client"),
+    "comm/total_bytes": format_bytes,
+    "time/round_s": lambda seconds: f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s",
+    "clock/virtual_s": "clock {:.4g} s".format,
+    "staleness/mean": "staleness {:.2g}".format,
+    "staleness/max": "(max {:.0f})".format,
+}
+
+
 def _round_line(round_idx: int, metrics: Mapping[str, float], monitor: str | None) -> str:
-    cost = []
-    if "participation/count" in metrics:
-        cost.append(counted(int(metrics["participation/count"]), "client"))
-    if "comm/total_bytes" in metrics:
-        cost.append(format_bytes(metrics["comm/total_bytes"]))
-    if "time/round_s" in metrics:
-        seconds = metrics["time/round_s"]
-        cost.append(f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s")
-    parts = [f"round {round_idx}", _key_values(metrics, monitor), " ".join(cost)]
-    return " | ".join(part for part in parts if part)
+    cost = " ".join(words(metrics[name]) for name, words in _COST.items() if name in metrics)
+    return " | ".join(part for part in (f"round {round_idx}", _key_values(metrics, monitor), cost) if part)
 
 
 def clock(seconds: float) -> str:

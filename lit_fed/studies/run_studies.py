@@ -38,6 +38,7 @@ from lit_fed.studies.running.display import Display, duration, estimate
 from lit_fed.studies.running.environment import describe
 from lit_fed.studies.running.jobs import Job, Slots, locked, one_round, run_jobs, share_machine
 from lit_fed.studies.running.parts import check_data, check_metrics, check_parts
+from lit_fed.tracking import tracked
 
 _PLAIN_WIDTH = 140  # without a terminal, such as in a log file
 _COLORS = {"holds": "green", "equal": "cyan", "fails": "red", "undecided": "yellow"}
@@ -198,7 +199,8 @@ def _check_parts(grids: Sequence[CellGrid], todo: Sequence[tuple[CellGrid, Cell]
 
 def _ask(grid: CellGrid, slots: Slots, locks: Sequence[int], console: Console, cell: Cell) -> Sequence[str]:
     say(console, f"{grid.study.name}: running one round of {cell.name} to see which metrics it reports")
-    return one_round(cell, grid.folder, slots, locks).names
+    rounds = (one_round(one, grid.folder, slots, locks) for one in [cell])
+    return next(tracked(rounds, f"first round of {cell.name}")).names
 
 
 def _run_grid(

@@ -137,7 +137,7 @@ def test_a_run_from_python_has_the_hparams_that_its_user_logs(tmp_path: Path, mo
 def tensorboard(arguments: dict[str, Any], accuracies: list[float]) -> None:
     events = read(Path("lightning_logs/version_0"))
     assert [event.value for event in events.Scalars("global/acc")] == pytest.approx(accuracies)
-    assert events.Histograms("clients/acc")[1].step == 1
+    assert events.Histograms("histograms/clients/acc")[1].step == 1
     assert {tag: events.Images(tag)[0].step for tag in events.Tags()["images"]} == {
         f"pictures/{name}": step for name, step in PICTURES.items()
     }

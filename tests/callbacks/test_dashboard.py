@@ -31,7 +31,7 @@ from lit_fed.methods import FedAvg, FedRAF
 from lit_fed.participation import UniformParticipation
 from lit_fed.tasks import Classifier, Regressor
 from tests.methods.raf_support import estimator, puppets
-from tests.support import LeastSquares, assert_same, fit, weights
+from tests.support import LeastSquares, assert_same, events_of, fit, weights
 
 CONFIG = """
 model: {class_path: lit_fed.FedAvg, init_args: {lr: 0.1, nesterov: true, milestones: [1, 2], name: null}}
@@ -127,7 +127,9 @@ def run_rounds(dashboard: Dashboard, run: Any, start: int, stop: int, offset: fl
 
 
 def read(folder: Path) -> EventAccumulator:
-    return EventAccumulator(str(folder), size_guidance=dict.fromkeys(("scalars", "images", "histograms"), 0)).Reload()
+    return EventAccumulator(
+        events_of(folder), size_guidance=dict.fromkeys(("scalars", "images", "histograms"), 0)
+    ).Reload()
 
 
 def steps(events: list[Any]) -> list[int]:
@@ -141,7 +143,7 @@ def test_a_round_is_on_disk_when_the_hook_returns(tmp_path: Path) -> None:
         run_rounds(dashboard, run, stop - 1, stop)
         events = read(tmp_path)  # the writer is still open: this is what a SIGKILL would leave
         assert steps(events.Scalars("global/acc")) == list(range(stop))
-        assert steps(events.Histograms("clients/acc")) == list(range(stop))
+        assert steps(events.Histograms("histograms/clients/acc")) == list(range(stop))
     assert [event.value for event in events.Scalars("global/acc")] == [0.0, 1.0, 2.0]
 
 
@@ -149,9 +151,10 @@ def test_histograms_hold_the_clients_values_under_tags_of_their_own(tmp_path: Pa
     dashboard, run = Dashboard(), a_run(tmp_path)
     run_rounds(dashboard, run, 0, 1)
     tags = read(tmp_path).Tags()
-    assert sorted(tags["histograms"]) == ["clients/acc", "clients/loss", "personal/acc"], "no NaN, no training rows"
+    expected = ["histograms/clients/acc", "histograms/clients/loss", "histograms/personal/acc"]
+    assert sorted(tags["histograms"]) == expected, "no NaN, no training rows"
     assert not set(tags["histograms"]) & set(tags["scalars"])
-    histogram = read(tmp_path).Histograms("clients/acc")[0].histogram_value
+    histogram = read(tmp_path).Histograms("histograms/clients/acc")[0].histogram_value
     # 0, 0.25, 0.5, 0.75
     assert (histogram.num, histogram.min, histogram.max, histogram.sum) == (4, 0, 0.75, 1.5)
 
@@ -163,7 +166,7 @@ def test_shares_have_bins_of_a_fiftieth_whatever_they_are_called(tmp_path: Path)
     events = read(tmp_path)
     # 0.90, 0.92, 0.94, 0.96 fall into as many bins of 0.02; TensorBoard's own are 10 % wide there: all in one or two.
     filled = {
-        name: sum(count > 0 for count in events.Histograms(f"clients/{name}")[0].histogram_value.bucket)
+        name: sum(count > 0 for count in events.Histograms(f"histograms/clients/{name}")[0].histogram_value.bucket)
         for name in ("score", "cost")
     }
     assert filled["score"] == 4 > filled["cost"]
@@ -178,7 +181,7 @@ def test_a_run_that_diverges_goes_on_being_written(tmp_path: Path, value: float)
         run, RoundRecord(0, {"global/loss": value}, [*diverged, ClientRow(0, "test", "acc", 0.5)], [])
     )
     events = read(tmp_path)
-    assert events.Tags()["histograms"] == ["clients/acc"]
+    assert events.Tags()["histograms"] == ["histograms/clients/acc"]
     assert steps(events.Scalars("global/loss")) == [0]
 
 
@@ -210,14 +213,14 @@ def test_a_resumed_run_has_every_round_once(tmp_path: Path, cut: int) -> None:
     events = read(tmp_path)
     assert [(e.step, e.value) for e in events.Scalars("global/acc")] == [(0, 0), (1, 1), (2, 2), (3, 3.5)]
     for tag in ("clients/acc", "clients/loss", "personal/acc"):
-        assert steps(events.Histograms(tag)) == [0, 1, 2, 3]
+        assert steps(events.Histograms(f"histograms/{tag}")) == [0, 1, 2, 3]
     assert steps(events.Images("pictures/participation")) == [0, 1, 2, 3]
     assert steps(events.Images("pictures/partition")) == [0]
 
     # What the web page reads with; it differs: the first start of a session in a folder forgets nothing.
     modern = PluginAccumulator(str(tmp_path), tensor_size_guidance={"scalars": 0, "images": 0, "histograms": 0})
     modern.Reload()
-    for tag in ("global/acc", "clients/acc", "pictures/participation"):
+    for tag in ("global/acc", "histograms/clients/acc", "pictures/participation"):
         assert steps(modern.Tensors(tag)) == [0, 1, 2, 3], tag
 
 
@@ -242,11 +245,11 @@ def test_single_clients_are_scalars_where_asked_and_they_are_few(tmp_path: Path)
     dashboard.on_fit_start(run)
     run_rounds(dashboard, run, 0, 2)
     events = read(tmp_path)
-    assert [event.value for event in events.Scalars("clients/acc/3")] == [0.75, 0.75]
-    assert steps(events.Scalars("personal/acc/0")) == [0, 1]
+    assert [event.value for event in events.Scalars("per_client/clients/acc/3")] == [0.75, 0.75]
+    assert steps(events.Scalars("per_client/personal/acc/0")) == [0, 1]
     run.federation.data.client_names = ["a", "b", "c", "d"]
     run_rounds(dashboard, run, 2, 3)
-    assert steps(read(tmp_path).Scalars("clients/acc/d")) == [2]
+    assert steps(read(tmp_path).Scalars("per_client/clients/acc/d")) == [2]
     run.federation.data.num_clients = 21
     with pytest.raises(ConfigError, match=r"Dashboard.client_scalars is true, and there are 21 clients"):
         dashboard.on_fit_start(run)
@@ -408,7 +411,7 @@ def test_in_a_real_run_everything_is_there(tmp_path: Path) -> None:
         "pictures/participation": [1],
         "pictures/predictions": [1],
     }
-    assert steps(events.Scalars("global/acc")) == steps(events.Histograms("clients/acc")) == [0, 1]
+    assert steps(events.Scalars("global/acc")) == steps(events.Histograms("histograms/clients/acc")) == [0, 1]
     assert events.Scalars("global/acc")[1].value == pytest.approx(made.metrics["global/acc"])
     task = Regressor(network="mlp", input_shape=(10,))
     regression = fit(tmp_path / "regression", task, Diabetes(num_clients=4), FedAvg(), logger=True)

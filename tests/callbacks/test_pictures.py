@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from lit_fed.callbacks.pictures import (
+    curves_picture,
     left_out_map,
     participation_map,
     predictions_picture,
     schedule_picture,
     views_picture,
 )
-from lit_fed.data.population.pictures import render
+from lit_fed.data.population.pictures import partition_picture, render, sizes_picture
 from lit_fed.participation import Fate, Participant
 
 
@@ -114,7 +120,11 @@ def test_a_schedule_has_a_bar_from_each_download_to_its_arrival() -> None:
     assert bars[:4] == [(0.0, 2.0, 0), (0.0, 3.0, 1), (0.0, 4.0, 2), (3.0, 2.0, 0)]
     (begun, so_far, _) = bars[4]
     assert (begun, so_far) == (3.5, 1.5), "until the last step"
-    assert axes.patches[4].get_facecolor()[3] == 0, "open"  # type: ignore[attr-defined]
+    hatched = [bar.get_hatch() for bar in axes.patches]
+    assert hatched[:4] == [None] * 4
+    assert hatched[4], "still at work"
+    # Client 2 missed a step, and client 1, which has the model of step 1, misses one when it ends, in step 2 or later.
+    assert axes.patches[4].get_edgecolor() == axes.patches[2].get_facecolor() != axes.patches[3].get_facecolor()  # type: ignore[attr-defined]
     assert [bar.get_width() for bar in counts.patches] == [2, 0, 1]  # type: ignore[attr-defined]  # updates that count
     assert [text.get_text() for text in axes.get_yticklabels()] == ["Aarhus", "Basel", "Cork"]
     render(figure)
@@ -130,3 +140,45 @@ def test_a_long_schedule_shows_its_last_steps() -> None:
     axes = schedule_picture(plan, 10_000, 5, 20).axes[0]
     assert asked == list(range(9970, 10_000))  # 600 bars of 20 a step
     assert axes.get_xlim()[0] > 9900
+
+
+def test_every_panel_of_curves_has_its_curves() -> None:
+    panels = {f"panel {number}": {"a": [1.0, number], "b": [0.0, 2.0]} for number in range(5)}
+    figure = curves_picture([3, 4], panels)
+    drawn = {axes.get_title(): [line.get_ydata() for line in axes.lines] for axes in figure.axes if axes.axison}
+    assert {title: [list(y) for y in lines] for title, lines in drawn.items()} == {
+        title: list(curves.values()) for title, curves in panels.items()
+    }
+    assert figure.axes[5].get_legend() is not None
+
+
+ON_TIME = [Participant(client_id, Fate.ON_TIME, 0, 0.0, 1.0 + client_id) for client_id in range(3)]
+IMAGES = np.zeros((16, 1, 8, 8), np.float32)
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        participation_map(lambda _: ON_TIME, 2, 3, 3),
+        schedule_picture(lambda _: ON_TIME, 1, 3, 3, ["Aarhus", "Basel", "Cork"], ON_TIME),
+        left_out_map(np.ones((3, 2)), np.array([False, True]), weighted=True),
+        predictions_picture(IMAGES, [0] * 16, [1] * 16, ["ankle boot", "sandal"]),
+        views_picture({"48x64": 0.5, "96x128": 0.75}, "global/acc"),
+        curves_picture([0, 1], {"gap": {"observed": [0.0, 1.0]}}),
+        partition_picture(np.arange(6).reshape(3, 2)),
+        sizes_picture(np.arange(3), np.arange(3)),
+    ],
+)
+def test_letters_are_legible_in_a_thumbnail_and_counts_are_whole(figure: Figure) -> None:
+    """TensorBoard shows pictures 350 pixels wide; its own smallest letters are of 9 pixels."""
+    pixels_per_point = 350 / (72 * figure.get_figwidth())
+    render(figure)  # makes the labels of ticks
+    letters: list[Any] = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
+    assert len(letters) > 5
+    assert min(text.get_fontsize() for text in letters) * pixels_per_point >= 8.6
+    counts = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
+    counts += [axis for axes in figure.axes for inset in axes.child_axes for axis in (inset.xaxis,)]
+    labels = ("round", "client", "class", "updates", "staleness", "training samples", "training samples (white: none)")
+    for axis in counts:
+        if axis.get_label_text() in labels:
+            assert [tick % 1 for tick in axis.get_ticklocs()] == [0] * len(axis.get_ticklocs()), axis.get_label_text()

@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lit_fed.callbacks.pictures import _read
 from lit_fed.robust import Median, MultiKrum, Scaling
 from tests.robust.support import moved
+from tests.support import events_of
 
 TARGETS = (2.0, 4.0, 6.0, 8.0, 50.0)
 HEAD = "round,client_id,stage,metric,value\n"
@@ -21,7 +22,7 @@ def test_a_run_under_attack_leaves_the_picture_in_its_folder_and_in_tensorboard(
     attack = Scaling(100.0, clients=[4])
     _, made = moved(tmp_path, TARGETS, aggregation=MultiKrum(1), attack=attack, logger=True)
     assert (made.log_dir / "left_out.png").read_bytes().startswith(b"\x89PNG")
-    shown = EventAccumulator(str(made.log_dir)).Reload().Tags()["images"]
+    shown = EventAccumulator(events_of(made.log_dir)).Reload().Tags()["images"]
     assert "pictures/left_out" in shown
     shares, attackers, weighted = _read(made.log_dir / "clients.csv", 1, 5)
     # Multi-Krum keeps four of five at 1/4 each, which is more than the fifth that the mean would give them.

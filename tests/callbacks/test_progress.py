@@ -83,6 +83,18 @@ def test_a_round_without_evaluation_and_a_task_without_accuracy_have_lines_too()
     ]
 
 
+def test_the_line_of_an_asynchronous_round_has_its_clock_and_staleness() -> None:
+    progress, file = a_progress()
+    run = a_run(Path())
+    progress.on_fit_start(run)
+    run_round(progress, run, 0, global__acc=0.5, clock__virtual_s=24.375, staleness__mean=1.5, staleness__max=4.0)
+    run_round(progress, run, 1, global__acc=0.5, clock__virtual_s=26.0)  # of a round with a deadline
+    assert [line.partition(" | ")[2] for line in file.getvalue().splitlines()] == [
+        "global/acc 0.5 | clock 24.38 s staleness 1.5 (max 4)",
+        "global/acc 0.5 | clock 26 s",
+    ]
+
+
 def test_the_line_and_the_best_follow_what_the_task_says() -> None:
     # The task calls fit the most important, and smaller better; loss it names second.
     names = MetricNames({"fit": "min", "loss": "min"}, declared=True)
@@ -200,7 +212,7 @@ def test_closing_table_has_last_and_best_of_every_evaluated_metric(tmp_path: Pat
     unwrapped = shown.splitlines()
     assert "3 MB sent up and down in 3 rounds" in unwrapped
     assert f"logs        {tmp_path}" in unwrapped
-    assert f"watch       tensorboard --logdir {tmp_path}" in unwrapped
+    assert f"watch       tensorboard --logdir {tmp_path}  # http://localhost:6006/#custom_scalars" in unwrapped
     assert f"last.ckpt   {tmp_path / 'checkpoints' / 'last.ckpt'}" in unwrapped
     assert "best.ckpt" not in shown
 

@@ -87,7 +87,8 @@ def test_ctrl_c_with_data_workers(tmp_path: Path) -> None:
 def test_a_full_disk_under_the_event_file(tmp_path: Path) -> None:
     done = run_cli(*QUICK, "--trainer.callbacks", "[tests.support.SmallDisk]", cwd=tmp_path)
     assert done.returncode == 2
-    told = r"lit-fed: error: cannot write lightning_logs/version_0/events\.out\.tfevents\.\S+: File too large\n"
+    file = r"lightning_logs/version_0/FedAvg-Digits/events\.out\.tfevents\.\S+"
+    told = rf"lit-fed: error: cannot write {file}: File too large\n"
     assert re.fullmatch(told, done.stderr)
     assert read_checkpoint(tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt")["round_idx"] == 1
 

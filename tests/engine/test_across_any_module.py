@@ -20,7 +20,7 @@ from lit_fed.methods import FedProx
 from lit_fed.seeding import derive_seed, torch_generator
 from tests import strangers
 from tests.engine.stranger_support import STRANGERS, Backwards, digits, method, run
-from tests.support import ROOT, assert_same, client_states, fit, rows, saved_weights, weights
+from tests.support import ROOT, assert_same, client_states, events_of, fit, rows, saved_weights, weights
 
 AS_THEY_ARE = [
     "fedavg", "fedprox", "scaffold", "feddyn", "fednova", "fedexp", "fedavgm", "fedadam", "fedyogi", "fedadagrad",
@@ -70,7 +70,7 @@ def test_what_it_logs_has_the_same_names_everywhere(cwd: Path, module: str, trai
     folder = run(module, "--trainer.logger", "true")
     assert columns(folder, "train/") == trains | {"lr"}
     assert columns(folder, "global/") == tests
-    events = EventAccumulator(str(folder)).Reload()
+    events = EventAccumulator(events_of(folder)).Reload()
     tags = set(events.Tags()["scalars"])
     assert {f"train/{name}" for name in trains} | {f"global/{name}" for name in tests} <= tags
     assert ("stranger/progress" in tags) == (module == "Curious")

@@ -24,6 +24,7 @@ from tests.support import (
     Wandering,
     assert_same,
     client_states,
+    events_of,
     fit,
     rows,
     run_cli,
@@ -37,7 +38,7 @@ ROUNDS = 24
 
 def logged_rounds(run: Path) -> list[int]:
     """The rounds of a run's event files, as TensorBoard reads them."""
-    reader = EventAccumulator(str(run), size_guidance={"scalars": 0})
+    reader = EventAccumulator(events_of(run), size_guidance={"scalars": 0})
     reader.Reload()
     return [event.step for event in reader.Scalars("global/acc")]
 

@@ -87,7 +87,7 @@ def left(root: Path, key: str, size: int, value: float, capsys: pytest.CaptureFi
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             name = f"{top}/{path.relative_to(folder)}"
             if "tfevents" in name:
-                events = EventAccumulator(str(folder)).Reload()
+                events = EventAccumulator(str(path.parent)).Reload()
                 tags = events.Tags()
                 values = {tag: [one.value for one in events.Scalars(tag)] for tag in tags["scalars"]}
                 found["run/tensorboard"] = {"tags": tags, **{t: v for t, v in values.items() if "time" not in t}}

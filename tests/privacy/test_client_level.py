@@ -41,7 +41,7 @@ from lit_fed.privacy.accounting import Mechanism
 from lit_fed.robust import ALIE, InnerProduct
 from lit_fed.trainer import FederatedTrainer
 from tests.privacy.support import private, uniform
-from tests.support import LeastSquares, Points, Unlucky, Wanderer, fit, flip_tensor_bit, rows, weights
+from tests.support import LeastSquares, Points, Unlucky, Wanderer, events_of, fit, flip_tensor_bit, rows, weights
 
 pytest.importorskip("dp_accounting")
 W = "network.weight"
@@ -375,7 +375,7 @@ def test_a_key_keeps_what_is_not_private_from_being_written(tmp_path: Path) -> N
     assert names == {"round", "global", "privacy", "time"}
     assert "time/local_s" not in rows(made.log_dir / "metrics.csv")[0]
     assert not (made.log_dir / "partition.json").exists()
-    tags = EventAccumulator(str(made.log_dir)).Reload().Tags()
+    tags = EventAccumulator(events_of(made.log_dir)).Reload().Tags()
     assert tags["histograms"] == []
     assert not {"pictures/partition", "pictures/participation"} & set(tags["images"])
     assert {tag.partition("/")[0] for tag in tags["scalars"]} == names - {"round"}

@@ -34,6 +34,7 @@ from lit_fed.data.population.views import viewed
 from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed
+from lit_fed.tracking import tracked
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
 _MOST_CLASSES = 10_000_000
@@ -487,7 +488,7 @@ def _stored(data: TensorDataModule, subset: Subset, rows: IntArray) -> tuple[NDA
 def write_folders(data: TensorDataModule, folder: Path) -> None:
     """Write a folder per client, ``client_<id>/data.npz``, ``server`` and, for a public set, ``public``."""
     cut = data._ready
-    for client_id in range(data.num_clients):
+    for client_id in tracked(range(data.num_clients), "writing clients", data.num_clients):
         parts = {"train": _stored(data, "train", cut.train[client_id])}
         if data.has_val:
             parts["val"] = _stored(data, "train", cut.val[client_id])

@@ -33,6 +33,7 @@ from lit_fed.data.population.views import FeatureSkew, View, viewed
 from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import torch_generator
+from lit_fed.tracking import tracked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -200,7 +201,7 @@ class FederatedDataModule(Checked, DataHooks, LightningDataModule):
         """
         wanted = None if clients is None else frozenset(index(client_id) for client_id in clients)
         if self._cut is None:
-            self._cut = self.make_cut(wanted)
+            (self._cut,) = tracked(map(self.make_cut, [wanted]), "reading and dividing the data")
         elif wanted is not None and wanted != frozenset(self.census.clients):
             raise ConfigError(
                 f"the data are set up for {named(self.census.clients)} and cannot be set up again for {named(wanted)}; "

@@ -22,6 +22,7 @@ from lit_fed.engine.wire.payload import Broadcast, Channel, ClientUpdate, not_fi
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ClientFailure, NonFiniteServer
 from lit_fed.participation import Participation
+from lit_fed.tracking import tracked
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
@@ -120,7 +121,7 @@ class Federation:
         """
         failed = list[tuple[int, str, str]]()
         mine = self.workers.share(client_ids, self.data.census.num_samples)
-        for outcome in self.executor.ask(question, mine, broadcast):
+        for outcome in tracked(self.executor.ask(question, mine, broadcast), "evaluating", len(mine)):
             if not isinstance(outcome, ClientFailure):
                 yield outcome
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,7 +72,8 @@ def open_run(run: Run, ckpt_path: str | None) -> Iterator[None]:
             store.find_leftovers()
         on_first_process(fabric, lambda: remove_half_written(run.log_dir))
         run.origin = f"trained just now in {shown(run.log_dir)}"
-        run.loggers = make_loggers(settings.logger, run.log_dir) if fabric.is_global_zero else []
+        parts = [run.federation.algorithm, *run.federation.wrappers.stack, run.federation.data]
+        run.loggers = make_loggers(settings.logger, run.log_dir, parts) if fabric.is_global_zero else []
         for loop in run.federation.loops.values():
             loop.trainer.log_dir = run.log_dir
             if fabric.is_global_zero:
@@ -168,8 +169,12 @@ def _next_version(logs: Path) -> Path:
             version += 1
 
 
-def make_loggers(choice: bool | Logger | list[Logger], log_dir: Path) -> list[Logger]:
-    """The loggers of a run; True means TensorBoard in the run's folder."""
+def make_loggers(choice: bool | Logger | list[Logger], log_dir: Path, parts: Sequence[object]) -> list[Logger]:
+    """The loggers of a run; True means TensorBoard, which calls a run after the folder of its events.
+
+    This folder, in the run's folder, has the names of the classes of method, wrappers and data.
+    """
     if isinstance(choice, bool):
-        return [TensorBoardLogger(save_dir=log_dir, name="", version="")] if choice else []
+        name = "-".join(type(part).__name__ for part in parts)
+        return [TensorBoardLogger(save_dir=log_dir, name="", version="", sub_dir=name)] if choice else []
     return list(choice) if isinstance(choice, list) else [choice]

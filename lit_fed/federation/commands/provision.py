@@ -20,6 +20,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.federation.commands.deployed import add_run, make
 from lit_fed.federation.commands.federation_file import SERVER, FederationFile, Site, check_everybody, read_federation
 from lit_fed.parsing import Parser
+from lit_fed.tracking import tracked
 
 _FOLDERS = {"authority", SERVER, "sites"}
 
@@ -150,7 +151,10 @@ def provision(
     for name in revoked:
         keyring.revoke(name)
     keyring.list_revoked()
-    done = {AUTHORITY: keyring.authority(), **{name: keyring.end(name) for name in ends}}
+    done = {
+        AUTHORITY: keyring.authority(),
+        **{name: keyring.end(name) for name in tracked(ends, "keys and certificates", len(ends))},
+    }
     ca = (output / AUTHORITY / "ca.crt").read_bytes()
     summed = bool((yaml.safe_load(configs[SERVER]).get("trainer") or {}).get("secure_sum"))
     peers = "".join(f"{key_of(keyring.certificate(site.name))}  # {site.name}\n" for site in file.sites)

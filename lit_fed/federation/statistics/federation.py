@@ -17,6 +17,7 @@ from lit_fed.federation.statistics.noise import Noise, sensitivity
 from lit_fed.federation.statistics.report import Statistics
 from lit_fed.federation.statistics.site import Floats, Inquiry, SiteStatistics, Variable, columns_of, joined, survey
 from lit_fed.federation.statistics.withheld import withheld
+from lit_fed.tracking import tracked
 
 MOST_BINS = 1000
 _MOST_SAMPLES = 2**40
@@ -129,11 +130,12 @@ def simulated(
     groups = {called(data, one): [one] for one in clients} if by_client else {"all": clients}
 
     def ask(asked: Inquiry) -> dict[str, SiteStatistics]:
+        each = tracked(groups.items(), "statistics of clients", len(groups))
         if noise is not None:
             return {
                 name: noise.survey(data, group, asked, noise.of_seed(seed, place))
-                for place, (name, group) in enumerate(groups.items())
+                for place, (name, group) in enumerate(each)
             }
-        return {name: withheld(survey(data, group, asked), asked.least) for name, group in groups.items()}
+        return {name: withheld(survey(data, group, asked), asked.least) for name, group in each}
 
     return take_statistics(data, ask, question, noise, "the seed", by_client)

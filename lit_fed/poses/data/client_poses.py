@@ -33,6 +33,7 @@ from lit_fed.poses.data.files import PhotoPose
 from lit_fed.poses.data.module import PoseDataModule
 from lit_fed.poses.data.people import Album, People, Skeleton
 from lit_fed.seeding import derive_seed
+from lit_fed.tracking import tracked
 
 _NO_CLIENTS = ("server", "public")
 _NAMED = 10  # clients in a remark
@@ -296,7 +297,7 @@ def pose_settings_of(data: PoseDataModule) -> dict[str, Any]:
 def write_pose_folders(data: PoseDataModule, folder: Path) -> None:
     """Write a folder per client, ``server`` and, for a public set, ``public``; see `ClientPoses`."""
     cut = data._ready
-    for client in range(data.num_clients):
+    for client in tracked(range(data.num_clients), "writing clients", data.num_clients):
         parts: dict[str, tuple[Subset, IntArray]] = {"train": ("train", cut.train[client])}
         if data.has_val:
             parts["val"] = "train", cut.val[client]

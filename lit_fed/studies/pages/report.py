@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_fed.callbacks.boards import event_files
 from lit_fed.command.reading.shipped import located
 from lit_fed.studies.file.claims import HOW_DECIDED, OUTCOMES
 from lit_fed.studies.file.study import PLAIN, Place
@@ -105,9 +106,9 @@ def pictures_of(cell: Cell) -> dict[str, bytes]:
     """Return the last version of each picture as PNG by name; empty without events."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    if cell.run is None or not any(cell.run.glob("events.out.tfevents.*")):
+    if cell.run is None or not (files := event_files(cell.run)):
         return {}
-    events = EventAccumulator(str(cell.run), size_guidance={"images": 1}).Reload()
+    events = EventAccumulator(str(files[-1].parent), size_guidance={"images": 1}).Reload()
     tags = [tag for tag in events.Tags()["images"] if tag.startswith(_PREFIX)]
     return {tag.removeprefix(_PREFIX): events.Images(tag)[-1].encoded_image_string for tag in tags}
 

@@ -74,8 +74,8 @@ class Display:
         ended = self.done + self.failed
         elapsed = time.monotonic() - self._began
         parts = [f"{ended}/{self.total}", f"{clock(elapsed)} elapsed"]
-        if self._rounds_here:
-            parts.append(f"about {clock(elapsed * (self._rounds_left / self._rounds_here - 1))} left")
+        if rounds := self._rounds_here + sum(self._rounds.get(job.cell.name, 0) for job in self._running):
+            parts.append(f"about {clock(elapsed * (self._rounds_left / rounds - 1))} left")
         if self.failed:
             parts.append(f"{self.failed} failed")
         grid = Table.grid(padding=(0, 1))

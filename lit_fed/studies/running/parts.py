@@ -24,6 +24,7 @@ from lit_fed.studies.file.claims import meant
 from lit_fed.studies.file.promised import kind_of, known_names, names_with
 from lit_fed.studies.file.rounds import guide_of
 from lit_fed.studies.running.cells import Cell, CellGrid
+from lit_fed.tracking import tracked
 
 
 def check_parts(cells: Iterable[Cell]) -> None:
@@ -38,7 +39,7 @@ def check_parts(cells: Iterable[Cell]) -> None:
     add_parts(parser)
     read: set[str] = set()
     made: set[str] = set()
-    for cell in cells:
+    for cell in tracked(cells, "checking the parts of all cells"):
         if (key := _key(settings := _settings(cell))) in made:
             continue
         try:

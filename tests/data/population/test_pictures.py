@@ -66,7 +66,7 @@ def test_a_data_module_draws_itself(cls: type[Digits | Diabetes], clients: list[
     assert picture is not None
     assert figure is not None
     assert picture.dtype == np.uint8
-    assert picture.shape == (510, 900, 3)
+    assert picture.shape == (550, 900, 3)
     axes = figure.axes[0]
     expected = ["0", "1", "2", "3", "4"] if clients is None else ["1", "3"]
     assert [text.get_text() for text in axes.get_xticklabels()] == expected

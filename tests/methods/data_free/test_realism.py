@@ -16,7 +16,7 @@ from lit_fed.methods import FedAvg, FedGen, HFedCKD, PseudoMap, PseudoTest
 from lit_fed.methods.data_free.display import map_picture
 from lit_fed.methods.data_free.realism import class_divergences
 from tests.methods.data_free.support import Halves, three_widths
-from tests.support import Points, assert_same, fit, weights
+from tests.support import Points, assert_same, events_of, fit, weights
 
 SMALL: dict[str, Any] = {"noise_size": 3, "hidden": 4, "generator_steps": 2, "generator_batch_size": 6}
 
@@ -64,7 +64,7 @@ def test_features_of_images_are_what_the_classifier_sees(tmp_path: Path) -> None
     folder = tmp_path / "lightning_logs" / "version_0"
     with Image.open(folder / "pseudo_map.png") as picture:
         assert min(picture.size) > 100
-    assert "pictures/pseudo_map" in EventAccumulator(str(folder)).Reload().Tags()["images"], "a study shows it"
+    assert "pictures/pseudo_map" in EventAccumulator(events_of(folder)).Reload().Tags()["images"], "a study shows it"
 
 
 def test_a_map_has_dots_and_crosses() -> None:

@@ -17,7 +17,7 @@ from lit_fed.methods import FedAvg, FedDF, FederatedDistillation, FedMD, Teacher
 from lit_fed.methods.distillation.teacher_error import lemma, mixing_weights
 from lit_fed.participation import UniformParticipation
 from tests.methods.distillation.test_uwa import PUBLIC, Eavesdropper, data, module, uwa
-from tests.support import assert_same, fit, kept, rows
+from tests.support import assert_same, events_of, fit, kept, rows
 
 SURE = torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)  # p* of two inputs, of one class
 
@@ -100,7 +100,7 @@ def test_a_run_reports_the_error_of_its_mixture_and_trains_as_without(tmp_path: 
     assert made.metrics["teacher/bias"] <= made.metrics["teacher/bound"]
     assert made.metrics["teacher/reference_acc"] > 0.8, "it knows what all clients know"
     assert float(rows(made.log_dir / "metrics.csv")[-1]["teacher/error"]) == pytest.approx(error, abs=1e-6)
-    events = EventAccumulator(str(made.log_dir))
+    events = EventAccumulator(events_of(made.log_dir))
     events.Reload()
     assert [event.step for event in events.Scalars("teacher/error")] == [0, 1]
 

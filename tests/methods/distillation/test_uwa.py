@@ -25,7 +25,7 @@ from lit_fed.methods import UWA, FederatedDistillation
 from lit_fed.networks import Logistic
 from lit_fed.protocols import ClientGlobalTest
 from tests.methods.distillation.test_mixing import ALONE
-from tests.support import ROOT, assert_same, fit, kept, rows
+from tests.support import ROOT, assert_same, events_of, fit, kept, rows
 
 PUBLIC = 80
 
@@ -184,7 +184,7 @@ def test_densities_of_augmented_private_data_need_no_calibration(tmp_path: Path)
 
 def test_who_is_trusted_is_pictured(tmp_path: Path) -> None:
     made = fit(tmp_path, module(), data(), uwa(), max_rounds=2, logger=True, callbacks=[Dashboard(1)])
-    events = EventAccumulator(str(made.log_dir), size_guidance={"images": 0})
+    events = EventAccumulator(events_of(made.log_dir), size_guidance={"images": 0})
     events.Reload()
     assert [event.step for event in events.Images("pictures/weights")] == [0, 1]
 

@@ -20,7 +20,7 @@ from lit_fed.methods import UWA, Alignment, DotRegression, FedAvg, FedBABU, FedE
 from lit_fed.networks import SmallCNN
 from lit_fed.participation import UniformParticipation
 from tests.methods.frozen_heads.support import Stranger, TwoClasses, digits, model, on_plane
-from tests.support import ROOT, LeastSquares, Points, assert_same, fit, rows, run_cli, weights
+from tests.support import ROOT, LeastSquares, Points, assert_same, events_of, fit, rows, run_cli, weights
 
 PREFIXES = ("alignment/", "alignment/gap_", "alignment/acc_", "alignment/acc_gap_")
 PREFIXES += ("features/distance_", "features/angle_", "features/norm_difference_")
@@ -133,7 +133,7 @@ def test_curves_go_on_after_a_resume_and_end_in_a_picture(tmp_path: Path) -> Non
     resumed = run("parts", 4, "last")
     assert whole.rounds == resumed.rounds == [0, 1, 2, 3]
     assert whole.curves == resumed.curves
-    events = EventAccumulator(str(tmp_path / "parts/lightning_logs/version_0")).Reload()
+    events = EventAccumulator(events_of(tmp_path / "parts/lightning_logs/version_0")).Reload()
     assert [picture.step for picture in events.Images("pictures/alignment")][-1] == 3
     assert [event.value for event in events.Scalars("alignment/observed")] == pytest.approx(whole.curves[NAMES[0]])
 
