@@ -17,7 +17,8 @@ import pytest
 import torch
 import yaml
 
-from lit_fed.command.cli import main, resolve
+from lit_fed.command.cli import main
+from lit_fed.command.federated_cli import Reading, resolve
 from lit_fed.command.table import COMMANDS
 from tests.command.support import LR, QUICKSTART, command, error_of, settings_of
 from tests.support import ROOT, rows
@@ -286,6 +287,10 @@ def test_help_names_commands_and_settings(capsys):
     model = output_of(["fit", "--algorithm.help", "FedProx"], capsys)
     assert "--algorithm.mu MU" in model
     assert len(model.splitlines()) < 100, "it lists all of torch"
+
+
+def test_the_help_that_needs_no_import_is_that_of_the_parser_of_a_run(capsys):
+    assert output_of(["--help"], capsys) == Reading(command("fit")).parser.format_help()
 
 
 def test_parts_come_in_any_order_before_and_after_the_class_they_are_of(capsys):

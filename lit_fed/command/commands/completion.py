@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args, get_origin
 from jsonargparse import ArgumentParser
 from typing_extensions import override
 
-from lit_fed.command.cli import Reading
 from lit_fed.command.command import Call
+from lit_fed.command.federated_cli import Reading
 from lit_fed.command.reading.shipped import shipped
 from lit_fed.command.refusals.suggest import settings_of_classes, subclasses
 from lit_fed.command.roots import PARTS
