@@ -45,7 +45,9 @@ COMMANDS = {
         own_files=True,
         light=True,
     ),
-    "completion": Command("Print a script that completes commands in a shell.", _own("completion"), own_files=True),
+    "completion": Command(
+        "Print a script that completes commands in a shell.", _own("completion"), own_files=True, light=True
+    ),
     **_of_wings(),
 }
 

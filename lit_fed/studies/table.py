@@ -16,5 +16,6 @@ COMMANDS = {
         "Print a JSON schema of configuration files, for editors.",
         "lit_fed.studies.print_schema",
         own_files=True,
+        light=True,
     ),
 }

@@ -286,6 +286,7 @@ def test_help_names_commands_and_settings(capsys):
     assert len(fit.splitlines()) < 400  # the classes of torch would be thousands
     model = output_of(["fit", "--algorithm.help", "FedProx"], capsys)
     assert "--algorithm.mu MU" in model
+    assert "0x" not in output_of(["node", "--help"], capsys), "the address of a function"
     assert len(model.splitlines()) < 100, "it lists all of torch"
 
 
