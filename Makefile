@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-long test-all test-floors test-newest bad-inputs lint hints types check federation bench studies-pocket results board docs clean
+.PHONY: help setup quickstart generated test test-long test-all test-floors test-newest bad-inputs lint hints types check federation bench studies-pocket results board docs clean
 
 help:  ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -60,6 +60,9 @@ test-newest:  ## Run the quickstart and the tests with the newest versions, pre-
 
 bad-inputs: $(STAMP)  ## Draw 500 bad inputs over all options and files; none may end in more than a line
 	$(BIN)/python -m tests.bad_inputs --seed 1 --cases 500
+
+generated: $(STAMP)  ## Write the schema and the completions of lit_fed/generated/ anew: after a setting, a class or a file is new
+	$(BIN)/python -m website.generated
 
 lint: $(STAMP)  ## Check style, formatting, spelling and which room imports which
 	$(BIN)/ruff check .

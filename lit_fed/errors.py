@@ -177,6 +177,14 @@ class ClientFailure(LitFedError):
         self.outline = outline
 
 
+def causes(error: BaseException) -> list[BaseException]:
+    """An error and its causes, outermost first."""
+    chain = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    return chain
+
+
 def place_of(stack: StackSummary) -> str:
     """Return the innermost frame outside of installed packages, as ``file.py, line 7``."""
     own_frames = [

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import replace
 from typing import Any
 
 import yaml
-from jsonargparse import DefaultHelpFormatter, set_loader
-from lightning.pytorch.cli import LightningArgumentParser
-from torch.optim.lr_scheduler import LRScheduler
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_loader
 
 from lit_fed.yaml_text import read_document
 
@@ -26,15 +25,16 @@ set_loader("yaml", load, (yaml.YAMLError, ValueError))
 
 
 class HelpFormatter(DefaultHelpFormatter):
-    """Help without long lists of classes and without reStructuredText marks."""
+    """Help without long lists of classes, functions' addresses and reStructuredText marks."""
 
     def _expand_help(self, action: argparse.Action) -> str:
         text, known, classes = super()._expand_help(action).partition(", known subclasses: ")
         names = classes.count(",") + 1
-        return (text + known + (classes if names <= 20 else f"{names} of them)")).replace("``", "")
+        text = (text + known + (classes if names <= 20 else f"{names} of them)")).replace("``", "")
+        return re.sub(r"type: <function \w+ at 0x\w+>, ", "", text)
 
 
-class Parser(LightningArgumentParser):
+class Parser(ArgumentParser):
     """A parser that passes its help format on to parsers it makes; a schedule's length may be null."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -45,6 +45,9 @@ class Parser(LightningArgumentParser):
         self, container: Any, nested_key: str | None, param: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """Accept null for a schedule's length, which torch annotates as a number."""
-        if param.name in ROUNDS and isinstance(param.parent, type) and issubclass(param.parent, LRScheduler):
-            param = replace(param, annotation=int | None)
+        if param.name in ROUNDS and isinstance(param.parent, type):
+            from torch.optim.lr_scheduler import LRScheduler  # not at the top: the command line prints help without it
+
+            if issubclass(param.parent, LRScheduler):
+                param = replace(param, annotation=int | None)
         return super()._add_signature_parameter(container, nested_key, param, *args, **kwargs)

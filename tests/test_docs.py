@@ -323,8 +323,6 @@ def test_commands_parse(command: tuple[str, ...], at_root: Path, capsys: pytest.
         assert re.search(r"cost ratio|MB", capsys.readouterr().out)
         return
     if command[0] in ("configs", "copy", "schema", "completion"):
-        if command[0] == "completion":
-            pytest.importorskip("shtab")
         main([*command])
         assert ("FedProx" if command[0] == "schema" else "fedprox.yaml") in capsys.readouterr().out
         return

@@ -82,5 +82,5 @@ def test_this_environment_has_what_is_declared() -> None:
 
 def test_importing_opens_no_connection() -> None:
     blocked = "import socket\ndef no(*a, **k): raise OSError('no network at import')\nsocket.socket.connect = no\n"
-    code = f"{blocked}import lit_fed, lit_fed.command.cli, lit_fed.data, lit_fed.methods\nprint('quiet')"
+    code = f"{blocked}import lit_fed, lit_fed.command.federated_cli, lit_fed.data, lit_fed.methods\nprint('quiet')"
     assert python(code) == "quiet"

@@ -32,8 +32,7 @@ ALONE = {"_update_count", "_compute_groups_create_state_ref"}
 WRITTEN = {"_opt_called", "_to_sync"}
 """What is only written, beside a public way."""
 OTHERS = {  # of other packages, and
-    *("_actions", "_StoreAction", "_common", "_exit", "_run_exitfuncs", "_get_file_writer"),
-    "_completions_jsonschema",  # of jsonargparse: `lit-fed schema`
+    *("_actions", "_exit", "_run_exitfuncs", "_get_file_writer"),
     "_pld",  # of dp-accounting too: one release's privacy losses, composed anew each round
     "_rdp",  # of dp-accounting, an extra: the numbers of tests/privacy/test_accounting.py need it
     *("_asdict", "_fields", "_make", "_replace"),  # of named tuples, which are documented

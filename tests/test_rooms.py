@@ -83,7 +83,7 @@ def takes_protocol_of_typing(node: ast.AST) -> bool:
 # ---------------------------------------------------------------------- sizes
 
 CODE_LINES = {
-    "lit_fed/*.py": 1_690,
+    "lit_fed/*.py": 1_700,
     "lit_fed/callbacks": 1_530,
     "lit_fed/command": 1_770,
     "lit_fed/data": 6_610,
@@ -97,7 +97,7 @@ CODE_LINES = {
     "lit_fed/poses": 3_120,
     "lit_fed/privacy": 1_820,
     "lit_fed/robust": 770,
-    "lit_fed/studies": 4_730,
+    "lit_fed/studies": 4_680,
     "lit_fed/tasks": 300,
 }
 """The largest number of code lines of each room, as `benchmarks/lines.py` counts them."""

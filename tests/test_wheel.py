@@ -39,6 +39,7 @@ def test_the_wheel_holds_the_configurations_the_pages_and_the_types(wheel: Path)
     own = {path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*.yaml")}
     own |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").rglob("*.*") if path.suffix != ".pyc"}
     assert {f"lit_fed/{name}" for name in own} <= names
+    assert {"lit_fed/generated/lit_fed.schema.json", "lit_fed/generated/completion.bash"} <= names
     assert not [name for name in names if name.endswith(".pyc")]
     assert "lit_fed/py.typed" in names
     code = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lit_fed").rglob("*.py")}

@@ -31,6 +31,12 @@ print(f"lit-fed: error: process {sys.argv[1]} ended without a message{what}: it 
 """
 
 
+def is_first() -> bool:
+    """Whether this process is the first of a run's, which alone prints."""
+    lightning = sys.modules.get("lightning.fabric.utilities.rank_zero")  # not imported by a light command
+    return not getattr(getattr(lightning, "rank_zero_only", None), "rank", 0)
+
+
 @contextmanager
 def witness(advice: str = "") -> Iterator[Callable[[str], None]]:
     """A small process that outlives this one and reports its death.

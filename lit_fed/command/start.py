@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from importlib import import_module
 from types import FrameType
 
 from lit_fed.printing import open_standard, unfailing
 
 
 def main(args: list[str] | None = None) -> None:
-    """Import the command line and run it; output that cannot be written is reported at the end.
+    """Run the command line; output that cannot be written is reported at the end.
 
     Args:
         args: Arguments instead of ``sys.argv[1:]``.
@@ -44,32 +45,19 @@ def _in_utf8() -> None:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**printed, **os.environ, "PYTHONUTF8": "1"})
 
 
-def _told_at_once(words: list[str]) -> bool:
-    """Answer commands that need no import of PyTorch; false for others, and for their errors."""
-    if words == ["--version"]:
-        from lit_fed import __version__
-
-        print(f"lit-fed {__version__}")
-        return True
-    if words[:1] == ["configs"] and len(words) <= 2 and not words[-1].startswith("-"):
-        from lit_fed.command.commands.list_configs import tell
-
-        return tell(words[1] if words[1:] else "")
-    return False
-
-
 def _run(args: list[str] | None) -> None:
-    if _told_at_once(sys.argv[1:] if args is None else args):
-        return
     # A handler, because an interrupted import may take the exception for a missing package and go on.
     before = signal.signal(signal.SIGINT, _leave)
-    says = sys.stderr.isatty() and os.environ.get("LOCAL_RANK", "0") == "0"
-    if says:
-        print("lit-fed: loading PyTorch and Lightning …", end="", file=sys.stderr, flush=True)
     from lit_fed.command.cli import main as run
+    from lit_fed.command.cli import needs_pytorch
 
-    if says:
-        print("\r\033[K", end="", file=sys.stderr, flush=True)  # clear the line
+    if needs_pytorch(sys.argv[1:] if args is None else args):
+        says = sys.stderr.isatty() and os.environ.get("LOCAL_RANK", "0") == "0"
+        if says:
+            print("lit-fed: loading PyTorch and Lightning …", end="", file=sys.stderr, flush=True)
+        import_module("lit_fed.command.federated_cli")
+        if says:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)  # clear the line
     signal.signal(signal.SIGINT, before)
     run(args)
 

@@ -36,11 +36,18 @@ COMMANDS = {
         "Write the trained network for use without lit_fed, with a card.", _own("export"), own_files=True
     ),
     "cost": Command("Count the bytes that a run will send, without running it.", _own("cost")),
-    "configs": Command("List the configuration files of the package.", _own("list_configs"), own_files=True),
-    "copy": Command(
-        "Copy a configuration file or the examples of the package, to change them.", _own("copy_config"), own_files=True
+    "configs": Command(
+        "List the configuration files of the package.", _own("list_configs"), own_files=True, light=True
     ),
-    "completion": Command("Print a script that completes commands in a shell.", _own("completion"), own_files=True),
+    "copy": Command(
+        "Copy a configuration file or the examples of the package, to change them.",
+        _own("copy_config"),
+        own_files=True,
+        light=True,
+    ),
+    "completion": Command(
+        "Print a script that completes commands in a shell.", _own("completion"), own_files=True, light=True
+    ),
     **_of_wings(),
 }
 

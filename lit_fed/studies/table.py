@@ -13,6 +13,9 @@ COMMANDS = {
     ),
     "simulate": Command("Draw a paper's figure from simulations.", "lit_fed.studies.simulations.run_simulation"),
     "schema": Command(
-        "Print a JSON schema of configuration files, for editors.", "lit_fed.studies.print_schema", own_files=True
+        "Print a JSON schema of configuration files, for editors.",
+        "lit_fed.studies.print_schema",
+        own_files=True,
+        light=True,
     ),
 }

@@ -17,7 +17,8 @@ import pytest
 import torch
 import yaml
 
-from lit_fed.command.cli import main, resolve
+from lit_fed.command.cli import main
+from lit_fed.command.federated_cli import Reading, resolve
 from lit_fed.command.table import COMMANDS
 from tests.command.support import LR, QUICKSTART, command, error_of, settings_of
 from tests.support import ROOT, rows
@@ -285,7 +286,12 @@ def test_help_names_commands_and_settings(capsys):
     assert len(fit.splitlines()) < 400  # the classes of torch would be thousands
     model = output_of(["fit", "--algorithm.help", "FedProx"], capsys)
     assert "--algorithm.mu MU" in model
+    assert "0x" not in output_of(["node", "--help"], capsys), "the address of a function"
     assert len(model.splitlines()) < 100, "it lists all of torch"
+
+
+def test_the_help_that_needs_no_import_is_that_of_the_parser_of_a_run(capsys):
+    assert output_of(["--help"], capsys) == Reading(command("fit")).parser.format_help()
 
 
 def test_parts_come_in_any_order_before_and_after_the_class_they_are_of(capsys):

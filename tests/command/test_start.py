@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
@@ -11,6 +12,7 @@ import sys
 import time
 
 from lit_fed import __version__
+from lit_fed.command.table import COMMANDS
 from tests.support import ROOT
 
 PATIENCE_S = 5.0  # the line is there after a tenth of a second; a busy machine starts an interpreter more slowly
@@ -66,13 +68,69 @@ def test_the_package_gives_its_names_and_only_those_without_importing_them_first
     assert done.stdout == "False\n", done.stderr
 
 
-def test_the_version_and_the_list_of_files_need_no_import_of_pytorch():
-    told = (
-        "import sys; from lit_fed.command.start import main; main(['--version']); main(['configs', 'method']); "
-        "sys.exit('torch' in sys.modules)"
+LIGHT = [
+    *(["--version"], ["--help"], ["-h"], ["copy", "--help"]),
+    *(["configs", "method"], ["copy", "method/fedavg.yaml"], ["completion", "bash"], ["schema"]),
+]
+MISTAKES = [[], ["--hepl"], ["fitt"], ["configs", "metod"], ["copy", "method/fedagv.yaml"]]
+PROGRAM = """
+import json, sys
+from lit_fed.command.start import main
+for words in json.loads(sys.argv[1]):
+    try:
+        main(words)
+    except SystemExit as stop:
+        print("exit", stop.code)
+print([name for name in ("torch", "lightning", "numpy") if name in sys.modules])
+"""
+
+
+def told_by(commands: list[list[str]]) -> tuple[list[str], list[str]]:
+    """What commands print in one process of their own, and the large packages that it has imported."""
+    words = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
+    ended = subprocess.run(
+        words, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
     )
-    ended = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=False, cwd=ROOT)
-    assert ended.returncode == 0, ended.stderr
-    first, *files = ended.stdout.splitlines()
-    assert first == f"lit-fed {__version__}"
-    assert any(line.startswith("method/fedavg.yaml ") for line in files)
+    *lines, imported = ended.stdout.splitlines()
+    assert imported == "[]"
+    return lines, ended.stderr.splitlines()
+
+
+def test_commands_that_answer_at_once_need_no_import_of_pytorch(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert {words[0] for words in LIGHT if words[0] in COMMANDS} == {name for name in COMMANDS if COMMANDS[name].light}
+    lines, errors = told_by(LIGHT)
+    assert errors == []
+    assert lines[0] == f"lit-fed {__version__}"
+    assert any(line.startswith("method/fedavg.yaml ") for line in lines)
+    assert (tmp_path / "fedavg.yaml").read_bytes() == (ROOT / "configs/method/fedavg.yaml").read_bytes()
+    assert sum("Federated learning for PyTorch Lightning" in line for line in lines) == 2, "--help and -h"
+
+
+def test_a_mistake_in_the_command_itself_needs_none_either():
+    lines, errors = told_by(MISTAKES)
+    assert lines == ["exit 2"] * len(MISTAKES)
+    assert len(errors) == len(MISTAKES)
+    assert all(line.startswith("lit-fed: error: ") for line in errors)
+
+
+def test_nothing_is_imported_that_a_run_may_do_without():
+    """Lightning itself imports torchmetrics, torchvision, SciPy and Matplotlib."""
+    rare = [
+        "timm",
+        "sklearn",
+        "pandas",
+        "grpc",
+        "cryptography",
+        "msgspec",
+        "onnx",
+        "transformers",
+        "pyarrow",
+        "datasets",
+    ]
+    program = (
+        "import sys, lit_fed.command.federated_cli; from lit_fed.command.roots import import_named; import_named();"
+        f"print([name for name in {[*rare, 'jinja2', 'dp_accounting', 'shtab']} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

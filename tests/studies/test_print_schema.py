@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from lit_fed.command.cli import main
 from lit_fed.parsing import load
+from tests.command.support import settings_of
 from tests.support import ROOT
 
 jsonschema = pytest.importorskip("jsonschema")
 SHIPPED = sorted([*ROOT.glob("configs/**/*.yaml"), *ROOT.glob("examples/**/*.yaml")])
 
 
-pytestmark = pytest.mark.long
-
-
 @pytest.fixture(scope="module")
 def check() -> Any:
-    """What the command prints in a process of its own, where no test has defined classes."""
-    words = [sys.executable, "-m", "lit_fed", "schema"]
-    made = json.loads(subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    """The shipped schema, which `tests/test_generated.py` makes anew."""
+    made = json.loads((ROOT / "lit_fed/generated/lit_fed.schema.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(made)
     return jsonschema.Draft202012Validator(made)
 
@@ -64,6 +61,9 @@ WRONG = {
     "data: {class_path: Digits, init_args: {partition: {class_path: Dirichlet, init_args: {alfa: 1}}}}": "alfa",
     "model: {class_path: Classifier, init_args: {net: mlp}}": "net",
     "model: {class_path: Classifier, init_args: {optimizer: {class_path: torch.optim.SGD, init_args: {r: 1}}}}": "'r'",
+    "model: {optimizer: {lr: fast}}": "model.optimizer.lr",
+    "data: {num_clients: many}": "data.num_clients",
+    "trainer: {participation: {count: few}}": "trainer.participation.count",
     "{rows: {a: {lable: A}}, columns: {}}": "lable",
     "{profiles: {pocket: {row: {}}}, rows: {}}": "row",
     "{simulate: {class_path: x.Figure}, seed: 1}": "seed",
@@ -80,6 +80,32 @@ def test_a_class_of_another_package_is_accepted_by_its_import_path(check: Any) -
     assert check.is_valid(yaml.safe_load("algorithm: {class_path: mine.Method, init_args: {what: 1}}"))
 
 
-def test_the_command_prints_it(check: Any) -> None:
+WITHOUT_CLASS = [
+    "model: {optimizer: {lr: 0.5}}",
+    "model: {optimizer: {class_path: SGD, init_args: {lr: 0.5}}}",
+    "model: {optimizer: Adam, network: mlp}",
+    "model: {init_args: {network: mlp}}",
+    "data: {num_clients: 10, partition: {alpha: 0.5}}",
+    "algorithm: {mu: 0.5}",
+    "algorithm: FedAvg",
+    "trainer: {participation: {count: 3}}",
+]
+
+
+@pytest.mark.parametrize("text", WITHOUT_CLASS)
+def test_settings_whose_class_another_file_names_pass_as_they_do_in_a_run(
+    check: Any, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(text, encoding="utf-8")
+    settings_of(["fit", "-c", "quickstart.yaml", "-c", "method/fedprox.yaml", "-c", str(mine)], capsys)
+    assert [*leaves(check.iter_errors(load(text)))] == []
+
+
+def test_the_command_prints_it(check: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["schema"])
+    told = capsys.readouterr().out
+    assert json.loads(told) == check.schema
+    assert len(told.encode()) < 1_000_000
     assert check.schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert "FedProx" in json.dumps(check.schema["$defs"]["Algorithm"])

@@ -6,6 +6,7 @@ from jsonargparse import ArgumentParser
 
 from lit_fed.command.command import Call
 from lit_fed.command.reading.shipped import first_line, name_of, shipped
+from lit_fed.command.refusals.spelling import close
 from lit_fed.errors import ConfigError
 
 
@@ -18,28 +19,16 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(call: Call) -> int:
     """Print a line per file."""
-    if not tell(call.settings.folder):
-        from lit_fed.command.refusals.suggest import close  # imports PyTorch, which the list does not need
-
-        folder = _cleaned(call.settings.folder)
+    folder = name_of(f"{call.settings.folder or '.'}/").removesuffix("configs").strip("./")
+    chosen = {name: path for name, path in shipped().items() if not folder or name.startswith(f"{folder}/")}
+    if not chosen:
         folders = list(dict.fromkeys(part for name in shipped() for part in _folders(name)))
         meant = close(folder, folders) or ", ".join(part for part in folders if "/" not in part)
         raise ConfigError(f"there is no folder of configurations named {folder!r}; choose {meant}")
-    return 0
-
-
-def tell(folder: str) -> bool:
-    """Print the files of a folder, or all files; return False without printing if the folder does not exist."""
-    folder = _cleaned(folder)
-    chosen = {name: path for name, path in shipped().items() if not folder or name.startswith(f"{folder}/")}
-    width = max(map(len, chosen), default=0)
+    width = max(map(len, chosen))
     for name, path in chosen.items():
         print(f"{name:<{width}}  {first_line(path)}")
-    return bool(chosen)
-
-
-def _cleaned(folder: str) -> str:
-    return name_of(f"{folder or '.'}/").removesuffix("configs").strip("./")
+    return 0
 
 
 def _folders(name: str) -> list[str]:

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lit_fed.checks import check_range
 from lit_fed.command.reading.settings import TRAINED, Place, Settings
 from lit_fed.command.refusals.explain import explain, missing
-from lit_fed.command.refusals.suggest import join_or
+from lit_fed.command.refusals.spelling import join_or
 from lit_fed.command.roots import PARTS
 from lit_fed.engine.method.kinds import CHOSEN_BY
 from lit_fed.errors import ConfigError, LitFedError, own_traceback, reason

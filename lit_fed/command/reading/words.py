@@ -15,12 +15,12 @@ from lightning import LightningDataModule
 from lit_fed.command.reading.config_files import SECTIONS, ConfigFiles, FilePart, is_name
 from lit_fed.command.reading.settings import Place, Settings, leaves, place_of
 from lit_fed.command.reading.shipped import located
-from lit_fed.command.refusals.explain import causes, explain
+from lit_fed.command.refusals.explain import explain
 from lit_fed.command.refusals.suggest import imported, named_class, parameters_of
 from lit_fed.command.roots import PARTS
 from lit_fed.command.table import COMMANDS, asked
 from lit_fed.data import Wrapped
-from lit_fed.errors import ConfigError, LitFedError
+from lit_fed.errors import ConfigError, LitFedError, causes
 
 _CONFIG = ("-c", "--config")
 _ALSO = ("cost", "simulate")  # classes that a command of this name takes

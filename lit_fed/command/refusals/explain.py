@@ -14,8 +14,9 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 from lit_fed.command.refusals import suggest
-from lit_fed.command.refusals.suggest import join_and, join_or
+from lit_fed.command.refusals.spelling import join_and, join_or
 from lit_fed.command.table import COMMANDS, asked
+from lit_fed.errors import causes
 
 # Patterns of links by kind; the first that matches counts.
 _LINKS = (
@@ -34,14 +35,6 @@ _LINKS = (
 )
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list", "str": "a text"}
 _KINDS |= {"dict": "a mapping", "tuple": "a list", "NoneType": ""}
-
-
-def causes(error: BaseException) -> list[BaseException]:
-    """An error and its causes, outermost first."""
-    chain = [error]
-    while chain[-1].__cause__ is not None:
-        chain.append(chain[-1].__cause__)
-    return chain
 
 
 def explain(
@@ -192,15 +185,3 @@ def _no_value(option: str, args: Sequence[str]) -> str:
             hint = f"; write {word}={following}, since it begins with -" if is_value else ""
             return f"{word} needs a value{hint}"
     return f"{name} needs a value"
-
-
-def no_command(words: Sequence[str]) -> str:
-    """Message about a command line that does not begin with a command."""
-    command, word = asked(words), words[0] if words else "-"
-    if not word.startswith("-"):
-        close = suggest.close(word, COMMANDS)
-        hint = f"did you mean {close}?" if close else f"choose {join_or([*COMMANDS])}"
-        return f"there is no command {word!r}; {hint}"
-    if command is not None:
-        return f"settings come after the command: lit-fed {command} --config my.yaml"
-    return f"no command given; choose {join_or([*COMMANDS])}, as in: lit-fed fit --config my.yaml"

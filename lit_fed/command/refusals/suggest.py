@@ -14,6 +14,7 @@ from typing import Any
 
 from lightning import LightningDataModule
 
+from lit_fed.command.refusals.spelling import close, join_or
 from lit_fed.command.roots import PARTS, PLACES
 from lit_fed.errors import of_other_lightning
 
@@ -43,22 +44,6 @@ LIGHTNING = {
 }
 """Equivalents of settings that only Lightning's trainer has."""
 _INNER = ("lightning.pytorch.demos", "lit_fed.engine.lightning.")  # modules whose classes users never name
-
-
-def join_or(words: Sequence[str]) -> str:
-    """``a, b or c``."""
-    return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
-
-
-def join_and(words: Sequence[str]) -> str:
-    """``a, b and c are``."""
-    return f"{', '.join(words[:-1])} and {words[-1]} are" if len(words) > 1 else f"{words[0]} is"
-
-
-def close(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The known word that is most similar, whatever its case: ``Scaffold`` for SCAFFOLD; empty if none is similar."""
-    spellings = {name.casefold(): name for name in known}
-    return spellings.get(next(iter(get_close_matches(word.casefold(), list(spellings), n=1, cutoff=cutoff)), ""), "")
 
 
 def in_order(keys: Sequence[str]) -> list[str]:

@@ -10,11 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from lit_fed.errors import CheckpointError, ConfigError, UnreadableFile
-from lit_fed.tensors import map_tensors
 
 
 @contextmanager
@@ -72,8 +68,12 @@ def write_atomically(content: Any, path: Path) -> None:
     Raises:
         CheckpointError: If the disk is full or the folder is not writable.
     """
+    import torch  # not at the top: `lit-fed copy` writes without it
+
+    from lit_fed.tensors import map_tensors
+
     with in_place_of(path) as temporary, open(temporary, "wb") as file:
-        torch.save(map_tensors(content, Tensor.cpu), file)
+        torch.save(map_tensors(content, torch.Tensor.cpu), file)
         file.flush()
         os.fsync(file.fileno())
 

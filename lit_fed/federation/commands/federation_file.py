@@ -12,7 +12,7 @@ from typing import Any
 
 from lit_fed.command.reading.config_files import read_settings
 from lit_fed.command.reading.shipped import name_of, shipped
-from lit_fed.command.refusals.suggest import close
+from lit_fed.command.refusals.spelling import close
 from lit_fed.errors import ConfigError
 from lit_fed.federation.messages.settings import OWN_DATA
 

@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser
 from lit_fed import __version__
 from lit_fed.command.command import Call
 from lit_fed.command.reading.words import CommandLine
-from lit_fed.command.refusals.suggest import close, join_or
+from lit_fed.command.refusals.spelling import close, join_or
 from lit_fed.engine.storage.files import remove_half_written
 from lit_fed.errors import ConfigError
 from lit_fed.federation.commands.deployed import add_run, make

@@ -16,7 +16,8 @@ from typing import Any
 import yaml
 
 from lit_fed.callbacks.recorder import RoundTable
-from lit_fed.command.cli import resolve, user_error
+from lit_fed.command.cli import user_error
+from lit_fed.command.federated_cli import resolve
 from lit_fed.command.reading.config_files import ConfigFiles
 from lit_fed.data.population.census import Contents
 from lit_fed.engine.lightning.metric_names import MetricNames

@@ -8,13 +8,19 @@ import gc
 import importlib
 import os
 
-from lit_fed.command.cli import resolve
+from lit_fed.command.federated_cli import resolve
 from lit_fed.command.reading.shipped import shipped
 from lit_fed.command.roots import import_named
 
 import_named()
 for _name in (
-    *("lit_fed.__main__", "lit_fed.api", "lit_fed.command.cli", "lit_fed.studies.running.cell_process"),
+    *(
+        "lit_fed.__main__",
+        "lit_fed.api",
+        "lit_fed.command.cli",
+        "lit_fed.command.federated_cli",
+        "lit_fed.studies.running.cell_process",
+    ),
     *("attrs", "matplotlib.backends.backend_agg", "sklearn.datasets", "torch.utils.tensorboard"),
     *("tensorboard.plugins.hparams.metadata", "torch.utils.serialization.config"),
 ):

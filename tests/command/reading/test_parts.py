@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lit_fed.command.cli import FederatedCLI
+from lit_fed.command.federated_cli import FederatedCLI
 from tests.command.support import command, error_of
 from tests.support import ROOT
 

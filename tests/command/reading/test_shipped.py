@@ -162,7 +162,6 @@ complete_it lit-fed study --dry
 
 
 def test_a_shell_completes_commands_options_classes_and_files(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("shtab")
     main(["completion", "bash"])
     Path("completion.sh").write_text(capsys.readouterr().out)
     done = subprocess.run(["bash", "-c", COMPLETE], capture_output=True, text=True, timeout=60)
@@ -175,14 +174,6 @@ def test_a_shell_completes_commands_options_classes_and_files(capsys: pytest.Cap
         "true",
         "--dry_run",
     ]
-
-
-def test_without_shtab_the_extra_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from lit_fed.command.commands import completion
-
-    monkeypatch.setattr(completion, "find_spec", lambda _name: None)
-    told = error_of(["completion", "bash"], capsys)
-    assert told == "completion needs shtab; install it with pip install 'lit-fed[completion]'"
 
 
 def test_an_extra_is_named_where_a_network_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from lit_fed import Classifier
-from lit_fed.command.cli import resolve
+from lit_fed.command.federated_cli import resolve
 from lit_fed.data import IID, Digits
 from lit_fed.errors import ConfigError
 from lit_fed.studies.file.study import Place, read_study
