@@ -20,7 +20,7 @@ from lit_fed.command.reading.config_files import SECTIONS, ConfigFiles
 from lit_fed.command.reading.own import add_overwrite
 from lit_fed.command.reading.parts import add_parts, build_parts, check_parts_given, set_seed
 from lit_fed.command.reading.words import CommandLine
-from lit_fed.command.refusals.explain import causes, explain, no_command
+from lit_fed.command.refusals.explain import causes, no_command, words_of
 from lit_fed.command.roots import import_named
 from lit_fed.command.table import COMMANDS
 from lit_fed.errors import ConfigError, LitFedError, brief, errors_name_options, reason
@@ -56,8 +56,12 @@ class FederatedCLI:
         if key not in _PARSERS:  # once a process: that takes as long as reading three commands
             _PARSERS[key] = self._make_parsers()
         self.parser, self._parsers = _PARSERS[key]
-        self._read()
-        self._run()
+        try:
+            self._read()
+            self._run()
+        except ConfigError as error:
+            error.args = (self._line.settings.located(str(error)),)
+            raise
 
     # ------------------------------------------------------------------ the parser
 
@@ -205,13 +209,14 @@ def main(args: list[str] | None = None) -> None:
             import_named()
             status = FederatedCLI(args).status
     except Exception as error:
-        line = user_error(error, words)
+        line = user_error(error)
         if line is None:
             raise
-        ours = next((cause for cause in causes(error) if isinstance(cause, LitFedError)), None)
-        if ours is not None and ours.details and _rank() == 0:
-            print(ours.details, file=sys.stderr)  # the traceback of the user's own code
-        _fail(line, ours.status if ours is not None else 2)
+        ours = next((cause for cause in causes(error) if isinstance(cause, LitFedError)), LitFedError())
+        if _rank() == 0:
+            details = f"{ours.details}\n" if ours.details else ""  # the traceback of the user's own code
+            print(f"{details}lit-fed: error: {line}", file=sys.stderr)
+        sys.exit(ours.status)
     except KeyboardInterrupt:
         sys.exit(130)
     else:
@@ -228,13 +233,13 @@ def check_text(words: Sequence[str]) -> None:
             raise ConfigError(f"{word!a} is not text in UTF-8; rename the file") from error
 
 
-def user_error(error: BaseException, args: Sequence[str]) -> str | None:
+def user_error(error: BaseException) -> str | None:
     """One line about a mistake that a user can correct; None for an error that needs its traceback."""
     for cause in causes(error):
         if isinstance(cause, LitFedError):
             return str(cause)
     if isinstance(error, ArgumentError):
-        return brief(explain(error, args))
+        return brief(words_of(error))
     for cause in causes(error):
         if isinstance(cause, MemoryError) or (isinstance(cause, RuntimeError) and "allocate memory" in str(cause)):
             return reason(cause)
@@ -246,9 +251,3 @@ def user_error(error: BaseException, args: Sequence[str]) -> str | None:
 def _rank() -> int:
     """Rank of this process: only the first prints."""
     return getattr(rank_zero_only, "rank", 0) or 0
-
-
-def _fail(message: str, status: int) -> None:
-    if _rank() == 0:
-        print(f"lit-fed: error: {message}", file=sys.stderr)
-    sys.exit(status)

@@ -363,7 +363,7 @@ def _read_or_blame(args: Sequence[str], files: ConfigFiles, where: str) -> dict[
         content: dict[str, Any] = yaml.safe_load(resolve(["fit", *args], files))
         return content
     except Exception as error:
-        line = user_error(error, ["fit", *args])
+        line = user_error(error)
         if line is None:
             raise
         raise ConfigError(f"{where}: {line}") from error

@@ -90,7 +90,7 @@ def _settings(cell: Cell) -> dict[str, Any]:
 
 def _line(error: Exception) -> str:
     """Return a user's mistake in one line; raise any other error again."""
-    if (line := user_error(error, [])) is None:
+    if (line := user_error(error)) is None:
         raise error
     return line
 
