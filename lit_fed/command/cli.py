@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lit_fed.checks import check_local
 from lit_fed.command.command import Call
-from lit_fed.command.endings import ending_told, witness
+from lit_fed.command.endings import exit_reported, witness
 from lit_fed.command.reading.config_files import SECTIONS, ConfigFiles
 from lit_fed.command.reading.own import add_overwrite
 from lit_fed.command.reading.parts import add_parts, build_parts, check_parts_given, set_seed
@@ -120,12 +120,12 @@ class FederatedCLI:
         set_seed(settings.trainer)
         parts, rest = build_parts(parser, settings)
         self.model, self.datamodule, self.trainer = parts.model, parts.data, FederatedTrainer(**rest.trainer)
-        self.trainer.describe(self.resolved_config(), self._line.told)
+        self.trainer.describe(self.resolved_config(), self._line.given_keys)
         is_fit = self._command == "fit"
         if is_fit and _rank() == 0 and (line := self._line.own_rate):
             print(line)
         with ExitStack() as stack:
-            stack.enter_context(ending_told())
+            stack.enter_context(exit_reported())
             if _rank() == 0:
                 advice = "continue with --ckpt_path last" if is_fit else ""
                 self.trainer.local.guard.tell = stack.enter_context(witness(advice))

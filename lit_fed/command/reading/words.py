@@ -41,13 +41,13 @@ class CommandLine:
         words: The command line without settings, files and requests to print: what argparse is to read.
         prints: Requests to print the configuration.
         settings: The settings of its files and options.
-        told: Keys of the settings, without ``init_args``, most recent option first. Varied settings stand at the end of
-            a command line, as in the cells of a study.
+        given_keys: Keys of the settings, without ``init_args``, most recent option first. Varied settings stand at the
+            end of a command line, as in the cells of a study.
     """
 
     def __init__(self, words: Sequence[str], files: ConfigFiles | None = None) -> None:
         self.command = asked(words)
-        self.settings, self.told = Settings(), tuple[str, ...]()
+        self.settings, self.given_keys = Settings(), tuple[str, ...]()
         self.words, self.prints = list[str](), list[str]()
         if self.command is None or words[0] != self.command:
             self.words += words
@@ -89,7 +89,7 @@ class CommandLine:
             value = wrapped(given) if keys == ("data",) else given
             self.settings.put(keys, value, origins)
             places += leaves(value, place_of(keys)) if origins else [place_of(keys)]
-        self.told = tuple(dict.fromkeys((*(".".join(place) for place in places), *self.told)))
+        self.given_keys = tuple(dict.fromkeys((*(".".join(place) for place in places), *self.given_keys)))
 
 
 # ---------------------------------------------------------------------- one spelling
