@@ -185,4 +185,4 @@ def _wanted(grid: CellGrid) -> list[tuple[Cell, str]]:
     wanted = [(place, name) for place, m in measures for name in (m.metric, guide_of(m.report)) if name]
     for claim in grid.study.claims:
         wanted += [(p, claim.metric) for p in grid.study.places if claim.metric is not None and p in claim.places]
-    return list({(c.name, metric): (c, metric) for c, metric in ((grid.at[p, seed], m) for p, m in wanted)}.values())
+    return list({(c.name, metric): (c, metric) for c, metric in ((grid.runs[p, seed], m) for p, m in wanted)}.values())
