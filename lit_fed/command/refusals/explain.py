@@ -140,13 +140,13 @@ def _of_class(value: dict[str, Any], hint: Any, key: str, default: Any) -> Itera
     """Faults of a class with its settings."""
     bases = _classes(hint)
     path = value.get("class_path") or (default or {}).get("class_path")
-    cls = suggest.named_class(path, bases)
+    cls = bases[0] if path is None else suggest.named_class(path, bases)
     if stray := [name for name in value if name not in _OF_CLASS] if "class_path" in value else []:
         yield key, suggest.beside_class_path(key, stray)
-    if path is None:
+    if not isinstance(path, str | None) or (path is None and (len(bases) > 1 or inspect.isabstract(cls))):
         return
     if cls is None or not issubclass(cls, tuple(bases)):
-        yield f"{key}.class_path", f"{key}: {suggest.no_class(path, bases)}"
+        yield f"{key}.class_path", f"{key}: {suggest.no_class(str(path), bases)}"
     elif inspect.isabstract(cls):
         yield (
             f"{key}.class_path",

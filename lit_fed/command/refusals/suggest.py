@@ -201,7 +201,7 @@ def close_class(path: str, bases: Sequence[type]) -> str:
         return meant
     try:
         there = [name for name, value in vars(importlib.import_module(module)).items() if isinstance(value, type)]
-    except (ImportError, ValueError):
+    except (ImportError, ValueError, TypeError):
         return ""
     return f"{module}.{meant}" if (meant := close(name, there)) else ""
 
@@ -211,7 +211,7 @@ def imported(path: str) -> Any:
     module, _, name = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError):
+    except (ImportError, AttributeError, ValueError, TypeError):  # a relative path, too
         return None
 
 

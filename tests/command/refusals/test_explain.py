@@ -72,6 +72,7 @@ def written(text: str) -> str:
             "there is no LRScheduler named 'CosineAnealingLR'; did you mean CosineAnnealingLR?",
         ),
         (["--model.init_args.lr_scheduler", "StepLR"], "model.init_args.lr_scheduler.init_args.step_size is missing"),
+        (["--model.adapter.train", "1.5"], "model.init_args.adapter.init_args.train: expected a list, not 1.5"),
         (["--trainer.max_rounds", "many"], "trainer.max_rounds: expected a whole number, not many"),
         (["--trainer.max_rounds", "4.5"], "trainer.max_rounds: expected a whole number, not 4.5"),
         (["--trainer.evaluate_on", "tset"], "trainer.evaluate_on: expected 'val' or 'test', not tset"),
@@ -120,6 +121,8 @@ def test_a_bad_option_is_named_with_what_was_meant(args, expected, capsys):
         ),
         ("model: {class_path: Classifer}", "model: there is no LightningModule named 'Classifer'; did you mean"),
         ("model: [1, 2]", "model is a list; it must hold class_path and init_args"),
+        ("algorithm: {class_path: [FedAvg]}", "algorithm: a class is needed; give class_path and init_args"),
+        ("algorithm: {class_path: ..}", ".. cannot be imported: "),
         ("trainer: 3", "trainer is 3; it must hold settings, such as max_rounds"),
         ("trainer: {max_rounds: many}", "trainer.max_rounds: expected a whole number, not many"),
         (
