@@ -48,7 +48,7 @@ test-floors: $(FLOORS_STAMP)  ## Run the quickstart and the tests with the lowes
 # The newest versions have one of their own, too, brought up to date by each call: with every extra, with what tests compare
 # with beside, and with pre-releases. If a pre-release cannot be installed beside the others, exclude it here ('name<2') and say why.
 NEWEST_VENV ?= .venv-newest
-EXTRAS := dev,references,docs,text,privacy,parquet,datasets,onnx,completion
+EXTRAS := dev,references,docs,text,privacy,parquet,datasets,onnx
 
 test-newest:  ## Run the quickstart and the tests with the newest versions, pre-releases too, and with every extra
 	$(PYTHON) -m venv $(NEWEST_VENV)

@@ -127,7 +127,7 @@ class ClientTest(Protocol):
         for answer in federation.ask(self.question(federation, subset), clients, broadcast):
             own += [ClientRow(answer.client_id, self.stage, *metric) for metric in answer.metrics.items()]
         directions = [loop.directions for loop in federation.loops.values()]
-        parts = federation.workers.gather((own, federation.executor.told_together(), directions))
+        parts = federation.workers.gather((own, federation.executor.summed_metrics(), directions))
         for found in (found for part in parts for found in part[2]):
             federation.names.observe(found)
         rows = sorted((row for part in parts for row in part[0]), key=lambda row: row.client_id)

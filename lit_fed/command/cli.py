@@ -39,13 +39,14 @@ def main(args: list[str] | None = None) -> None:
             check_text(words)
             status = _run(words)
     except Exception as error:
-        line = user_error(error, words)
+        line = user_error(error)
         if line is None:
             raise
-        ours = next((cause for cause in causes(error) if isinstance(cause, LitFedError)), None)
-        if ours is not None and ours.details and is_first():
-            print(ours.details, file=sys.stderr)  # the traceback of the user's own code
-        _fail(line, ours.status if ours is not None else 2)
+        ours = next((cause for cause in causes(error) if isinstance(cause, LitFedError)), LitFedError())
+        if is_first():
+            details = f"{ours.details}\n" if ours.details else ""  # the traceback of the user's own code
+            print(f"{details}lit-fed: error: {line}", file=sys.stderr)
+        sys.exit(ours.status)
     except KeyboardInterrupt:
         sys.exit(130)
     else:
@@ -86,24 +87,18 @@ def check_text(words: Sequence[str]) -> None:
             raise ConfigError(f"{word!a} is not text in UTF-8; rename the file") from error
 
 
-def user_error(error: BaseException, args: Sequence[str]) -> str | None:
+def user_error(error: BaseException) -> str | None:
     """One line about a mistake that a user can correct; None for an error that needs its traceback."""
     for cause in causes(error):
         if isinstance(cause, LitFedError):
             return str(cause)
     if isinstance(error, ArgumentError):
-        from lit_fed.command.refusals.explain import explain
+        from lit_fed.command.refusals.explain import words_of
 
-        return brief(explain(error, args))
+        return brief(words_of(error))
     for cause in causes(error):
         if isinstance(cause, MemoryError) or (isinstance(cause, RuntimeError) and "allocate memory" in str(cause)):
             return reason(cause)
         if isinstance(cause, OSError) and cause.strerror and (cause.filename or cause.errno in _FULL):
             return f"{cause.filename}: {cause.strerror}" if cause.filename else cause.strerror
     return None
-
-
-def _fail(message: str, status: int) -> None:
-    if is_first():
-        print(f"lit-fed: error: {message}", file=sys.stderr)
-    sys.exit(status)

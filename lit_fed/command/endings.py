@@ -80,7 +80,7 @@ def _close(descriptor: int) -> None:
 
 
 @contextmanager
-def ending_told() -> Iterator[None]:
+def exit_reported() -> Iterator[None]:
     """Report where ``sys.exit`` was called; silence TensorBoard's thread, whose errors the main thread raises too."""
     before = threading.excepthook
     threading.excepthook = lambda args: None if _is_tensorboards(args.thread) else before(args)

@@ -10,7 +10,7 @@ from jsonargparse import Namespace
 from typing_extensions import override
 
 from lit_fed.command.command import Call
-from lit_fed.command.endings import ending_told, is_first, witness
+from lit_fed.command.endings import exit_reported, is_first, witness
 from lit_fed.command.parsers import make_parsers
 from lit_fed.command.reading.config_files import SECTIONS, ConfigFiles
 from lit_fed.command.reading.own import add_overwrite
@@ -50,8 +50,12 @@ class FederatedCLI:
         if key not in _PARSERS:  # once a process: that takes as long as reading three commands
             _PARSERS[key] = make_parsers(self._words, self._has_options, _add_trainers)
         self.parser, self._parsers = _PARSERS[key]
-        self._read()
-        self._run()
+        try:
+            self._read()
+            self._run()
+        except ConfigError as error:
+            error.args = (self._line.settings.located(str(error)),)
+            raise
 
     # ------------------------------------------------------------------ the parser
 
@@ -83,12 +87,12 @@ class FederatedCLI:
         set_seed(settings.trainer)
         parts, rest = build_parts(parser, settings)
         self.model, self.datamodule, self.trainer = parts.model, parts.data, FederatedTrainer(**rest.trainer)
-        self.trainer.describe(self.resolved_config(), self._line.told)
+        self.trainer.describe(self.resolved_config(), self._line.given_keys)
         is_fit = self._command == "fit"
         if is_fit and is_first() and (line := self._line.own_rate):
             print(line)
         with ExitStack() as stack:
-            stack.enter_context(ending_told())
+            stack.enter_context(exit_reported())
             if is_first():
                 advice = "continue with --ckpt_path last" if is_fit else ""
                 self.trainer.local.guard.tell = stack.enter_context(witness(advice))

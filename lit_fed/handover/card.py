@@ -45,7 +45,7 @@ class Facts:
         preprocessing: Steps from stored inputs to the network; None for code of the data module.
         class_names: Names of the outputs.
         versions: Versions of the packages that wrote the files.
-        around: Wrappers' facts by name.
+        wrappers: The wrappers' facts by name.
     """
 
     task: str
@@ -61,7 +61,7 @@ class Facts:
     preprocessing: list[dict[str, Any]] | None
     class_names: list[str] | None
     versions: dict[str, str] = field(default_factory=dict)
-    around: dict[str, dict[str, Any]] = field(default_factory=dict)
+    wrappers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def facts_of(content: Mapping[str, Any], path: Path) -> Facts:
@@ -92,12 +92,12 @@ def facts_of(content: Mapping[str, Any], path: Path) -> Facts:
         evaluated_on={"val": "validation"}.get(str(trainer.get("evaluate_on")), "test"),
         preprocessing=inputs.get("steps"),
         class_names=None if inputs.get("class_names") is None else list(map(str, inputs["class_names"])),
-        around=_around(content["server"]),
+        wrappers=_wrapper_facts(content["server"]),
         versions={"lit_fed": lit_fed.__version__, "python": platform.python_version(), **_versions()},
     )
 
 
-def _around(server: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _wrapper_facts(server: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Wrappers' texts and numbers for readers, by the wrapper's name; names with an underscore are left out."""
     return {
         str(key).removeprefix(STATE_PREFIX): {
@@ -196,7 +196,7 @@ def card(facts: Facts, uses: Sequence[str], inputs: Inputs) -> str:
     training = {"method": facts.method, "trained for": counted(facts.rounds, "round"), **facts.algorithm}
     lines += ["## Training", "", *_table(training)]
     lines += [*list(_table(facts.training))[2:], ""]
-    for name, kept in facts.around.items():
+    for name, kept in facts.wrappers.items():
         lines += [f"## {_escaped(name.capitalize())}", "", *_table(kept), ""]
     lines += ["## Results", "", *_results(facts), ""]
     lines += ["## Written with", "", *_table(facts.versions), ""]

@@ -241,7 +241,7 @@ def _run_grid(
             cell.write_record(status="failed", error=reason)
         if reason:
             failures.append((cell, reason))
-        display.ended(job, reason, _told(grid, cell))
+        display.ended(job, reason, _contribution(grid, cell))
 
     rounds = sum(cell.max_rounds for cell in waiting)
     with Display(len(cells), finished, rounds, slots.jobs, console) as display:
@@ -251,15 +251,15 @@ def _run_grid(
 
 def _lacking(grid: CellGrid, cell: Cell) -> list[str]:
     """Return the metrics that the table needs and a finished cell lacks."""
-    mine = [(place, seed) for (place, seed), owner in grid.at.items() if owner is cell]
+    mine = [(place, seed) for (place, seed), owner in grid.runs.items() if owner is cell]
     lacking = [place for place, seed in mine if grid.value(place, seed) is None]
     return list(dict.fromkeys(grid.measure_of(place).metric or "a metric to show" for place in lacking))
 
 
-def _told(grid: CellGrid, cell: Cell) -> str:
+def _contribution(grid: CellGrid, cell: Cell) -> str:
     """Return the numbers that a cell contributes to the table."""
     values_told = []
-    for (place, seed), owner in grid.at.items():
+    for (place, seed), owner in grid.runs.items():
         value = grid.value(place, seed) if owner is cell else None
         if value is not None:
             measure = grid.measure_of(place)

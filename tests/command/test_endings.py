@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import Dataset
 
 from lit_fed import errors
-from lit_fed.command.endings import ending_told, witness
+from lit_fed.command.endings import exit_reported, witness
 from lit_fed.data import DatasetModule, Datasets
 from lit_fed.engine.loop.checkpoint import read_checkpoint
 from tests.support import ROOT, run_cli, start_cli
@@ -140,7 +140,7 @@ def test_a_witness_that_was_killed_is_not_missed() -> None:
 def test_sys_exit_outside_of_clients_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
     said = io.StringIO()
     monkeypatch.setattr(sys, "stderr", said)
-    with pytest.raises(SystemExit), ending_told():
+    with pytest.raises(SystemExit), exit_reported():
         sys.exit(4)
     assert re.fullmatch(
         r"lit-fed: the run was ended by sys\.exit\(4\) in \S*test_endings\.py, line \d+\n", said.getvalue()

@@ -55,7 +55,7 @@ def test_logarithms_of_log_normal_sizes_have_the_deviation_that_is_asked_for() -
 @pytest.mark.parametrize("partition", [LogNormal(1.0), Quantity(1.0)])
 def test_labels_are_as_in_the_whole_however_large_a_client_is(partition: LogNormal | Quantity) -> None:
     labels = np.arange(40_000) % 4
-    csr = partition(Samples.of(labels), 8, 1)
+    csr = partition(Samples.from_strata(labels), 8, 1)
     assert csr.sizes.max() > 2 * csr.sizes.min()
     for client_id in range(8):
         shares = np.bincount(labels[csr[client_id]], minlength=4) / csr.size(client_id)

@@ -321,7 +321,7 @@ def fuzz_server(seed: int, cases: int, folder: Path) -> Fuzzer:
             return answer
         if message.word in ("train", "ask") and fuzzer.random.random() < 0.2:
             client, round_idx = (message.fields[name] for name in ("client", "round"))
-            answer = encode(Message.of(schema.WorkFailure("a cause", client, round_idx, False, {})))
+            answer = encode(Message.pack(schema.WorkFailure("a cause", client, round_idx, False, {})))
         return fuzzer.mutate(answer)
 
     grid = Stranger({1: nodes[0].handle, 2: nodes[1].handle, 3: lying}, fuzzer, nodes[2].handle)
@@ -357,13 +357,13 @@ def fuzz_node(seed: int, cases: int, folder: Path) -> Fuzzer:
     sent, work = {"payload": model, "frozen": {}}, {"client": 0, "run": "0" * 16, "boot": node.boot, "version": None}
     work |= {"drop": [], "together": [0], "frozen": {}}
     valid: dict[str, Callable[[int], Message]] = {
-        "hello": lambda at: Message.of(schema.Hello(PROTOCOL, "0.1.0", node.settings)),
-        "held": lambda at: Message.of(schema.ListStates("0" * 16)),
-        "keep": lambda at: Message.of(
+        "hello": lambda at: Message.pack(schema.Hello(PROTOCOL, "0.1.0", node.settings)),
+        "held": lambda at: Message.pack(schema.ListStates("0" * 16)),
+        "keep": lambda at: Message.pack(
             schema.Keep(f"{at:016x}", at, {"0": None, "1": None}, {}), {"payload/model": model, "frozen/model": {}}
         ),
-        "train": lambda at: Message.of(schema.Train(round=at, **work), sent),
-        "ask": lambda at: Message.of(schema.Ask(round=at, protocol="clients", subset="test", **work), sent),
+        "train": lambda at: Message.pack(schema.Train(round=at, **work), sent),
+        "ask": lambda at: Message.pack(schema.Ask(round=at, protocol="clients", subset="test", **work), sent),
     }
 
     most = node_module._MOST_RUNS

@@ -86,7 +86,9 @@ def _model_of_kind(model: Namespace, name: str, own: Any, max_rounds: int | None
     try:
         made: LightningModule = instantiate(parser, parser.parse_object(merged.finish()), max_rounds).model
     except ArgumentError as error:
-        raise ConfigError(explain(error).replace("model.init_args.", f"trainer.kinds.{name}.", 1)) from error
+        raise ConfigError(
+            explain(error, parser, merged.content).replace("model.init_args.", f"trainer.kinds.{name}.", 1)
+        ) from error
     return made
 
 
@@ -133,15 +135,12 @@ def check_tokens(init_args: Namespace, vocab_size: int | None) -> None:
         raise ConfigError(
             f"model.network {name} reads numbers, and the data are token ids; choose {join_or([*TEXT_NETWORKS])}"
         )
-    known = (init_args.get("network_args") or {}).get("vocab_size", _parameter(NETWORKS[name], "vocab_size"))
+    default = inspect.signature(NETWORKS[name]).parameters["vocab_size"].default
+    known = (init_args.get("network_args") or {}).get("vocab_size", default)
     if isinstance(known, int) and known < vocab_size:
         raise ConfigError(
             f"model.network {name} knows {known} tokens, but the data have {vocab_size}; set network_args.vocab_size"
         )
-
-
-def _parameter(made: Any, name: str) -> Any:
-    return inspect.signature(made).parameters[name].default
 
 
 # ---------------------------------------------------------------------- objects
@@ -183,10 +182,8 @@ def _make(failures: list[LitFedError], class_type: type, *args: Any, **kwargs: A
 
 def _make_schedule(max_rounds: int, failures: list[LitFedError], class_type: type, *args: Any, **kwargs: Any) -> Any:
     for name in ROUNDS:
-        if (
-            name in kwargs and kwargs[name] is None and kwargs.get("epochs") is None
-        ):  # OneCycleLR can be given epochs instead
-            kwargs[name] = max_rounds
+        if name in kwargs and kwargs[name] is None and kwargs.get("epochs") is None:
+            kwargs[name] = max_rounds  # OneCycleLR can be given epochs instead
         elif isinstance(kwargs.get(name), int) and kwargs[name] < 0:
             raise ConfigError(
                 f"lr_scheduler.{name} is {kwargs[name]}; it must be a number of rounds, or null for all rounds"

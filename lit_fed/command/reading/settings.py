@@ -83,12 +83,35 @@ class Settings:
         value: Any = self.content
         for key in place_of(keys):
             section = _class(value[-1] if isinstance(value, list) and value else value, True) or {"init_args": {}}
-            value = (section["init_args"] | section).get(key)
+            inside = section["init_args"] | section
+            value = inside.get(key, inside.get(f"{key}+"))
         return value
 
     def class_at(self, *place: str) -> dict[str, Any]:
         """The class at a place, with its settings; empty if there is none."""
         return _class(self.given(place), True) or {}
+
+    def located(self, refusal: str) -> str:
+        """A refusal that begins with a setting, or with a class, with the setting's key, its file and its line.
+
+        Args:
+            refusal: The line; a class may name its setting after itself, as in ``Krum.attackers is …``.
+        """
+        word = refusal.partition(" ")[0].rstrip(":")
+        places = [place for place in self.origins if word.replace(".init_args", "") in self._names_of(*place)]
+        if len(places) != 1:
+            return refusal
+        if places[0][-1] != "class_path" and ".init_args" not in word:
+            refusal = refusal.replace(word, ".".join(places[0]), 1)
+        return f"{where}: {refusal}" if (where := self.origins[places[0]]) else refusal
+
+    def _names_of(self, *place: str) -> tuple[str, ...]:
+        """Names by which a refusal may call a setting; of a class's own place, the class's name."""
+        *owner, name = place
+        cls = str(self.given((*owner, "class_path"))).rpartition(".")[2]
+        if name == "class_path" and owner[-1:] != [name]:
+            return (cls,)
+        return f"{'.'.join(owner)}.{name}", f"{''.join(owner[-1:])}.{name}", f"{cls}.{name}"
 
     def finish(self) -> dict[str, Any]:
         """The content, with an optimizer's own settings in place of the default optimizer's."""

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from inspect import Parameter
 from typing import Any
 
@@ -15,12 +16,12 @@ from lightning import LightningDataModule
 from lit_fed.command.reading.config_files import SECTIONS, ConfigFiles, FilePart, is_name
 from lit_fed.command.reading.settings import Place, Settings, leaves, place_of
 from lit_fed.command.reading.shipped import located
-from lit_fed.command.refusals.explain import explain
+from lit_fed.command.refusals.explain import explain, explain_words
 from lit_fed.command.refusals.suggest import imported, named_class, parameters_of
 from lit_fed.command.roots import PARTS
 from lit_fed.command.table import COMMANDS, asked
 from lit_fed.data import Wrapped
-from lit_fed.errors import ConfigError, LitFedError, causes
+from lit_fed.errors import ConfigError
 
 _CONFIG = ("-c", "--config")
 _ALSO = ("cost", "simulate")  # classes that a command of this name takes
@@ -40,13 +41,13 @@ class CommandLine:
         words: The command line without settings, files and requests to print: what argparse is to read.
         prints: Requests to print the configuration.
         settings: The settings of its files and options.
-        told: Keys of the settings, without ``init_args``, most recent option first. Varied settings stand at the end of
-            a command line, as in the cells of a study.
+        given_keys: Keys of the settings, without ``init_args``, most recent option first. Varied settings stand at the
+            end of a command line, as in the cells of a study.
     """
 
     def __init__(self, words: Sequence[str], files: ConfigFiles | None = None) -> None:
-        self.command, self._given = asked(words), list(words)
-        self.settings, self.told = Settings(), tuple[str, ...]()
+        self.command = asked(words)
+        self.settings, self.given_keys = Settings(), tuple[str, ...]()
         self.words, self.prints = list[str](), list[str]()
         if self.command is None or words[0] != self.command:
             self.words += words
@@ -62,12 +63,14 @@ class CommandLine:
         """Settings that the command's own parser reads."""
         try:
             own = parser.parse_args(self.words[1:], defaults=False)
-            settings: Namespace = parser.parse_object({**self.settings.finish(), **own.as_dict()})
         except ArgumentError as error:
-            if any(isinstance(cause, LitFedError) for cause in causes(error)):
-                raise
-            raise ConfigError(explain(error, self._given, self.settings.origin, self.settings.given)) from error
-        check_values(settings, "", self.settings.origin, self.settings.given)
+            raise ConfigError(explain_words(error, parser, self.words[1:], self.command)) from error
+        content = {**self.settings.finish(), **own.as_dict()}
+        try:
+            settings: Namespace = parser.parse_object(deepcopy(content))  # it writes into lists
+        except ArgumentError as error:
+            raise ConfigError(explain(error, parser, content, self.command, self.settings.origin)) from error
+        check_values(settings, "", self.settings.given)
         return settings
 
     @property
@@ -86,7 +89,7 @@ class CommandLine:
             value = wrapped(given) if keys == ("data",) else given
             self.settings.put(keys, value, origins)
             places += leaves(value, place_of(keys)) if origins else [place_of(keys)]
-        self.told = tuple(dict.fromkeys((*(".".join(place) for place in places), *self.told)))
+        self.given_keys = tuple(dict.fromkeys((*(".".join(place) for place in places), *self.given_keys)))
 
 
 # ---------------------------------------------------------------------- one spelling
@@ -131,7 +134,6 @@ def _is_value(word: str) -> bool:
 def check_values(
     settings: Any,
     key: str = "",
-    origin: Callable[[Sequence[str]], str | None] = lambda _keys: None,
     given: Callable[[Sequence[str]], Any] = lambda _keys: None,
     defaults: Mapping[str, Parameter] | None = None,
 ) -> None:
@@ -142,25 +144,24 @@ def check_values(
     Args:
         settings: A configuration, or a part of one.
         key: Dotted key of that part.
-        origin: File that a value is from, given its keys; empty for an option's.
         given: The value as the file or the option has it, given its keys.
         defaults: Parameters of the class whose settings they are.
     """
     if isinstance(settings, list | tuple | set):
         for value in settings:
-            check_values(value, key, origin, given)
+            check_values(value, key, given)
         return
     settings = vars(settings) if isinstance(settings, Namespace) else settings
     if not isinstance(settings, Mapping):
         if refusal := _refusal(settings, key, given(key.split("."))):
-            raise ConfigError(f"{where}: {refusal}" if (where := origin(key.split("."))) else refusal)
+            raise ConfigError(refusal)
         return
     for name, value in settings.items():
         if defaults and name in defaults and repr(defaults[name].default) == repr(value):
             continue
         path = settings.get("class_path")
         inner = parameters_of(imported(path)) if name == "init_args" and isinstance(path, str) else None
-        check_values(value, f"{key}.{name}" if key else str(name), origin, given, inner)
+        check_values(value, f"{key}.{name}" if key else str(name), given, inner)
 
 
 def _refusal(value: Any, key: str, given: Any) -> str:

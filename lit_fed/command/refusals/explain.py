@@ -1,187 +1,212 @@
-"""One line from a parser's error: the key that is wrong, and what to do.
+"""One line about settings that the parser refuses: the key that is wrong, and what to do.
 
-jsonargparse raises an error from its cause, link by link: a key, the class at that key, a key of the class, and so on
-down to the reason. `_LINKS` holds the beginnings of links that are read here; a reason that it lacks is told as it is.
+The parser is asked again about each setting alone, then about the settings inside, until the smallest part that it
+refuses is found. The parser's own words are shown only where they say more than the type of that part.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from lit_fed.command.refusals import suggest
 from lit_fed.command.refusals.spelling import join_and, join_or
-from lit_fed.command.table import COMMANDS, asked
 from lit_fed.errors import causes
+from lit_fed.parsing import Parser
 
-# Patterns of links by kind; the first that matches counts.
-_LINKS = (
-    ("key", r'Parser key "([^"]+)":\s*((?s:.*))'),
-    ("class", r"Problem with given class_path '([^']+)'"),
-    ("maker", r"Type (.+?) expects a function or a callable class: (?s:.*)Got value: (?:\w+\(class_path=')?([^']*)"),
-    ("union", r"Does not validate against any of the Union subtypes\nSubtypes: \[(.*)\]\n(?s:.*)\nGiven value: (.*)"),
-    ("unknown", r"(?:Group '(.+)' does not accept option|Option) '([^']+)'"),
-    ("absent", r"the following arguments are required: (.+)"),
-    ("stray", r"unrecognized arguments: (.+)"),
-    ("no_value", r"argument (\S+): expected (?:one|at least one) argument"),
-    ("no_class", r"(?:Expected a dot import path string:|Import path) (\S+)"),
-    ("abstract", r"Expected an instantiatable class, but (\S+) is abstract"),
-    ("no_settings", r"Not a valid subclass of"),
-    ("wanted", r"Expected an? (.+)\. Got value: (.*)"),
-)
-_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list", "str": "a text"}
-_KINDS |= {"dict": "a mapping", "tuple": "a list", "NoneType": ""}
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+_OF_CLASS = ("class_path", "init_args", "dict_kwargs")
+
+_PLAIN = (int, float, str, list, tuple, dict, set, type(None))
+
+Fault = tuple[str, str]
+"""The key of a faulty part, and the line about it; an empty line for a key that the command does not take."""
 
 
 def explain(
     error: BaseException,
-    args: Sequence[str] = (),
+    parser: ArgumentParser,
+    settings: Mapping[str, Any],
+    command: str | None = None,
     origin: Callable[[Sequence[str]], str | None] = lambda _keys: None,
-    given: Callable[[Sequence[str]], Any] = lambda _keys: None,
 ) -> str:
-    """Reduce a parser's error to one line.
+    """Reduce a parser's error about settings to one line.
 
     Args:
         error: The error.
-        args: The command line that it is about.
+        parser: The parser.
+        settings: The settings that it refused.
+        command: The command that they are for.
         origin: File and line of a setting, given its keys; empty for an option's.
-        given: The value as the file or the option has it, given its keys.
     """
-    facts = _read(error)
-    key, inner = ".".join(facts.keys), {"unknown": facts.what, "no_class": "class_path", "abstract": "class_path"}
-    where = origin(f"{key}.{inner.get(facts.kind, '')}".strip(".").split("."))
-    if facts.kind == "wanted" and isinstance(text := given(key.split(".")), str):
-        facts.given = text
-    if facts.kind == "unknown" and where == "" and not key:
-        return suggest.option([f"--{facts.what}"], *_asked_for(args))
-    line = _tell(facts, key, args)
+    key, line = next(_of_settings(parser, settings, ""), ("", words_of(error)))
+    where = origin(key.split("."))
+    if not line:
+        asked_for = command, _own_options(parser)
+        line = suggest.key(key, *asked_for) if where != "" else suggest.option([f"--{key}"], *asked_for)
     return f"{where}: {line}" if where else line
 
 
-def _read(error: BaseException) -> SimpleNamespace:
-    """Facts about a mistake: its keys, the class that has it, the types and the value there, and the reason."""
-    facts = SimpleNamespace(keys=[], owner="", types="", given=None, kind="", what="")
-    within, links = False, [(str(link), link) for link in causes(error)]
-    several = links[-2][0] if len(links) > 1 and links[-1][0].startswith("Expected a ") else ""
-    if meant := re.search(r"- (Problem with given class_path .*)\n +(.*)\n +(.*)", several):  # not the first type
-        links[-1:] = [(text, error) for text in meant.groups() if any(re.match(pattern, text) for _, pattern in _LINKS)]
-    for text, link in links:
-        kind, match = next(((kind, m) for kind, pattern in _LINKS if (m := re.match(pattern, text))), ("", None))
-        first, second, *_ = (*(match.groups("") if match else (text,)), "", "")
-        if kind in ("key", "unknown", "absent") and within:
-            facts.keys.append("init_args")
-        elif kind == "key" and facts.keys and f"{first}.".startswith(f"{facts.keys[-1]}."):
-            facts.keys.pop()  # the same link again, or its whole name
-        within = kind in ("class", "maker")
-        if kind == "key":
-            facts.keys.append(first)
-            facts.types, facts.given, facts.kind, facts.what = "", None, "", second
-        elif kind == "class":
-            facts.owner = first
-        elif kind == "maker":
-            facts.types, facts.owner = first, second
-        elif kind == "union":
-            facts.types, facts.given = first, second
-        elif kind == "wanted":
-            facts.kind, facts.what, facts.given = kind, first, second if facts.given is None else facts.given
+def explain_words(error: BaseException, parser: ArgumentParser, words: Sequence[str], command: str | None) -> str:
+    """Reduce a parser's error about a command's own words to one line; arguments as of `explain`."""
+    options = {name: action.dest for action in parser._actions for name in action.option_strings}
+    plain = [word for before, word in pairwise(("", *words)) if word[:1] != "-" and before not in options]
+    last = causes(error)[-1]
+    if isinstance(last, ArgumentError) and last.argument_name:
+        return _no_value(last.argument_name, words) or words_of(last)
+    if isinstance(last, ArgumentError):  # about words that no option takes
+        unknown = [word for word in words if word.startswith("-") and word.partition("=")[0] not in options]
+        return suggest.option(unknown or plain[-1:], command, _own_options(parser))
+    pairs = [word.partition("=")[::2] if "=" in word else (word, value) for word, value in pairwise((*words, ""))]
+    given = {options[option]: value for option, value in pairs if option in options}
+    given |= zip([one.dest for one in parser._actions if not one.option_strings], plain, strict=False)
+    absent = [action for action in parser._actions if action.required and action.dest not in given]
+    if (fault := next(_of_settings(parser, given, ""), None)) or not absent:
+        return fault[1] if fault else words_of(error)
+    return missing([f"--{one.dest}" if one.option_strings else one.dest.upper() for one in absent], str(command))
+
+
+def words_of(error: BaseException) -> str:
+    """The innermost cause of an error, in the parser's own words."""
+    return " ".join(str(causes(error)[-1]).split())
+
+
+# ---------------------------------------------------------------------- settings
+
+
+def _of_settings(
+    parser: ArgumentParser, settings: Mapping[str, Any], key: str, owner: type | None = None
+) -> Iterator[Fault]:
+    """Faults of settings, of a class or of the command, below a key."""
+    known = [action.dest for action in parser._actions if not action.dest.endswith(".help")]
+    groups = {name.rpartition(".")[0] for name in known}
+    for name, value in settings.items():
+        if isinstance(value, dict) and value and (name in groups or not (owner or name in known)):
+            yield from _of_settings(parser, {f"{name}.{inner}": part for inner, part in value.items()}, key)
         else:
-            facts.kind, facts.what = kind, ".".join(filter(None, (first, second)))
-        if isinstance(link, ModuleNotFoundError | AttributeError) and (missed := link.name):
-            if facts.owner.startswith(missed) or facts.owner.endswith(f".{missed}"):
-                facts.kind, facts.what = "no_class", facts.owner
-            elif isinstance(link, ModuleNotFoundError):  # of the class's own module
-                facts.what = f"{facts.owner} cannot be imported: {text}"
-    return facts
+            yield from _of_setting(parser, name, value, f"{key}.{name}".strip(".+"), owner)
 
 
-def _tell(facts: SimpleNamespace, key: str, args: Sequence[str]) -> str:
-    match facts.kind:
-        case "unknown" if facts.what == "class_path":
-            return suggest.beside_class_path(key.removesuffix(".init_args"), facts.given)
-        case "unknown" if key:
-            return suggest.setting(f"{key}.{facts.what}", facts.owner)
-        case "unknown":
-            return suggest.key(facts.what, *_asked_for(args))
-        case "absent" if key:
-            return f"{join_and([f'{key}.{name}' for name in facts.what.split(', ')])} missing; give it a value"
-        case "absent":
-            return missing(facts.what.split(", "), str(asked(args)))
-        case "stray":
-            return suggest.option(facts.what.split(), *_asked_for(args))
-        case "no_value":
-            return _no_value(facts.what, args)
-        case "no_settings" if "'class_path':" in str(facts.given):
-            return suggest.beside_class_path(key, facts.given)
-        case "":
-            return " ".join((f"{key}: {facts.what}" if key else facts.what).split())
-    return f"{key}: {_of_type(facts, key)}"
+def _of_setting(parser: ArgumentParser, name: str, value: Any, key: str, owner: type | None = None) -> Iterator[Fault]:
+    """Faults of a setting: those inside it first, then the value as a whole."""
+    try:
+        parser.validate(Namespace({name: value}), skip_required=True)
+    except KeyError:
+        yield key, suggest.setting(key, owner) if owner else ""
+    except TypeError as error:
+        action = next(action for action in parser._actions if action.dest == name.removesuffix("+"))
+        hint = getattr(action, "_typehint", None)  # without it, the parser's words are shown
+        for one in _members(hint):
+            if isinstance(value, list) and _kinds(one) == ["a list"] and get_args(one):
+                of_entry = Parser(exit_on_error=False)
+                of_entry.add_argument("--entry", type=get_args(one)[0])
+                yield from (fault for entry in value for fault in _of_setting(of_entry, "entry", entry, key))
+        yield from _of_value(value, hint, key, parser.get_defaults().get(name))
+        yield key, f"{key}: {words_of(error)}"
 
 
-def _of_type(facts: SimpleNamespace, key: str) -> str:
-    """Reason why a value is not of its type."""
-    bases, given = suggest.classes_in(facts.types), str(facts.given)
-    meant = facts.kind == "wanted" and not suggest.named_class(given, bases) and suggest.close_class(given, bases)
-    if facts.kind == "no_class" or meant:
-        return suggest.no_class(facts.what if facts.kind == "no_class" else given, bases)
-    if facts.kind == "abstract" and facts.what in given:  # else it is the base, where no class is given
-        return f"{facts.what} is abstract; name a class that derives from it{suggest.choices(bases)}"
-    if facts.kind in ("abstract", "no_settings"):
-        return f"a class is needed; give class_path and init_args{suggest.choices(bases)}"
-    hint = f"; write {key}+={given}" if given in [cls.__name__ for cls in suggest.subclasses(bases)] else ""
-    return f"expected {join_or(_kinds(facts.types or facts.what))}, not {given or repr(given)}{hint}"
+def _of_value(value: Any, hint: Any, key: str, default: Any) -> Iterator[Fault]:
+    """Faults of a value of another type, or of a class."""
+    bases, members, text = _classes(hint), _members(hint), str(value)
+    kinds = list(dict.fromkeys(kind for one in members for kind in _kinds(one)))
+    known = suggest.named_class(text, bases)
+    if bases and isinstance(value, dict):
+        yield from _of_class(value, hint, key, default)
+    elif bases and not isinstance(value, list) and (not kinds or (not known and suggest.close_class(text, bases))):
+        yield from _of_class({"class_path": text}, hint, key, default)
+    if bases and not kinds:
+        yield key, f"{key}: a class is needed; give class_path and init_args{suggest.choices(bases)}"
+    elif kinds:
+        if "a number" not in kinds and [one for one in members if _classes(one) and not _kinds(one)]:
+            kinds.append("a class")  # beside a number, it is torch's Tensor
+        hint = f"; write {key}+={text}" if known in suggest.subclasses(bases) else ""
+        yield key, f"{key}: expected {join_or(kinds)}, not {text or repr(text)}{hint}"
 
 
-def _kinds(types: str) -> list[str]:
-    """Types in words, classes last, and none where a number will do: it would be torch's Tensor."""
-    while (outer := re.sub(r"(?<!Literal)\[[^\[\]]*\]", "", types)) != types:
-        types = outer
-    kinds: list[str] = []
-    for literal, name in re.findall(r"Literal\[([^\]]+)\]|([\w.]+)(?:'>)?(?:, |$)", types):
-        kinds += literal.split(", ") if literal else [_KINDS.get(name, "a class" if "." in name else name)]
-    known = [kind for kind in dict.fromkeys(kinds) if kind and kind != "a class"]
-    return [*known, *["a class"] * ("a class" in kinds and "a number" not in known)]
+def _of_class(value: dict[str, Any], hint: Any, key: str, default: Any) -> Iterator[Fault]:
+    """Faults of a class with its settings."""
+    bases = _classes(hint)
+    path = value.get("class_path") or (default or {}).get("class_path")
+    cls = bases[0] if path is None else suggest.named_class(path, bases)
+    if stray := [name for name in value if name not in _OF_CLASS] if "class_path" in value else []:
+        yield key, suggest.beside_class_path(key, stray)
+    if not isinstance(path, str | None) or (path is None and (len(bases) > 1 or inspect.isabstract(cls))):
+        return
+    if cls is None or not issubclass(cls, tuple(bases)):
+        yield f"{key}.class_path", f"{key}: {suggest.no_class(str(path), bases)}"
+    elif inspect.isabstract(cls):
+        yield (
+            f"{key}.class_path",
+            f"{key}: {path} is abstract; name a class that derives from it{suggest.choices(bases)}",
+        )
+    else:
+        given = next((len(get_args(one)[0]) for one in _members(hint) if get_origin(one) is Callable), 0)
+        settings = value.get("init_args", {} if "class_path" in value else value) or {}
+        parser = Parser(exit_on_error=False)
+        parser.add_class_arguments(cls, skip={given}, fail_untyped=False)
+        yield from _of_settings(parser, settings, f"{key}.init_args", cls)
+        absent = [action.dest for action in parser._actions if action.required and action.dest not in settings]
+        if absent:
+            yield key, f"{join_and([f'{key}.init_args.{name}' for name in absent])} missing; give it a value"
+
+
+# ---------------------------------------------------------------------- types
+
+
+def _members(hint: Any) -> list[Any]:
+    """The types of a union, or the type alone."""
+    return (
+        [one for part in get_args(hint) for one in _members(part)] if get_origin(hint) in (Union, UnionType) else [hint]
+    )
+
+
+def _classes(hint: Any) -> list[type]:
+    """Classes that a type mentions, built-in ones left out; of a callable, the classes that it returns."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is not None:
+        return [cls for part in (inner[1:] if origin is Callable else inner) for cls in _classes(part)]
+    return [hint] if isinstance(hint, type) and not issubclass(hint, _PLAIN) else []
+
+
+def _kinds(hint: Any) -> list[str]:
+    """A type in words; none for a class."""
+    origin = get_origin(hint) or hint
+    if origin is Literal:
+        return [*map(repr, get_args(hint))]
+    if origin in _KINDS:
+        return [_KINDS[origin]]
+    if (not get_args(hint) and origin not in (list, tuple, dict)) or origin is Callable:
+        return []
+    return ["a mapping" if issubclass(origin, Mapping) else "a list"]
 
 
 # ---------------------------------------------------------------------- commands
 
 
 def missing(names: Sequence[str], command: str = "") -> str:
-    """Message about missing parts of a run, or missing options of a command."""
-    keys = suggest.in_order([name.removeprefix(f"{command}.") for name in names])
-    if not suggest.are_parts(keys):
-        options = _own_options([command])
-        shown = [f"--{key}" if key in options or not options else key.upper() for key in keys]
-        return f"{join_and(shown)} missing; see lit-fed {command} --help"
-    return f"{join_and(keys)} missing; name a class with --{keys[0]} or in a file given with --config"
+    """Message about missing options of a command, or without a command about missing parts of a run."""
+    if command:
+        return f"{join_and(names)} missing; see lit-fed {command} --help"
+    return f"{join_and(names)} missing; name a class with --{names[0]} or in a file given with --config"
 
 
-def _asked_for(args: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The command, and its options if they differ from a run's."""
-    return asked(args), _own_options(args)
-
-
-def _own_options(args: Sequence[str]) -> list[str]:
+def _own_options(parser: ArgumentParser) -> list[str]:
     """Options of a command that does not take a run's options."""
-    command = asked(args)
-    if command is None or not COMMANDS[command].room_of(args):
-        return []
-    parser = ArgumentParser()
-    COMMANDS[command].load(args).add_arguments(parser)
-    names = list(parser.get_defaults().keys())
-    words = [action.dest for action in parser._actions if not action.option_strings]
-    return [] if "trainer.max_rounds" in names else [name for name in names if name not in words] or ["help"]
+    positional = [action.dest for action in parser._actions if not action.option_strings]
+    names = [name for name, _ in parser.get_defaults().items() if name not in positional]
+    return [] if "trainer.max_rounds" in names else names or ["help"]
 
 
-def _no_value(option: str, args: Sequence[str]) -> str:
-    """Message about an option without a value; the parser names only the option's first part."""
-    name = option.rpartition("/")[2]
-    for word, following in zip(args, (*args[1:], ""), strict=False):
-        if word.startswith((name, option.partition("/")[0])) and "=" not in word and following[:1] in ("", "-"):
+def _no_value(option: str, words: Sequence[str]) -> str:
+    """Message about an option without a value, of which the parser names the first part only; empty if it has one."""
+    for word, following in pairwise((*words, "")):
+        if word.startswith(tuple(option.split("/"))) and "=" not in word and following[:1] in ("", "-"):
             is_value = following and not following.startswith("--")
             hint = f"; write {word}={following}, since it begins with -" if is_value else ""
             return f"{word} needs a value{hint}"
-    return f"{name} needs a value"
+    return ""

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 from lightning import LightningDataModule
 
 from lit_fed.command.refusals.spelling import close, join_or
 from lit_fed.command.roots import PARTS, PLACES
-from lit_fed.errors import of_other_lightning
+from lit_fed.errors import of_other_lightning, reason
 
 _MOST = 16  # names in a list that is still readable
 LIGHTNING = {
@@ -46,16 +43,6 @@ LIGHTNING = {
 _INNER = ("lightning.pytorch.demos", "lit_fed.engine.lightning.")  # modules whose classes users never name
 
 
-def in_order(keys: Sequence[str]) -> list[str]:
-    """Keys with the parts of a run first, in their usual order."""
-    return [*(key for key in PARTS if key in keys), *(key for key in keys if key not in PARTS)]
-
-
-def are_parts(keys: Sequence[str]) -> bool:
-    """Whether all keys are parts of a run, which are given by class."""
-    return all(key in PARTS for key in keys)
-
-
 # ---------------------------------------------------------------------- keys
 
 
@@ -79,11 +66,10 @@ def key(name: str, command: str | None = None, known: Sequence[str] = ()) -> str
     return f"unknown key {name}; {_hint(name, command, known)}"
 
 
-def setting(name: str, owner: str) -> str:
+def setting(name: str, owner: type) -> str:
     """Message about a key that is not a setting of its class."""
-    last, cls = name.rpartition(".")[2], _import(owner)
-    known = _settings(cls) if cls else []
-    if others := [owner.__name__ for owner in _owners(name) if owner.__module__.startswith("lit_fed.")]:
+    last, known = name.rpartition(".")[2], _settings(owner)
+    if others := [cls.__name__ for cls in _owners(name) if cls.__module__.startswith("lit_fed.")]:
         hint = f"it is one of {join_or(others[:3])}"
     elif homes := [home for home in _homes().get(last, []) if home != name]:
         hint = f"did you mean {join_or(homes[:3])}?"
@@ -93,19 +79,14 @@ def setting(name: str, owner: str) -> str:
         hint = f"did you mean {join_or(_homes()[meant][:3])}?"
     else:
         hint = f"its settings are {', '.join(known)}" if known else "remove it"
-    return f"unknown key {name}: {owner.rpartition('.')[2]} has no such setting; {hint}"
+    return f"unknown key {name}: {owner.__name__} has no such setting; {hint}"
 
 
-def beside_class_path(name: str, given: str | None) -> str:
+def beside_class_path(name: str, stray: Sequence[str]) -> str:
     """Message about keys beside class_path other than init_args."""
-    try:
-        stray = [key for key in ast.literal_eval(given or "") if key not in ("class_path", "init_args", "dict_kwargs")]
-    except (ValueError, SyntaxError, TypeError):
-        stray = []
     homes = [home for key in stray for home in _homes().get(key, []) if not home.startswith(name)]
     hint = f"did you mean {join_or(homes[:3])}?" if homes else f"put it into {name}.init_args"
-    which = " and ".join(stray) or "a setting"
-    return f"{name}: {which} cannot stand beside class_path; {hint}"
+    return f"{name}: {' and '.join(stray)} cannot stand beside class_path; {hint}"
 
 
 def _hint(name: str, command: str | None, known: Sequence[str], dashes: str = "") -> str:
@@ -152,13 +133,6 @@ def settings_of_classes() -> list[str]:
 # ---------------------------------------------------------------------- classes
 
 
-def classes_in(text: str) -> list[type]:
-    """Classes whose import paths a type mentions; of a callable, the classes that it returns."""
-    text = re.sub(r"Callable\[\[[^\]]*\], ", "", text)
-    paths = [path for path in re.findall(r"(?:\w+\.)+\w+", text) if not path.startswith(("typing.", "collections."))]
-    return [cls for path in paths if (cls := _import(path)) is not None]
-
-
 def subclasses(bases: Sequence[type]) -> list[type]:
     """Public, concrete classes that derive from the bases; the bases themselves if there are none."""
     classes = [cls for cls in _every_class(bases) if not (cls.__name__.startswith("_") or inspect.isabstract(cls))]
@@ -181,27 +155,22 @@ def named_class(path: Any, bases: Sequence[type]) -> type | None:
 def no_class(path: str, bases: Sequence[type]) -> str:
     """Message about a path that is not one of the possible classes."""
     kind = bases[0].__name__ if bases else "class"
-    cls, module = _import(path), path.rpartition(".")[0]
+    module, meant = path.rpartition(".")[0], close_class(path, bases)
+    hint = f"; did you mean {meant}?" if meant and meant != path else ""
+    try:
+        importlib.import_module(module or __name__)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            return f"there is no module {module!r}, neither in this folder nor installed{hint}"
+        return f"{path} cannot be imported: {reason(error)}"
+    cls = _import(path)
     what = f"{path} does not derive from {kind}" if cls else f"there is no {kind} named {path!r}"
     if cls is not None and (advice := of_other_lightning(cls)):
         return advice
-    if not cls and module and not _is_module(module):
-        meant = close_class(path, bases)
-        what = f"there is no module {module!r}, neither in this folder nor installed"
-        return f"{what}; did you mean {meant}?" if meant else what
-    if kind == "FederatedDataModule" and issubclass(_import(path) or object, LightningDataModule):
+    if kind == "FederatedDataModule" and issubclass(cls or object, LightningDataModule):
         return f"{path} is a plain LightningDataModule; name Wrapped as the class, and {path} as its module"
-    if (meant := close_class(path, bases)) and meant != path:
-        return f"{what}; did you mean {meant}?"
-    listed = choices(bases)
-    return what + (listed or ("" if "." in path else "; a class of another package needs its full import path"))
-
-
-def _is_module(name: str) -> bool:
-    try:
-        return find_spec(name) is not None
-    except (ImportError, ValueError, AttributeError):  # of its package
-        return False
+    full = "" if "." in path else "; a class of another package needs its full import path"
+    return what + (hint or choices(bases) or full)
 
 
 def choices(bases: Sequence[type]) -> str:
@@ -217,7 +186,7 @@ def close_class(path: str, bases: Sequence[type]) -> str:
         return meant
     try:
         there = [name for name, value in vars(importlib.import_module(module)).items() if isinstance(value, type)]
-    except (ImportError, ValueError):
+    except (ImportError, ValueError, TypeError):
         return ""
     return f"{module}.{meant}" if (meant := close(name, there)) else ""
 
@@ -227,7 +196,7 @@ def imported(path: str) -> Any:
     module, _, name = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError):
+    except (ImportError, AttributeError, ValueError, TypeError):  # a relative path, too
         return None
 
 

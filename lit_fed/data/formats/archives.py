@@ -365,7 +365,7 @@ class ClientArrays(ImageDataModule):
     @override
     def fingerprint_of(self, client_id: int) -> str:
         """The SHA-256 of one client's training, validation and calibration samples."""
-        cut, digest = self._ready.of(client_id), hashlib.sha256()
+        cut, digest = self._ready.of_client(client_id), hashlib.sha256()
         for rows in (cut.train[client_id], cut.val[client_id], cut.calibration[client_id]):
             for array in self.stored("train", rows):
                 digest.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())

@@ -90,7 +90,7 @@ def column(dataset: Dataset[Any], key: Key, what: str) -> NDArray[Any]:
     Taken from the usual attributes (``targets``, ``labels``, the field's name, the tensors of a `TensorDataset`, also
     within `Subset` and `ConcatDataset`) if some samples agree with them; else every sample is read.
     """
-    if (values := kept(dataset, key, what)) is not None:
+    if (values := stored_field(dataset, key, what)) is not None:
         return values
     rows = [plain(value_of(sample_of(dataset, index, what), key, what)) for index in range(size_of(dataset, what))]
     try:
@@ -99,9 +99,9 @@ def column(dataset: Dataset[Any], key: Key, what: str) -> NDArray[Any]:
         raise ConfigError(f"{what}: the samples' field {key!r} differs in shape; correct the setting") from error
 
 
-def kept(dataset: Dataset[Any], key: Key, what: str) -> NDArray[Any] | None:
+def stored_field(dataset: Dataset[Any], key: Key, what: str) -> NDArray[Any] | None:
     """A field from an attribute of the data set, if some samples agree with it; else None."""
-    count, values = size_of(dataset, what), _kept(dataset, key)
+    count, values = size_of(dataset, what), _attribute(dataset, key)
     if values is None or len(values) != count:
         return None
     looked_at = np.unique(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(np.int64)).tolist()
@@ -123,13 +123,13 @@ def plain(value: Any) -> Any:
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
 
 
-def _kept(dataset: Dataset[Any], key: Key) -> NDArray[Any] | None:
+def _attribute(dataset: Dataset[Any], key: Key) -> NDArray[Any] | None:
     """A field in an attribute of the data set; None without such an attribute."""
     if isinstance(dataset, Subset):
-        whole = _kept(dataset.dataset, key)
+        whole = _attribute(dataset.dataset, key)
         return None if whole is None else whole[np.asarray(dataset.indices, dtype=np.int64)]
     if isinstance(dataset, ConcatDataset):
-        parts = [_kept(part, key) for part in dataset.datasets]
+        parts = [_attribute(part, key) for part in dataset.datasets]
         there = [part for part in parts if part is not None]
         return (
             np.concatenate(there)
@@ -317,7 +317,7 @@ class Wrapped(DatasetModule):
         key = self._target_key()
         if self._kind() == "number" and key is not None and "train" not in self._targets:
             # For pictures, if no sample need be read.
-            self._targets["train"] = kept(train.dataset, key, self._where("train"))
+            self._targets["train"] = stored_field(train.dataset, key, self._where("train"))
         owners = {} if self._client is None else self._clients[1]
         parts = {
             name: Part(loader.dataset, clients=owners.get(name), strata=labels.get(name))
@@ -352,7 +352,7 @@ class Wrapped(DatasetModule):
             return super().predict_dataloader()
         self._ask("setup", "predict")
         loader = self._loader("predict")
-        self._tell({"predict": loader})
+        self._print_choices({"predict": loader})
         size, finish, workers = loader.batch_size or 1, self.finish_batch, self._workers_of(loader)
         whole = loader_of_all(loader.dataset, size, finish, self._device, loader.collate_fn, **workers)
         return viewed(whole, self.shared_view())
@@ -386,10 +386,10 @@ class Wrapped(DatasetModule):
             loaders["test"] = self._loader("test")
         else:
             loaders["test"] = loaders.pop("val")
-        self._tell(loaders)
+        self._print_choices(loaders)
         return loaders
 
-    def _tell(self, loaders: Mapping[str, DataLoader[Any]]) -> None:
+    def _print_choices(self, loaders: Mapping[str, DataLoader[Any]]) -> None:
         """Name the arguments of the module's loaders that the federation replaces."""
         found = {self._where(part): replaced_of(loader, part == "train") for part, loader in loaders.items()}
         if lines := [f"{', '.join(names)} of {where}" for where, names in found.items() if names]:

@@ -97,7 +97,7 @@ class Parts:
     source: str = "the data set"
 
     @classmethod
-    def of(cls, made: object, maker: str, instead: str) -> Parts:
+    def cast(cls, made: object, maker: str, instead: str) -> Parts:
         """Return what a user's function made; refuse another type."""
         if not isinstance(made, cls):
             raise ConfigError(f"{maker} returned {type(made).__name__}; return {instead}(…)")
@@ -163,7 +163,7 @@ class Cut:
     own_val: bool = False
     untaught: int = 0
 
-    def of(self, client_id: int) -> Cut:
+    def of_client(self, client_id: int) -> Cut:
         """The cut, for looking up one client."""
         if self.clients is not None and client_id not in self.clients:
             self.train.bounds(client_id)  # refuses a client that does not exist

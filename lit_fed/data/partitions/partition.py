@@ -47,7 +47,7 @@ class Samples:
     targets: NDArray[np.floating[Any]] | None = None
 
     @classmethod
-    def of(cls, strata: IntArray, clients: IntArray | None = None) -> Samples:
+    def from_strata(cls, strata: IntArray, clients: IntArray | None = None) -> Samples:
         """Samples with a stratum each."""
         return cls(len(strata), np.asarray(strata, dtype=np.int64), clients)
 

@@ -282,7 +282,7 @@ class FederatedDataModule(Checked, DataHooks, LightningDataModule):
 
     def train_loader(self, client_id: int, generator: torch.Generator) -> Loader:
         """One client's training batches (x, y), shuffled and augmented anew in every iteration by a CPU generator."""
-        indices = self._ready.of(client_id).train[client_id]
+        indices = self._ready.of_client(client_id).train[client_id]
         loader = self.make_loader(Batches("train", indices, self.batch_size, generator, training=True))
         return viewed(loader, self.seen(client_id), generator)
 
@@ -298,7 +298,7 @@ class FederatedDataModule(Checked, DataHooks, LightningDataModule):
             self._require_everybody("the shared validation set")
             indices = self._ready.shared_val
         else:
-            indices = self._ready.of(client_id).val[client_id]
+            indices = self._ready.of_client(client_id).val[client_id]
         size = self.evaluation_batch_size("val", client_id is None)
         return viewed(self.make_loader(Batches("train", indices, size)), self.seen(client_id, view))
 
@@ -306,7 +306,7 @@ class FederatedDataModule(Checked, DataHooks, LightningDataModule):
         """Test batches that match one client's data, or the shared test set, in a named view or the client's own."""
         indices = self._ready.shared_test
         if client_id is not None:
-            indices = indices[self._ready.of(client_id).test[client_id]]
+            indices = indices[self._ready.of_client(client_id).test[client_id]]
         size = self.evaluation_batch_size("test", client_id is None)
         return viewed(self.make_loader(Batches("test", indices, size)), self.seen(client_id, view))
 
@@ -325,7 +325,7 @@ class FederatedDataModule(Checked, DataHooks, LightningDataModule):
         """
         if not self.has_calibration:
             raise ConfigError("clients hold no calibration samples; set algorithm.calibration_fraction above 0")
-        indices = self._ready.of(client_id).calibration[client_id]
+        indices = self._ready.of_client(client_id).calibration[client_id]
         return viewed(self.make_loader(Batches("train", indices, self.test_batch_size)), self.seen(client_id))
 
     def public_loader(self, generator: torch.Generator | None = None, client_id: int | None = None) -> Loader:
@@ -348,12 +348,12 @@ class FederatedDataModule(Checked, DataHooks, LightningDataModule):
 
     def stored_loader(self, client_id: int) -> Loader:
         """One client's training samples as stored, in their order and in batches (x, y) of `test_batch_size`."""
-        indices = self._ready.of(client_id).train[client_id]
+        indices = self._ready.of_client(client_id).train[client_id]
         return self.make_stored_loader(Batches("train", indices, self.test_batch_size))
 
     def stored_sizes(self, client_id: int) -> Iterator[NDArray[np.int64]]:
         """Heights and widths (n, 2) of one client's training images, in batches; see `image_sizes`."""
-        return self.image_sizes(self._ready.of(client_id).train[client_id])
+        return self.image_sizes(self._ready.of_client(client_id).train[client_id])
 
     def first_sample(self, part: Literal["train", "test"], client_id: int) -> Any:
         """The first training sample of a client, or of the shared test set as the client sees it.
@@ -361,7 +361,7 @@ class FederatedDataModule(Checked, DataHooks, LightningDataModule):
         Returns:
             A batch of one, neither shuffled nor augmented; None without a sample.
         """
-        indices = self._ready.shared_test if part == "test" else self._ready.of(client_id).train[client_id]
+        indices = self._ready.shared_test if part == "test" else self._ready.of_client(client_id).train[client_id]
         return next(iter(viewed(self.make_loader(Batches(part, indices[:1], 1)), self.seen(client_id))), None)
 
     # Loaders of a plain lightning.Trainer: all clients' data pooled.
@@ -426,7 +426,7 @@ class FederatedDataModule(Checked, DataHooks, LightningDataModule):
 
     def fingerprint_of(self, client_id: int) -> str:
         """The SHA-256 by which a server recognises a client's data; by default of its indices."""
-        return self._ready.of(client_id).fingerprint(client_id)
+        return self._ready.of_client(client_id).fingerprint(client_id)
 
     def describe(self, client_id: int) -> dict[str, Any]:
         """One client's row of ``partition.json``, in plain Python values; see `PartitionRecord.row`."""
@@ -469,7 +469,7 @@ class PartitionRecord:
             quartiles and maximum, a list for each of k targets; with a `skew` the client's own values of it.
         """
         data, names = self._data, self._data.client_names
-        indices = data._ready.of(client_id).train[client_id]
+        indices = data._ready.of_client(client_id).train[client_id]
         row: dict[str, Any] = {} if names is None else {"name": names[client_id]}
         row["indices"] = indices.tolist()
         if data.census.has_labels:

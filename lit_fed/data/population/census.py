@@ -253,7 +253,7 @@ class Census:
         """Training samples of one client."""
         if client_id in self.reports:
             return self.reports[client_id].samples
-        return self._cut.of(client_id).train.size(client_id)
+        return self._cut.of_client(client_id).train.size(client_id)
 
     def class_counts(self, client_id: int) -> IntArray:
         """Training samples of one client in each class, shape (num_classes,).
@@ -264,7 +264,7 @@ class Census:
         if client_id in self.reports:
             return self.reports[client_id].counts(client_id)
         labels, num_classes = self._labels()
-        return np.bincount(labels[self._cut.of(client_id).train[client_id]], minlength=num_classes)
+        return np.bincount(labels[self._cut.of_client(client_id).train[client_id]], minlength=num_classes)
 
     def class_histogram(self) -> IntArray:
         """Training samples per client and class, shape (number of `clients`, num_classes).

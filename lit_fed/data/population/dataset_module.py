@@ -134,7 +134,7 @@ class DatasetModule(FederatedDataModule):
 
     @override
     def read_parts(self) -> Parts:
-        parts = Parts.of(self.build_datasets(), f"build_datasets of {type(self).__name__}", "lit_fed.data.Datasets")
+        parts = Parts.cast(self.build_datasets(), f"build_datasets of {type(self).__name__}", "lit_fed.data.Datasets")
         plain = parts.train.x if parts.train.plain is None else parts.train.plain
         if parts.val is not None:
             self._val_begins = len(parts.train)

@@ -121,7 +121,7 @@ class TensorDataModule(FederatedDataModule):
 
     @override
     def read_parts(self) -> Parts:
-        parts = Parts.of(self.load_arrays(), f"load_arrays of {type(self).__name__}", "lit_fed.data.Arrays")
+        parts = Parts.cast(self.load_arrays(), f"load_arrays of {type(self).__name__}", "lit_fed.data.Arrays")
         source = parts.source
         for name, part in (("train", parts.train), ("test", parts.test)):
             if np.ndim(part.x) == 0 or np.ndim(part.y) == 0:

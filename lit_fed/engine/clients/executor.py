@@ -138,7 +138,7 @@ class Executor(ABC):
             if outcome is not None:
                 yield outcome
 
-    def told_together(self, logged: Mapping[int, dict[str, float]] | None = None, round_idx: int = 0) -> list[Totals]:
+    def summed_metrics(self, logged: Mapping[int, dict[str, float]] | None = None, round_idx: int = 0) -> list[Totals]:
         """Summed metrics of clients that do not report individually, of a round's training, or of the last `ask`.
 
         Training metrics are weighted by samples, answers by 1 a client.

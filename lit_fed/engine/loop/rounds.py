@@ -148,7 +148,7 @@ def _train_cohort(run: Run, current: Round) -> None:
         stopped = ledger.failures and run.settings.on_client_failure == "raise"
         own = [client_id for client_id in mine if versions[client_id] == version and not stopped]
         _train_version(run, current, own, broadcasts[version], plan)
-    ledger.totals += federation.executor.told_together(ledger.logged, current.round_idx)
+    ledger.totals += federation.executor.summed_metrics(ledger.logged, current.round_idx)
 
 
 def _train_version(

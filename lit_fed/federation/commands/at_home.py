@@ -51,7 +51,7 @@ def run(call: Call) -> int:
         check_output(Path(settings.output), settings.overwrite)
     trainer, parts = make(call)
     home = Home(trainer, *parts, chosen(parts.data, settings), Path(settings.state_dir) / "states", name)
-    origin = f"of run {home.kept.run_id} after round {home.kept.round_idx}, as {settings.state_dir} keeps it"
+    origin = f"of run {home.end.run_id} after round {home.end.round_idx}, as {settings.state_dir} keeps it"
     if name == "predict":
         output = Path(settings.output)
         if len(home.clients) > 1:

@@ -93,4 +93,4 @@ def make_data(call: Call) -> MadeData:
     made.data.keeps_missing = True
     if "algorithm" in named:
         made.data.reserve(made.algorithm.public_size, made.algorithm.calibration_fraction)
-    return MadeData(made.data, Noise.of(made.trainer.privacy), made.trainer.seed, _config(call))
+    return MadeData(made.data, Noise.from_privacy(made.trainer.privacy), made.trainer.seed, _config(call))

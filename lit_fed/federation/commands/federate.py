@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jsonargparse import ArgumentParser
 
 from lit_fed.command.command import Call
-from lit_fed.command.endings import ending_told
+from lit_fed.command.endings import exit_reported
 from lit_fed.federation.commands.deployed import ServersEnd, add_run, keys_of, make
 from lit_fed.federation.ends import keep_private
 from lit_fed.federation.server.executor import Patience
@@ -50,7 +50,7 @@ def run(call: Call) -> int:
     security, node_keys = keys_of(settings)
     trainer, parts = make(call)
     with ExitStack() as stack:
-        stack.enter_context(ending_told())
+        stack.enter_context(exit_reported())
         grid = stack.enter_context(rpc_grid(settings.server, security, settings.most_bytes, settings.bind, node_keys))
         if settings.status_port is not None:
             trainer.callbacks.append(stack.enter_context(status_page(settings.status_port, grid)))

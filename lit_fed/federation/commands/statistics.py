@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser
 
 from lit_fed.checks import check_range
 from lit_fed.command.command import Call
-from lit_fed.command.endings import ending_told
+from lit_fed.command.endings import exit_reported
 from lit_fed.command.reading.own import add_overwrite
 from lit_fed.command.reading.parts import add_parts
 from lit_fed.engine.storage.files import in_place_of, refuse_overwriting, write_text
@@ -111,7 +111,7 @@ def _deployed(call: Call, made: MadeData, question: Inquiry) -> Statistics:
     keep_private()
     security, node_keys = keys_of(settings)
     served = rpc_grid(settings.server, security, settings.most_bytes, settings.bind, node_keys)
-    with ending_told(), served as grid:
+    with exit_reported(), served as grid:
         roster = new_roster(grid, made.data, made.config, log_line, settings.most_bytes, node_keys)
         roster.gather(Gathering(**settings.gathering))
 

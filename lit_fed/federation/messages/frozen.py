@@ -35,7 +35,7 @@ class KnownHashes:
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], tuple[Tensor, int, str]] = {}
 
-    def of(self, kind: str, tensors: Payload) -> dict[str, str]:
+    def hashes(self, kind: str, tensors: Payload) -> dict[str, str]:
         """The hash of every tensor of a kind."""
         for name, tensor in tensors.items():
             known = self._known.get((kind, name))
@@ -51,7 +51,7 @@ class KnownHashes:
             tensors: Its frozen tensors.
             there: The node's hashes, to which those of the result are added.
         """
-        hashes = self.of(kind, tensors)
+        hashes = self.hashes(kind, tensors)
         held = {name: one for name, one in hashes.items() if there.get(name) == one}
         there.update(hashes)
         return {name: tensor for name, tensor in tensors.items() if name not in held}, held

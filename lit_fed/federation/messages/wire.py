@@ -72,7 +72,7 @@ class Message:
     tensors: Mapping[str, Payload] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, content: Content, tensors: Mapping[str, Payload] | None = None) -> Message:
+    def pack(cls, content: Content, tensors: Mapping[str, Payload] | None = None) -> Message:
         """Return a message of some fields."""
         return cls(content.word, msgspec.structs.asdict(content), tensors or {})
 

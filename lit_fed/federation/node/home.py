@@ -48,24 +48,24 @@ class Home:
         folder: Path,
         stage: Any,
     ) -> None:
-        self.kept = read(folder)
-        self.clients = sorted(self.kept.versions) if clients is None else sorted(set(clients))
-        if absent := [client_id for client_id in self.clients if client_id not in self.kept.versions]:
-            there = ", ".join(called(data, client_id) for client_id in sorted(self.kept.versions))
+        self.end = read(folder)
+        self.clients = sorted(self.end.versions) if clients is None else sorted(set(clients))
+        if absent := [client_id for client_id in self.clients if client_id not in self.end.versions]:
+            there = ", ".join(called(data, client_id) for client_id in sorted(self.end.versions))
             raise ConfigError(f"{folder} has no state of client {called(data, absent[0])}; its clients are {there}")
         self.run = settle(trainer, model, data, algorithm, self.clients, stage)
         self.federation = self.run.federation
         device, store = self.federation.fabric.device, self.federation.store
-        if odd := {self.federation.kinds[client_id] for client_id in self.clients} - self.kept.payloads.keys():
+        if odd := {self.federation.kinds[client_id] for client_id in self.clients} - self.end.payloads.keys():
             raise ConfigError(f"{folder} has no model of the kind {min(odd)!r}; use the configuration of the run")
-        store.open(folder / self.kept.run_id)
-        versions = {str(client_id): version for client_id, version in self.kept.versions.items() if version is not None}
-        store.load_state_dict(versions, self.kept.round_idx + 1)
-        own = {kind: self.federation.loops[kind].model.initial for kind in self.kept.payloads}
-        bases = {kind: given(self.kept.base.get(kind, {}), own[kind], folder) for kind in own}
-        frozen = {kind: {**entry, **bases.get(kind, {})} for kind, entry in self.kept.frozen.items()}
-        moved = map_tensors((self.kept.payloads, frozen), lambda tensor: tensor.to(device))
-        self.broadcast = Broadcast(self.kept.round_idx, *moved)
+        store.open(folder / self.end.run_id)
+        versions = {str(client_id): version for client_id, version in self.end.versions.items() if version is not None}
+        store.load_state_dict(versions, self.end.round_idx + 1)
+        own = {kind: self.federation.loops[kind].model.initial for kind in self.end.payloads}
+        bases = {kind: given(self.end.base.get(kind, {}), own[kind], folder) for kind in own}
+        frozen = {kind: {**entry, **bases.get(kind, {})} for kind, entry in self.end.frozen.items()}
+        moved = map_tensors((self.end.payloads, frozen), lambda tensor: tensor.to(device))
+        self.broadcast = Broadcast(self.end.round_idx, *moved)
 
     def predict(self, client_id: int, output: Path, inputs: Path | None = None) -> None:
         """Write predictions of a client's model.
@@ -76,7 +76,7 @@ class Home:
             inputs: A file of inputs; by default the client's test data.
         """
         with self.federation.session.at_work("predict"):
-            write_predictions(self.federation, output, client_id, self.kept.round_idx, self.broadcast, inputs)
+            write_predictions(self.federation, output, client_id, self.end.round_idx, self.broadcast, inputs)
 
     def evaluate(self, subset: EvalSubset) -> dict[int, dict[str, float]]:
         """Evaluate every client on its data with all protocols that ask clients; return the metrics by client."""

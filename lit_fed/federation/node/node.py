@@ -141,7 +141,7 @@ class Node:
         outcome: ClientUpdate | ClientFailure | None
         try:
             message = decode(blob, self.limit)
-            of_the_node = {"hello": self._greet, "held": self._tell_held, "keep": self._keep}
+            of_the_node = {"hello": self._greet, "held": self._list_states, "keep": self._keep}
             if message.word in of_the_node:
                 return encode(of_the_node[message.word](message))
             if message.word == "secure" and self.sums is not None:
@@ -177,9 +177,9 @@ class Node:
                 return encode(self._answer(client_id, round_idx, outcome, sums))
             except Exception as error:  # such as more metrics than a message can hold
                 outcome = failure(client_id, round_idx, error)
-        return encode(self._failed(client_id, round_idx, self._told(outcome), sums=sums))
+        return encode(self._failed(client_id, round_idx, self._reported_cause(outcome), sums=sums))
 
-    def _told(self, failed: ClientFailure) -> str:
+    def _reported_cause(self, failed: ClientFailure) -> str:
         """Return the outline of a failure for the server; print and log all of it, under a number."""
         outline = shown(failed.outline)
         if outline == shown(failed.cause):
@@ -197,18 +197,18 @@ class Node:
             clients = {str(client_id): schema.DataReport(**vars(report)) for client_id, report in self.reports.items()}
             self._say_where("registered with the server")
             smallest = 0 if self.sums is None else self.sums.smallest
-            return Message.of(
+            return Message.pack(
                 schema.Greeted(self.boot, clients, self.withheld is not None, smallest, self.limit, self.frozen.hashes)
             )
         self.say(Alert(f"refused the server: {cause}"))
         return self._failed(-1, -1, shown(cause))
 
-    def _tell_held(self, message: Message) -> Message:
+    def _list_states(self, message: Message) -> Message:
         """List the versions of the clients' states of a run."""
         self._open(message.read(schema.ListStates).run)
         files: VersionedFiles = self.federation.store.files
         names = {str(client_id) for client_id in self.clients}
-        return Message.of(schema.States([(name, at) for name, at in files.rounds() if name in names]))
+        return Message.pack(schema.States([(name, at) for name, at in files.rounds() if name in names]))
 
     def _keep(self, message: Message) -> Message:
         """Save the end of a run, for later prediction and evaluation."""
@@ -231,7 +231,7 @@ class Node:
         versions_told = {int(name): version for name, version in versions.items()}
         Kept(self._run_id, round_idx, versions_told, payloads, frozen, bases).write(self.folder)
         self._say_where(f"the run ended after round {round_idx + 1}; its model is saved in {self.folder}")
-        return Message.of(schema.NodeAnswer())
+        return Message.pack(schema.NodeAnswer())
 
     def _open(self, run_id: str) -> None:
         if run_id != self._run_id:
@@ -326,12 +326,12 @@ class Node:
 
     def _answer(self, client_id: int, round_idx: int, update: ClientUpdate | None, sums: Totals) -> Message:
         if update is None:
-            return Message.of(schema.WorkAnswer(client_id, round_idx, True, sums, 0, {}, None))
+            return Message.pack(schema.WorkAnswer(client_id, round_idx, True, sums, 0, {}, None))
         version = self.federation.store.written(client_id)
         work = schema.WorkAnswer(client_id, round_idx, False, sums, update.weight, update.metrics, version)
-        return Message.of(work, {"payload": self.federation.channel.uplink.pack(update.payload)})
+        return Message.pack(work, {"payload": self.federation.channel.uplink.pack(update.payload)})
 
     def _failed(
         self, client_id: int, round_idx: int, cause: str, moved: bool = False, sums: Totals | None = None
     ) -> Message:
-        return Message.of(schema.WorkFailure(cause, client_id, round_idx, moved, sums or {}))
+        return Message.pack(schema.WorkFailure(cause, client_id, round_idx, moved, sums or {}))

@@ -101,7 +101,7 @@ class OwnWork:
         except LitFedError:
             self.party.forget()
             raise
-        return Message.of(schema.SumAnswer(fields), {"secure": tensors})
+        return Message.pack(schema.SumAnswer(fields), {"secure": tensors})
 
     def _known(self, offer: schema.SumOffer) -> Request:
         """A request for a sum, with the model that its clients worked with; refuse clients that did not answer it."""
@@ -122,7 +122,7 @@ class OwnWork:
             raise Refusal("the call bears another number of nodes than trainer.secure_sum.dishonest on this node")
         if 8 * call.length > self.limit:
             raise Refusal(f"the call has vectors of {call.length} words, beyond --most_bytes of this node")
-        self.party.identities = self.signer.known(message.nodes)
+        self.party.identities = self.signer.peer_keys(message.nodes)
         noise = self.summed.noise if asked.work == "train" else None
         if noise is not None:
             if names:
@@ -133,7 +133,7 @@ class OwnWork:
                     "noise_multiplier"
                 )
         request = asked.digest(call.about, call.length)
-        own = self.party.kept(call, request)
+        own = self.party.earlier_vector(call, request)
         if own is None:
             vector = self._vector(call, asked, tuple(names), message.grid)
             if noise is not None:

@@ -87,7 +87,7 @@ class _Attempt:
     call: Invitation
     words: Words
     request: bytes
-    known: LoggedRound
+    logged: LoggedRound
     next: type = AllKeys
     masking: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
     sealing: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
@@ -130,7 +130,7 @@ class Party:
         self._attempt: _Attempt | None = None
         self._rounds = self._given.rounds
 
-    def kept(self, call: Invitation, request: bytes) -> Words | None:
+    def earlier_vector(self, call: Invitation, request: bytes) -> Words | None:
         """The vector that this node gave to the round; None if it gave none.
 
         Args:
@@ -169,8 +169,8 @@ class Party:
             raise Refusal(f"the roster has {len(roster)} nodes, and this node's sums are over at least {self.smallest}")
         if len(words) != call.length:
             raise Refusal(f"the call has vectors of {call.length} words, and this node has {len(words)}")
-        before, kept = self._enter(call), self.kept(call, request)
-        self._attempt = own = _Attempt(call, words if kept is None else kept, request, before)
+        before, earlier = self._enter(call), self.earlier_vector(call, request)
+        self._attempt = own = _Attempt(call, words if earlier is None else earlier, request, before)
         masking, sealing = (one.public_key().public_bytes_raw() for one in (own.masking, own.sealing))
         unsigned = SignedKeys(self.name, masking, sealing, self.clients, b"")
         own.keys[self.name] = keys = replace(unsigned, signature=self._sign(unsigned.signed(call)))
@@ -278,7 +278,7 @@ class Party:
         if self.name not in survivors:
             raise Refusal(f"the list of survivors lacks node {self.name}, which sent its vector")
         need(survivors, own.call, "the sum", own.keys, self.smallest)
-        call, known, content = own.call, own.known, digest("survivors", sorted(survivors))
+        call, known, content = own.call, own.logged, digest("survivors", sorted(survivors))
         if known.survivors not in (b"", content):
             raise Refusal(
                 f"this node consented to a sum of round {call.round_idx} over other nodes; a second sum would tell of "

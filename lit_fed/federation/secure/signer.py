@@ -40,14 +40,14 @@ class Signer:
         """SHA-256 of the public key, as of a certificate's in `lit_fed.federation.keys.node_keys.key_of`."""
         return hashlib.sha256(self.public).hexdigest()
 
-    def known(self, told: Mapping[str, str]) -> dict[str, EllipticCurvePublicKey]:
+    def peer_keys(self, keys: Mapping[str, str]) -> dict[str, EllipticCurvePublicKey]:
         """Return the public keys that a server tells, by name.
 
         Raises:
             Refusal: If one is malformed, has another name, or is of none of the peers.
         """
         found = {}
-        for name, content in told.items():
+        for name, content in keys.items():
             other, key = public_key(content)
             if other != name:
                 raise Refusal(f"the key of node {name} is another node's")

@@ -71,8 +71,8 @@ class FlightExecutor(GridExecutor):
             yield self._landed.pop(client_id)
 
     @override
-    def told_together(self, logged: Mapping[int, dict[str, float]] | None = None, round_idx: int = 0) -> list[Totals]:
-        told, self._totals = super().told_together(logged, round_idx), []
+    def summed_metrics(self, logged: Mapping[int, dict[str, float]] | None = None, round_idx: int = 0) -> list[Totals]:
+        told, self._totals = super().summed_metrics(logged, round_idx), []
         return told
 
     def leave(self) -> None:

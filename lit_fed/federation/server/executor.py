@@ -23,7 +23,7 @@ from lit_fed.federation.messages.frozen import KnownHashes
 from lit_fed.federation.messages.schema import MOST_DROPPED, Ask, ListStates, Train
 from lit_fed.federation.messages.wire import MOST_METRICS, OF_WORK, Message, Ranges, encode
 from lit_fed.federation.server.absences import Absences
-from lit_fed.federation.server.heard import Due, Heard, answer, held
+from lit_fed.federation.server.answers import ClientAnswer, ExpectedAnswer, answer, held
 from lit_fed.federation.server.means import Clients, NodeTotals, PlausibleMeans
 from lit_fed.federation.server.node_files import NodeFiles
 from lit_fed.federation.server.requests import Envelope, Requests
@@ -188,7 +188,7 @@ class GridExecutor(Executor):
         yield from answers
 
     @override
-    def told_together(self, logged: Mapping[int, dict[str, float]] | None = None, round_idx: int = 0) -> list[Totals]:
+    def summed_metrics(self, logged: Mapping[int, dict[str, float]] | None = None, round_idx: int = 0) -> list[Totals]:
         if logged is not None:
             self._means.leave_out(logged, self._totals, f"round {round_idx}: ", OF_WORK | {"staleness"})
         return [totals for _, totals in self._totals]
@@ -217,8 +217,8 @@ class GridExecutor(Executor):
         while requests:
             absent = yield from self._push(requests)
             requests.rest()
-            for asked, heard in requests.arrived():
-                yield from self._take_in(requests, asked, heard)
+            for asked, reply in requests.arrived():
+                yield from self._take_in(requests, asked, reply)
             yield from self._give_up(requests)
             if time.monotonic() - looked > (_RETURN_S if absent else _LOOK_S):
                 looked = time.monotonic()
@@ -256,32 +256,32 @@ class GridExecutor(Executor):
                 if (objection := home.objection(blob)) is not None:
                     yield self._failure(asked, objection)
                     continue
-                most = self._due(asked).most_bytes
+                most = self._expected(asked).most_bytes
                 requests.send(Envelope(asked, home.node, blob, partial(self._read, asked), self._end(asked), most))
         return absent
 
     def _take_in(
-        self, requests: Requests[Asked], asked: Asked, heard: Heard | WireError | None
+        self, requests: Requests[Asked], asked: Asked, reply: ClientAnswer | WireError | None
     ) -> Iterator[ClientUpdate | ClientFailure]:
-        if heard is None:  # too late, but the node is responsive
+        if reply is None:  # too late, but the node is responsive
             self.roster.late.discard(asked.boot)
             return
-        if isinstance(heard, WireError):
-            yield self._failure(asked, str(heard))
+        if isinstance(reply, WireError):
+            yield self._failure(asked, str(reply))
             return
-        if heard.sums:
+        if reply.sums:
             asked.work.summed.add((asked.boot, asked.together))
-            self._totals.append((asked.together, dict(heard.sums)))
-        if heard.moved and not asked.awaited:
+            self._totals.append((asked.together, dict(reply.sums)))
+        if reply.moved and not asked.awaited:
             asked.awaited = min(time.monotonic() + _LOOK_S, self._end(asked))
             requests.queue.append(asked)
             if (home := self.roster.home(asked.client_id)) is not None and home.boot == asked.boot:
                 self.roster.forget(home.node)
                 self.roster.refresh()
-        elif heard.cause:
-            yield self._failure(asked, heard.cause)
-        elif heard.payload is not None:  # else the client does not take part in an evaluation
-            yield self._update(asked.client_id, heard, heard.payload)
+        elif reply.cause:
+            yield self._failure(asked, reply.cause)
+        elif reply.payload is not None:  # else the client does not take part in an evaluation
+            yield self._update(asked.client_id, reply, reply.payload)
 
     def _give_up(self, requests: Requests[Asked]) -> Iterator[ClientFailure]:
         """Fail the clients that missed the deadline, and ask their nodes nothing more in this round."""
@@ -324,16 +324,16 @@ class GridExecutor(Executor):
         }  # fmt: skip
         there = home.frozen.setdefault(kind, {})
         frozen, fields["frozen"] = self._hashes.divide(kind, broadcast.frozen.get(kind, {}), there)
-        return Message.of(_KINDS[work.word](**fields), {"payload": broadcast.wire[kind], "frozen": frozen})
+        return Message.pack(_KINDS[work.word](**fields), {"payload": broadcast.wire[kind], "frozen": frozen})
 
-    def _due(self, asked: Asked) -> Due:
+    def _expected(self, asked: Asked) -> ExpectedAnswer:
         """Return the constraints on the answer to a message."""
         client_id, work, algorithm = asked.client_id, asked.work, self.session.algorithm
         trained, count = work.word == "train", self.session.data.census.num_samples
         sums = None
         if asked.withholds and (asked.boot, asked.together) not in work.summed:
             sums = sum(map(count, asked.together)) if trained else len(asked.together)
-        return Due(
+        return ExpectedAnswer(
             client_id,
             work.broadcast.round_idx,
             trained,
@@ -348,25 +348,25 @@ class GridExecutor(Executor):
             asked.withholds,
         )
 
-    def _read(self, asked: Asked, message: Message) -> Heard:
+    def _read(self, asked: Asked, message: Message) -> ClientAnswer:
         """Validate an answer; bound the number of a client's distinct metrics, because each is a table's column."""
-        heard, known = answer(message, self._due(asked)), self._names.setdefault(asked.client_id, set())
-        if len(known | heard.metrics.keys()) > MOST_METRICS:
+        reply, known = answer(message, self._expected(asked)), self._names.setdefault(asked.client_id, set())
+        if len(known | reply.metrics.keys()) > MOST_METRICS:
             raise WireError(f"client {asked.client_id} sent more than {MOST_METRICS:,} distinct metrics; it is dropped")
-        known.update(heard.metrics)
-        return heard
+        known.update(reply.metrics)
+        return reply
 
-    def _update(self, client_id: int, heard: Heard, payload: Payload) -> ClientUpdate:
-        if heard.version is not None:
-            self.session.store.note(client_id, heard.version)
+    def _update(self, client_id: int, reply: ClientAnswer, payload: Payload) -> ClientUpdate:
+        if reply.version is not None:
+            self.session.store.note(client_id, reply.version)
         kind = self.session.kinds[client_id]
         device = self.session.loops[kind].fabric.device
         moved = {name: tensor.to(device) for name, tensor in payload.items()}
-        return ClientUpdate(client_id, moved, heard.weight, dict(heard.metrics), kind, uplink_bytes=heard.wire_bytes)
+        return ClientUpdate(client_id, moved, reply.weight, dict(reply.metrics), kind, uplink_bytes=reply.wire_bytes)
 
     def _held(self) -> Iterator[tuple[str, int]]:
         """Ask all nodes for the versions of this run's states that they hold."""
         homes = dict(self.roster.homes)
-        asked = dict.fromkeys(homes, Message.of(ListStates(self.roster.identity.run_id)))
+        asked = dict.fromkeys(homes, Message.pack(ListStates(self.roster.identity.run_id)))
         answers = self.roster.ask(asked, _LOOK_S * 10, lambda node, said: held(said, homes[node].clients))
         return chain.from_iterable(answers.values())

@@ -24,9 +24,9 @@ from lit_fed.federation.messages.schema import Keep, NodeAnswer
 from lit_fed.federation.messages.settings import agreed
 from lit_fed.federation.messages.wire import MOST_BYTES, Message
 from lit_fed.federation.secure.summed import secure_sum_of
+from lit_fed.federation.server.answers import answer_of
 from lit_fed.federation.server.arrivals import ArrivalOrder, FlightExecutor, arrivals_of
 from lit_fed.federation.server.executor import GridExecutor, Patience, ServerEnd
-from lit_fed.federation.server.heard import answer_of
 from lit_fed.federation.server.identity import Identity
 from lit_fed.federation.server.roster import Gathering, Roster
 from lit_fed.federation.transport.grid import Grid
@@ -67,7 +67,7 @@ class Parting(Callback):
                 frozen, held[kind] = hashes.divide(kind, broadcast.frozen.get(kind, {}), known)
                 tensors |= {f"payload/{kind}": broadcast.wire[kind], f"frozen/{kind}": frozen}
             versions = {str(client_id): federation.store.version(client_id) for client_id in home.clients}
-            messages[node] = Message.of(Keep(self.roster.identity.run_id, round_idx, versions, held), tensors)
+            messages[node] = Message.pack(Keep(self.roster.identity.run_id, round_idx, versions, held), tensors)
         reached = self.roster.ask(messages, _PARTING_S, lambda _, answer: answer_of(answer, NodeAnswer))
         there = {client_id for node in reached for client_id in self.roster.homes[node].clients}
         if absent := set(range(federation.data.num_clients)) - there:

@@ -25,8 +25,8 @@ def implausible(values: Mapping[Clients, float]) -> list[Clients]:
     A value must be finite, and its magnitude at most a hundred times the median magnitude of three values or more (and
     of 1, so that metrics near 0 may vary). NaN stands for a metric that a client could not measure.
     """
-    known = [abs(value) for value in values.values() if math.isfinite(value)]
-    most = min(_FAR * max(median(known), 1.0), LARGEST) if len(known) > 2 else LARGEST
+    finite = [abs(value) for value in values.values() if math.isfinite(value)]
+    most = min(_FAR * max(median(finite), 1.0), LARGEST) if len(finite) > 2 else LARGEST
     return [who for who, value in values.items() if abs(value) > most]
 
 
@@ -42,24 +42,24 @@ class PlausibleMeans:
         self._said: set[Clients] = set()
 
     def leave_out(
-        self, told: Mapping[int, dict[str, float]], sums: NodeTotals, where: str, known: Collection[str]
+        self, by_client: Mapping[int, dict[str, float]], sums: NodeTotals, where: str, excluded: Collection[str]
     ) -> None:
         """Leave such values out of the metrics of clients, and of nodes' sums.
 
         Args:
-            told: Metrics by client; NaN, as of a metric that could not be measured, replaces such values.
+            by_client: Metrics by client; NaN, as of a metric that could not be measured, replaces such values.
             sums: The nodes' sums; such a sum is removed.
             where: The round, and a prefix of metrics, for the line.
-            known: Names of metrics that are bounded, or not averaged.
+            excluded: Names of metrics that are bounded, or not averaged.
         """
         columns: dict[str, dict[Clients, float]] = {}
-        for client_id, metrics in told.items():
+        for client_id, metrics in by_client.items():
             for name, value in metrics.items():
                 columns.setdefault(name, {})[client_id,] = value
         for clients, totals in sums:
             for name, total in totals.items():
                 columns.setdefault(name, {})[clients] = exact_sum(total.parts) / max(total.weight, 1)
-        for name in [name for name in columns if name not in known]:
+        for name in [name for name in columns if name not in excluded]:
             for who in implausible(columns[name]):
                 if who not in self._said:
                     self._said.add(who)
@@ -68,5 +68,5 @@ class PlausibleMeans:
                 for clients, totals in sums:
                     if clients == who:
                         totals.pop(name, None)
-                if len(who) == 1 and name in told.get(who[0], {}):
-                    told[who[0]][name] = math.nan
+                if len(who) == 1 and name in by_client.get(who[0], {}):
+                    by_client[who[0]][name] = math.nan

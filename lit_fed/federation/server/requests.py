@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from lit_fed.errors import WireError
 from lit_fed.federation.messages.wire import Message, shown
-from lit_fed.federation.server.heard import LONGEST_GREETING, hear
+from lit_fed.federation.server.answers import LONGEST_GREETING, hear
 from lit_fed.federation.transport.grid import Grid, Reply
 
 A = TypeVar("A")

@@ -16,7 +16,7 @@ from lit_fed.federation.ends import Alert
 from lit_fed.federation.messages.frozen import Hashes
 from lit_fed.federation.messages.schema import Hello
 from lit_fed.federation.messages.wire import MOST_BYTES, PROTOCOL, Message, encode
-from lit_fed.federation.server.heard import LONGEST_GREETING, Greeting, greeting
+from lit_fed.federation.server.answers import LONGEST_GREETING, Greeting, greeting
 from lit_fed.federation.server.identity import Identity
 from lit_fed.federation.server.requests import Envelope, NoAnswer, Requests
 from lit_fed.federation.transport.grid import Grid
@@ -79,7 +79,7 @@ class _Refusal(NamedTuple):
     why: str
     again: float
     pause: float
-    said: int
+    times_said: int
 
 
 @dataclass
@@ -141,7 +141,7 @@ class Roster:
             why = "".join(
                 f"; refused: {cause}" for cause in dict.fromkeys(refusal.why for refusal in self._refused.values())
             )
-            unknown = [client_id for client_id in missing if client_id not in self.identity.known]
+            unknown = [client_id for client_id in missing if client_id not in self.identity.reports]
             who = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
             if gathering.least is None or len(self._owner) < gathering.least or unknown:
                 raise ConfigError(
@@ -221,7 +221,7 @@ class Roster:
     def _hello(self) -> Message:
         from lit_fed import __version__
 
-        return Message.of(Hello(PROTOCOL, __version__, self.settings))
+        return Message.pack(Hello(PROTOCOL, __version__, self.settings))
 
     def _take_in(self, node: int, said: Greeting | WireError) -> str | None:
         """Register a node; return why it is refused."""
@@ -275,7 +275,7 @@ class Roster:
         """Refuse a node for a while; it may restart with corrected options under the same key."""
         before = self._refused.get(node)
         pause = _AGAIN_S[0] if before is None else min(2 * before.pause, _AGAIN_S[1])
-        said = 0 if before is None else before.said
+        said = 0 if before is None else before.times_said
         if aloud and said < _MOST_SAID and (before is None or before.why != why):
             self.say(Alert(f"refused node {node}: {why}"))
             said += 1

@@ -26,7 +26,7 @@ from lit_fed.federation.secure.messages import Invitation, Refusal, TooFew, TooS
 from lit_fed.federation.secure.packed import SumCall, about, unpack
 from lit_fed.federation.secure.signer import public_key
 from lit_fed.federation.secure.summed import NodeSums, Summed, SummedSecurely, length_of
-from lit_fed.federation.server.heard import LONGEST_GREETING, answer_of
+from lit_fed.federation.server.answers import LONGEST_GREETING, answer_of
 from lit_fed.privacy.bounded_sum import grid_of
 from lit_fed.tensors import hash_of_groups
 
@@ -182,7 +182,7 @@ class Summing:
                     )
                 else:
                     content = schema.SumStep(stage, message)
-                sent[at[name]] = Message.of(content)
+                sent[at[name]] = Message.pack(content)
             most = LONGEST_GREETING + (8 * length if stage == "vectors" else 0)
             answers = self.roster.ask(sent, self.seconds, partial(_unpacked, stage), most, strict=True)
             return {name: answers[node] for name, node in at.items() if node in answers}
@@ -193,11 +193,11 @@ class Summing:
 
     def _offers(self, asked: Mapping[int, schema.SumOffer], trained: bool) -> dict[int, _Offer]:
         """Ask nodes for their keys and the names of metrics."""
-        messages = {node: Message.of(offer) for node, offer in asked.items()}
+        messages = {node: Message.pack(offer) for node, offer in asked.items()}
         known: dict[str, int] = {}
 
         def read(node: int, message: Message) -> _Offer:
-            offered = unpack(schema.Offered, *_said(message))
+            offered = unpack(schema.Offered, *_sum_answer(message))
             name, key = public_key(offered.key)
             if (own := self.roster.homes[node].key) and own != name:
                 raise WireError("it signs with another key than its certificate's")
@@ -221,11 +221,11 @@ class Summing:
 def _unpacked(stage: str, _: int, message: Message) -> Any:
     """A node's answer to a stage."""
     try:
-        return unpack(_ANSWERS[stage], *_said(message))
+        return unpack(_ANSWERS[stage], *_sum_answer(message))
     except Refusal as error:
         raise WireError(str(error)) from None
 
 
-def _said(message: Message) -> tuple[Any, Payload]:
+def _sum_answer(message: Message) -> tuple[Any, Payload]:
     """A node's answer; raise `WireError` if it refused."""
     return answer_of(message, schema.SumAnswer).message, message.tensors.get("secure", {})

@@ -56,7 +56,7 @@ class Noise:
         self.noise_multiplier, self.delta = noise_multiplier, delta
 
     @classmethod
-    def of(cls, privacy: Any) -> Noise | None:
+    def from_privacy(cls, privacy: Any) -> Noise | None:
         """The noise of ``trainer.privacy``; None without it."""
         if privacy is None:
             return None

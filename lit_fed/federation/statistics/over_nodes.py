@@ -28,7 +28,7 @@ from lit_fed.federation.keys.node_keys import Grant
 from lit_fed.federation.messages import schema
 from lit_fed.federation.messages.settings import agreed, mismatch
 from lit_fed.federation.messages.wire import MOST_BYTES, Message, decode, encode, shown
-from lit_fed.federation.server.heard import answer_of
+from lit_fed.federation.server.answers import answer_of
 from lit_fed.federation.server.identity import Identity
 from lit_fed.federation.server.roster import Roster
 from lit_fed.federation.statistics.federation import MOST_BINS
@@ -84,7 +84,7 @@ class StatisticsNode:
         data.prepare_data()
         data.setup("fit", clients=self.clients)
         self._asked: dict[bool, bytes] = {}  # the question with and without ranges
-        self._told: dict[tuple[int, bool], Message] = {}
+        self._answers: dict[tuple[int, bool], Message] = {}
 
     @contextmanager
     def at_work(self) -> Iterator[StatisticsNode]:
@@ -108,14 +108,14 @@ class StatisticsNode:
         except (Exception, SystemExit) as error:
             cause = (error.remote_text() if isinstance(error, LitFedError) else "") or type(error).__name__
             self.say(Alert(f"no statistics: {error}"))
-            return encode(Message.of(schema.Failure(shown(cause))))
+            return encode(Message.pack(schema.Failure(shown(cause))))
 
     def _greet(self, message: Message) -> Message:
         if (cause := mismatch(self.settings, message.read(schema.Hello), f", and nodes with {ONLY}")) is not None:
             raise WireError(cause)
         nothing = schema.DataReport(0, None, "0" * 64, None)  # counts leave with the statistics only
         clients = dict.fromkeys(map(str, self.clients), nothing)
-        return Message.of(schema.Greeted(self.boot, clients, False, 0, self.limit, {}))
+        return Message.pack(schema.Greeted(self.boot, clients, False, 0, self.limit, {}))
 
     def _answer(self, message: Message) -> Message:
         question = read_question(message, len(columns_of(self.data)), self.least)
@@ -129,11 +129,11 @@ class StatisticsNode:
         asked = repr((question.bins, question.least, question.ranges.tolist())).encode()
         if self._asked.setdefault(key, asked) != asked:
             raise WireError("the node has answered another question, from which this could be subtracted; restart it")
-        if (client, key) not in self._told:
-            self._told[client, key] = pack(self._site(client, question))
+        if (client, key) not in self._answers:
+            self._answers[client, key] = pack(self._site(client, question))
             who = "all its clients" if client == -1 else f"client {called(self.data, client)}"
             self.say(f"told the server statistics of {who}" + ("" if key else ": sums and extremes"))
-        return self._told[client, key]
+        return self._answers[client, key]
 
     def _site(self, client: int, question: Inquiry) -> SiteStatistics:
         clients = self.clients if client == -1 else [client]
@@ -150,7 +150,7 @@ class StatisticsNode:
 def ask_message(client: int, boot: str, question: Inquiry) -> Message:
     """The question for a client, or for all clients of a node (−1)."""
     asked = schema.AskStatistics(client, boot, question.bins, question.least)
-    return Message.of(asked, {"ranges": {"ranges": torch.from_numpy(question.ranges)}})
+    return Message.pack(asked, {"ranges": {"ranges": torch.from_numpy(question.ranges)}})
 
 
 def read_question(message: Message, columns: int, least: int) -> Inquiry:
@@ -180,7 +180,7 @@ def pack(site: SiteStatistics) -> Message:
         [exact_parts(sum_ * unit * unit) for sum_, unit in zip(site.squares, units, strict=True)]
     )
     tensors["samples"] = torch.tensor([site.samples], dtype=torch.float64)
-    return Message.of(schema.SiteAnswer(site.clients), {"site": tensors})
+    return Message.pack(schema.SiteAnswer(site.clients), {"site": tensors})
 
 
 def unpack(

@@ -128,7 +128,7 @@ class Statistics:
                 f"withheld: {hidden or 'nothing'}; no count of 1 to {self.question.least - 1} samples is told",
             ]
         if self.privacy is not None:
-            lines += ["", said(self.privacy)]
+            lines += ["", privacy_line(self.privacy)]
         return "\n".join(lines)
 
     def hidden(self) -> str:
@@ -201,7 +201,7 @@ def quantiles(cells: Floats, count: float, borders: Floats, masked: NDArray[np.b
     return found
 
 
-def said(privacy: Mapping[str, Any]) -> str:
+def privacy_line(privacy: Mapping[str, Any]) -> str:
     """The promise of noisy statistics in one line."""
     line = (
         f"privacy: epsilon {privacy['epsilon']:.6g} at delta {privacy['delta']:g} for one training sample of a client"

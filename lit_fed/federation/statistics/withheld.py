@@ -16,8 +16,8 @@ def withheld(site: SiteStatistics, least: int) -> SiteStatistics:
     - A site of fewer samples withholds everything.
     - A column with fewer finite, or fewer missing values, but some, withholds everything: its count would tell.
     - A class or a cell of fewer samples withholds its count. So do further cells, the smallest first, until the counts
-      withheld add up to `least`: the difference of the whole and of the counts told is a count, too.
-    - Extremes are single samples' values; only a range that the type of the values fixes is told.
+      withheld add up to `least`: the difference of the whole and of the counts shown is a count, too.
+    - Extremes are single samples' values; only a range that the type of the values fixes is shown.
 
     Of columns with several values per sample, such as pixels, a cell holds `least` samples at least if it has more
     values than one sample less could give.
@@ -31,21 +31,21 @@ def withheld(site: SiteStatistics, least: int) -> SiteStatistics:
         return SiteStatistics(
             np.nan, site.clients, classes, nan, nan, none, none, nan, nan, cells, site.unit, site.known, site.masked
         )
-    told = deepcopy(site)
-    told.classes, (told.low, told.high) = _told(site.classes, least), site.known
+    shown = deepcopy(site)
+    shown.classes, (shown.low, shown.high) = _hide_few(site.classes, least), site.known
     for place in range(columns):
         values = (site.count[place] + site.missing[place]) / max(site.samples, 1)  # of a sample
         few = (least - 1) * values + 1
         if 0 < site.count[place] < few or 0 < site.missing[place] < few:
-            told.count[place] = told.missing[place] = np.nan
-            told.total[place] = told.squares[place] = Fraction()
-            told.cells[place : place + 1] = np.nan
+            shown.count[place] = shown.missing[place] = np.nan
+            shown.total[place] = shown.squares[place] = Fraction()
+            shown.cells[place : place + 1] = np.nan
         elif len(site.cells):
-            told.cells[place] = _told(site.cells[place], few)
-    return told
+            shown.cells[place] = _hide_few(site.cells[place], few)
+    return shown
 
 
-def _told(counts: Floats, few: float) -> Floats:
+def _hide_few(counts: Floats, few: float) -> Floats:
     """Counts with NaN for those to withhold."""
     hidden = (counts > 0) & (counts < few)
     for place in np.argsort(counts, kind="stable"):

@@ -81,13 +81,13 @@ class Allowance:
     """The streams and unasked answers that are left to a key, as of some time; a token bucket."""
 
     left: float = _ALLOWED[0]
-    at: float = 0.0
-    said: float = -math.inf
+    updated: float = 0.0
+    last_line: float = -math.inf
 
     def take(self) -> bool:
         """Return whether one more is allowed, and count it."""
         now = time.monotonic()
-        self.left, self.at = min(self.left + (now - self.at) * _ALLOWED[1], _ALLOWED[0]), now
+        self.left, self.updated = min(self.left + (now - self.updated) * _ALLOWED[1], _ALLOWED[0]), now
         if self.left < 1:
             return False
         self.left -= 1
@@ -194,8 +194,8 @@ class RpcGrid:
         allowance, now = self._allowances.setdefault(key, Allowance()), time.monotonic()
         if allowance.take():
             return True
-        if now > allowance.said + _SAY_S:
-            allowance.said = now
+        if now > allowance.last_line + _SAY_S:
+            allowance.last_line = now
             clients = named(self.keys[key].clients) if key in self.keys else "no client"
             self.keys.say(Alert(f"the node with the key of {clients} is held back: {_OFTEN}"))
         return False

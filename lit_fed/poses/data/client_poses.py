@@ -243,7 +243,7 @@ class ClientPoses(PhotoPose):
     @override
     def fingerprint_of(self, client_id: int) -> str:
         """The SHA-256 of one client's annotations to train, validate and calibrate with."""
-        cut, digest = self._ready.of(client_id), hashlib.sha256()
+        cut, digest = self._ready.of_client(client_id), hashlib.sha256()
         for rows in (cut.train[client_id], cut.val[client_id], cut.calibration[client_id]):
             for name, array in self._people["train"].arrays().items():
                 if name != "image_id":

@@ -220,7 +220,7 @@ def read_study(path: str | Path, profile: str | None = None) -> Study:
     """
     path = Path(located(path))
     content = read_settings(path, "study file", "holds no study; write keys such as rows:, columns: and metric:")
-    check_values(content, origin=lambda _keys: str(path))
+    check_values({f"{path}: {key}": value for key, value in content.items()})
     where = Where(str(path))
     where.check_keys(content, STUDY_KEYS)
     profiles = where.mapping(content, "profiles")

@@ -21,7 +21,7 @@ _LEGEND = (
 )
 
 
-def told(rows: Sequence[Row]) -> str:
+def verdict_counts(rows: Sequence[Row]) -> str:
     """Return the number of claims by verdict, as a text in place of the picture."""
     counts = Counter(row.verdict for row in rows)
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in OUTCOMES if counts[verdict])
@@ -41,7 +41,7 @@ def drawn(title: str, rows: Sequence[Row]) -> str:
     lines.append(
         f"<line x1='{_ZERO}' x2='{_ZERO}' y1='{1.5 * _ROW:g}' y2='{y - _ROW:g}' stroke='#333' stroke-dasharray='2'/>"
     )
-    words = f"{title}: {told(rows)}"
+    words = f"{title}: {verdict_counts(rows)}"
     return "\n".join(
         [
             f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_WIDTH} {y:g}' font-family='sans-serif' "

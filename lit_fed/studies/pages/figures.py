@@ -108,7 +108,7 @@ def draw_curves(results: Results, path: Path) -> None:
                 continue
             if goal is None:
                 rounds, values = _together(curves)
-                spent = [grid.at[place, seed].spent(study.along) for seed in seeds]
+                spent = [grid.runs[place, seed].spent(study.along) for seed in seeds]
                 along = [sum(until[int(r)] for until in spent) / len(spent) for r in rounds]
             else:
                 along, values = _as_steps(curves)

@@ -24,7 +24,7 @@ from pathlib import Path
 from lit_fed.errors import ConfigError
 from lit_fed.printing import counted
 from lit_fed.studies.file.claims import HOW_DECIDED, LEVEL, NOT_APPLICABLE, OUTCOMES
-from lit_fed.studies.pages.claims_picture import told
+from lit_fed.studies.pages.claims_picture import verdict_counts
 from lit_fed.studies.results.register_lines import Row, by_statement
 from lit_fed.studies.results.results import head, line
 
@@ -142,7 +142,7 @@ def table(
         "seeds, after seeds that left the claim undecided; Holm's count has both, a raw verdict only the second."
     )
     return [
-        *([f"![The claims of this page: {told(rows)}]({drawn}.svg)", ""] if drawn else []),
+        *([f"![The claims of this page: {verdict_counts(rows)}]({drawn}.svg)", ""] if drawn else []),
         *_styled("claims", lines),
         "",
         HOW_DECIDED,

@@ -198,7 +198,7 @@ def finished_study(results: Results) -> Finished:
     ]
     numbers = []
     for place, entry_there in results.entries.items():
-        values = [(seed, grid.value(place, seed)) for seed in study.seeds if (place, seed) in grid.at]
+        values = [(seed, grid.value(place, seed)) for seed in study.seeds if (place, seed) in grid.runs]
         known = {seed: value for seed, value in values if value is not None}
         if known:
             chosen = chosen_on_test(entry_there.measure.report, entry_there.measure.metric, evaluated_on(grid))
@@ -392,7 +392,7 @@ def _decimal(number: float) -> Decimal:
 def _ran(grid: CellGrid, claim: Claim) -> tuple[str, str]:
     """Return the networks and the data sets of a claim's runs."""
     seed = grid.study.seeds[0]
-    configs = [grid.at[Place(*place), seed].config for place in claim.places if (Place(*place), seed) in grid.at]
+    configs = [grid.runs[Place(*place), seed].config for place in claim.places if (Place(*place), seed) in grid.runs]
     networks, data = (
         dict.fromkeys(name for config in configs for name in words_of(config)) for words_of in (_networks, _data)
     )

@@ -112,7 +112,7 @@ def collect(grid: CellGrid) -> Results:
             place = Place(row, column)
             by_seed = [grid.value(place, seed) for seed in study.seeds if place not in study.skip]
             values = tuple(value for value in by_seed if value is not None)
-            failed = sum(grid.at[place, seed].failed for seed in study.seeds if (place, seed) in grid.at)
+            failed = sum(grid.runs[place, seed].failed for seed in study.seeds if (place, seed) in grid.runs)
             published = study.published.get(place)
             entries[place] = Entry(place, grid.measure_of(place), values, len(by_seed), published, failed=failed)
     for column in study.columns:

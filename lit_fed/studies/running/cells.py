@@ -210,17 +210,17 @@ class CellGrid:
         study: The study.
         folder: The study's folder.
         cells: All runs without duplicates, row by row.
-        at: The run of every (place, seed).
+        runs: The run of every (place, seed).
     """
 
     study: Study
     folder: Path
     cells: tuple[Cell, ...]
-    at: Mapping[tuple[Place, int], Cell] = field(repr=False)
+    runs: Mapping[tuple[Place, int], Cell] = field(repr=False)
 
     def measure_of(self, place: tuple[str, str], metric: str | None = None, report: str | None = None) -> Measure:
         """Return the measure of a place: the study's metric, by default the metric that its runs monitor."""
-        cells = [self.at[Place(*place), seed] for seed in self.study.seeds if (Place(*place), seed) in self.at]
+        cells = [self.runs[Place(*place), seed] for seed in self.study.seeds if (Place(*place), seed) in self.runs]
         names = metric_names(cells[0].config) if cells else MetricNames()
         if names.monitor is None and not self.study.names_metric(Place(*place)):
             for cell in (cell for cell in cells if cell.done):
@@ -231,7 +231,7 @@ class CellGrid:
     def partitions(self) -> str:
         """Which seeds the partitions of the runs have, as a sentence; empty for one seed."""
         study = self.study
-        data = [[self.at[place, seed].config["data"] for seed in study.seeds] for place in study.places]
+        data = [[self.runs[place, seed].config["data"] for seed in study.seeds] for place in study.places]
         seeds = [[settings.get("init_args", {}).get("seed") for settings in each] for each in data]
         shared = [
             str(place)
@@ -245,7 +245,7 @@ class CellGrid:
         return f"Every seed also seeds the partition (data.seed){', except at ' if shared else ''}{', '.join(shared)}."
 
     def _finished(self, place: tuple[str, str], seed: int) -> Cell | None:
-        cell = self.at.get((Place(*place), seed))
+        cell = self.runs.get((Place(*place), seed))
         return cell if cell is not None and cell.done else None
 
     def value(
@@ -364,7 +364,7 @@ def _read_or_blame(args: Sequence[str], files: ConfigFiles, where: str) -> dict[
         content: dict[str, Any] = yaml.safe_load(resolve(["fit", *args], files))
         return content
     except Exception as error:
-        line = user_error(error, ["fit", *args])
+        line = user_error(error)
         if line is None:
             raise
         raise ConfigError(f"{where}: {line}") from error

@@ -91,7 +91,7 @@ def _settings(cell: Cell) -> dict[str, Any]:
 
 def _line(error: Exception) -> str:
     """Return a user's mistake in one line; raise any other error again."""
-    if (line := user_error(error, [])) is None:
+    if (line := user_error(error)) is None:
         raise error
     return line
 
@@ -186,4 +186,4 @@ def _wanted(grid: CellGrid) -> list[tuple[Cell, str]]:
     wanted = [(place, name) for place, m in measures for name in (m.metric, guide_of(m.report)) if name]
     for claim in grid.study.claims:
         wanted += [(p, claim.metric) for p in grid.study.places if claim.metric is not None and p in claim.places]
-    return list({(c.name, metric): (c, metric) for c, metric in ((grid.at[p, seed], m) for p, m in wanted)}.values())
+    return list({(c.name, metric): (c, metric) for c, metric in ((grid.runs[p, seed], m) for p, m in wanted)}.values())

@@ -48,7 +48,7 @@ def run(call: Call) -> int:
     """Run the command."""
     options = call.settings
     if options.simulate is None:
-        raise ConfigError(missing(["simulate"], "simulate"))
+        raise ConfigError(missing(["--simulate"], "simulate"))
     check_range("processes", options.processes, least=1)
     simulation: Simulation = instantiate(call.parser, options).simulate
     if options.again:

@@ -72,7 +72,7 @@ def test_a_kinds_optimizer_goes_over_the_models_or_begins_anew(own: str, expecte
         (["{}"], "trainer.kinds is empty; name at least one kind of network, or set it to null"),
         (["{a: {netwrk: mlp}}"], "unknown key trainer.kinds.a.netwrk: Classifier has no such setting; did"),
         (["{a: {network: 7}}"], "trainer.kinds.a.network: expected a text or a class, not 7"),
-        (["{a: {optimizer: SDG}}"], "trainer.kinds.a.optimizer: there is no class named 'SDG'"),
+        (["{a: {optimizer: SDG}}"], "trainer.kinds.a.optimizer: there is no Optimizer named 'SDG'"),
         (["{a: {network_args: {hiden: [8]}}}"], "got an unexpected keyword argument 'hiden'"),
         (["{a: {clients: [0, 1]}}"], "trainer.kinds names no network for client 2"),
         (["{a: {clients: [0, 1]}, b: {}}"], "trainer.kinds 'b' names no clients, and other kinds do"),

@@ -143,7 +143,7 @@ def test_what_was_said_last_comes_first_in_the_comparison_of_runs() -> None:
     Path("base.yaml").write_text("trainer: {max_rounds: 3}\nmodel: {class_path: M, init_args: {a: 1, b: {c: 2}}}\n")
     Path("method.yaml").write_text("algorithm: {class_path: FedProx, init_args: {mu: 0.1}}\n")
     words = ["fit", "-c", "base.yaml", "--config=method.yaml", "--model.init_args.a=7", "--trainer.seed", "3"]
-    assert CommandLine(words).told == (
+    assert CommandLine(words).given_keys == (
         *("trainer.seed", "model.a", "algorithm.class_path", "algorithm.mu"),
         *("trainer.max_rounds", "model.class_path", "model.b.c"),
     )

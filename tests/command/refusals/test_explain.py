@@ -1,16 +1,21 @@
-"""Errors of the installed parser, reduced to one line: every link that is read."""
+"""Settings that the installed parser refuses, reduced to one line."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 from jsonargparse import ArgumentError
+from jsonargparse.typing import PositiveInt
+from lightning import LightningModule
 
 from lit_fed.callbacks import Callback
-from lit_fed.command.reading.settings import Settings
+from lit_fed.command.reading.parts import add_parts
 from lit_fed.command.refusals.explain import explain
 from lit_fed.command.table import COMMANDS
+from lit_fed.parsing import Parser
 from tests.command.support import LR, QUICKSTART, command, error_of
 
 
@@ -60,13 +65,14 @@ def written(text: str) -> str:
         (["--data.init_args.partition", "Dirchlet"], "no Partition named 'Dirchlet'; did you mean Dirichlet?"),
         (
             ["--model.init_args.optimizer", "torch.optim.SDG"],
-            "model.init_args.optimizer: there is no class named 'torch.optim.SDG'; did you mean torch.optim.SGD?",
+            "model.init_args.optimizer: there is no Optimizer named 'torch.optim.SDG'; did you mean torch.optim.SGD?",
         ),
         (
             ["--model.init_args.lr_scheduler", "CosineAnealingLR"],
             "there is no LRScheduler named 'CosineAnealingLR'; did you mean CosineAnnealingLR?",
         ),
         (["--model.init_args.lr_scheduler", "StepLR"], "model.init_args.lr_scheduler.init_args.step_size is missing"),
+        (["--model.adapter.train", "1.5"], "model.init_args.adapter.init_args.train: expected a list, not 1.5"),
         (["--trainer.max_rounds", "many"], "trainer.max_rounds: expected a whole number, not many"),
         (["--trainer.max_rounds", "4.5"], "trainer.max_rounds: expected a whole number, not 4.5"),
         (["--trainer.evaluate_on", "tset"], "trainer.evaluate_on: expected 'val' or 'test', not tset"),
@@ -115,6 +121,8 @@ def test_a_bad_option_is_named_with_what_was_meant(args, expected, capsys):
         ),
         ("model: {class_path: Classifer}", "model: there is no LightningModule named 'Classifer'; did you mean"),
         ("model: [1, 2]", "model is a list; it must hold class_path and init_args"),
+        ("algorithm: {class_path: [FedAvg]}", "algorithm: a class is needed; give class_path and init_args"),
+        ("algorithm: {class_path: ..}", ".. cannot be imported: "),
         ("trainer: 3", "trainer is 3; it must hold settings, such as max_rounds"),
         ("trainer: {max_rounds: many}", "trainer.max_rounds: expected a whole number, not many"),
         (
@@ -186,17 +194,42 @@ def test_a_bad_command_says_what_to_do(args, expected, capsys):
     assert error_of(args, capsys).startswith(expected)
 
 
-def test_an_unknown_report_of_the_parser_is_still_one_line():
-    error = ArgumentError(None, 'Parser key "trainer":\n  Something')
-    error.__cause__ = ValueError("Something\n  odd")
-    assert explain(error) == "trainer: Something odd"
+class OwnTypes(LightningModule):
+    """A user's task with a type of the parser's own."""
+
+    def __init__(self, width: PositiveInt = 1, widths: list[PositiveInt] | None = None) -> None:
+        super().__init__()
 
 
-def test_the_words_of_a_later_parser_are_shown_with_the_file_and_the_line():
-    read = Settings()
-    read.put(("trainer",), {"max_rounds": "many"}, {("trainer", "max_rounds"): "config file my.yaml, line 3"})
-    error = ArgumentError(None, 'Parser key "trainer.max_rounds":\n  Not what\n  it takes: many')
-    assert explain(error, [], read.origin) == "config file my.yaml, line 3: trainer.max_rounds: Not what it takes: many"
+@pytest.mark.parametrize(("key", "value"), [("width", 0), ("widths", [1, 0])])
+def test_the_words_of_the_parser_are_shown_where_its_type_says_more_with_the_file_and_the_line(key, value, capsys):
+    path = f"{OwnTypes.__module__}.OwnTypes"
+    Path("own.yaml").write_text(yaml.safe_dump({"model": {"class_path": path, "init_args": {key: value}}}))
+    told = error_of(["fit", "-c", "own.yaml"], capsys)
+    assert re.fullmatch(rf"config file own.yaml, line 4: model.init_args.{key}: .*\b0\b.*", told), told
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"trainer": {"max_rounds": "many"}}, "file, line 3: trainer.max_rounds: expected a whole number, not many"),
+        ({"trainer": {"max_round": 4}}, "file, line 3: unknown key trainer.max_round; did you mean trainer.max_rounds"),
+        ({"model": "Classifer"}, "file, line 3: model: there is no LightningModule named 'Classifer'; did you mean"),
+        (
+            {"algorithm": {"class_path": "FedProx", "init_args": {"mu": "x"}}},
+            "file, line 3: algorithm.init_args.mu: expected a number, not x",
+        ),
+        (
+            {"trainer": {"callbacks": [{"class_path": "EarlyStopping", "init_args": {"patienc": 3}}]}},
+            "file, line 3: unknown key trainer.callbacks.init_args.patienc: EarlyStopping has no such setting",
+        ),
+    ],
+)
+def test_no_words_of_the_parser_are_read(settings, expected):
+    parser = Parser(exit_on_error=False)
+    add_parts(parser)
+    told = explain(ArgumentError(None, "?"), parser, settings, "fit", lambda _keys: "file, line 3")
+    assert told.startswith(expected)
 
 
 def test_where_a_value_may_be_one_of_several_types_the_class_that_was_meant_is_judged(capsys):

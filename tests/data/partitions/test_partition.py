@@ -36,14 +36,14 @@ def assert_each_once(csr: CSR, num_samples: int) -> None:
 
 @given(labels_of_4, st.integers(1, 20), seeds)
 def test_iid_uses_every_sample_once_in_equal_parts(labels, num_clients, seed):
-    csr = IID()(Samples.of(labels), num_clients, seed)
+    csr = IID()(Samples.from_strata(labels), num_clients, seed)
     assert_each_once(csr, len(labels))
     assert csr.sizes.max() - csr.sizes.min() <= 1
 
 
 @given(labels_of_4, st.integers(1, 3), seeds)
 def test_dirichlet_uses_every_sample_once(labels, num_clients, seed):
-    csr = Dirichlet(alpha=1.0, min_samples=1)(Samples.of(labels), num_clients, seed)
+    csr = Dirichlet(alpha=1.0, min_samples=1)(Samples.from_strata(labels), num_clients, seed)
     assert_each_once(csr, len(labels))
     assert csr.sizes.min() >= 1
 
@@ -54,11 +54,11 @@ def test_shards_use_every_sample_once_and_each_client_holds_its_shards(num_clien
     shards_per_class = s * num_clients // num_classes
     labels = np.repeat(np.arange(num_classes), 3 * shards_per_class + extra)
     partition = Shards(s)
-    csr = partition(Samples.of(labels), num_clients, seed)
+    csr = partition(Samples.from_strata(labels), num_clients, seed)
     assert_each_once(csr, len(labels))
     assert (np.count_nonzero(csr.histogram(labels, num_classes), axis=1) <= s).all()
     test_labels = np.repeat(np.arange(num_classes), 2 * shards_per_class)
-    test = partition.split_test(csr, Samples.of(labels), Samples.of(test_labels), seed)
+    test = partition.split_test(csr, Samples.from_strata(labels), Samples.from_strata(test_labels), seed)
     assert_each_once(test, len(test_labels))
     # The same class rows: 3 training samples (and a little) against 2 test samples a shard.
     if extra == 0:
@@ -67,7 +67,7 @@ def test_shards_use_every_sample_once_and_each_client_holds_its_shards(num_clien
 
 def test_a_shard_is_a_contiguous_chunk_of_its_class():
     labels = np.arange(400) % 4  # class c holds c, c + 4, c + 8, …
-    csr = Shards(2)(Samples.of(labels), 20, seed=3)  # 2·20/4 = 10 shards of 100/10 = 10 samples a class
+    csr = Shards(2)(Samples.from_strata(labels), 20, seed=3)  # 2·20/4 = 10 shards of 100/10 = 10 samples a class
     for client_id in range(20):
         for label in range(4):
             positions = np.flatnonzero(labels[csr[client_id]] == label)
@@ -81,7 +81,7 @@ def test_a_shard_is_a_contiguous_chunk_of_its_class():
 @given(labels_of_4, st.integers(1, 12), st.integers(1, 4), seeds)
 def test_classes_per_client_uses_samples_at_most_once_and_k_classes(labels, num_clients, k, seed):
     labels = np.concatenate([labels, np.repeat(np.arange(4), 12)])  # enough of every class for 12 clients
-    csr = ClassesPerClient(k)(Samples.of(labels), num_clients, seed)
+    csr = ClassesPerClient(k)(Samples.from_strata(labels), num_clients, seed)
     assert len(np.unique(csr.indices)) == len(csr.indices)
     held = csr.histogram(labels, 4) > 0
     assert (held.sum(axis=1) == k).all()
@@ -92,7 +92,7 @@ def test_classes_per_client_uses_samples_at_most_once_and_k_classes(labels, num_
 
 def test_classes_per_client_with_independent_draws_may_share_samples():
     labels = np.repeat(np.arange(4), 50)
-    csr = ClassesPerClient(k=3, samples_per_client=100)(Samples.of(labels), 20, seed=0)  # 20·100 > 200
+    csr = ClassesPerClient(k=3, samples_per_client=100)(Samples.from_strata(labels), 20, seed=0)  # 20·100 > 200
     assert (csr.sizes == 100).all()
     for client_id in range(20):
         assert len(np.unique(csr[client_id])) == 100
@@ -145,21 +145,23 @@ def test_groups_use_every_sample_once_and_divide_no_owner(ids, owners, seed):
 )
 def test_dirichlet_gives_the_published_splits(num_classes, alpha, sizes, smallest, largest, std, tries):
     labels = np.repeat(np.arange(num_classes), 50000 // num_classes)
-    csr = (Dirichlet(alpha) if tries > 1000 else Dirichlet(alpha, max_retries=tries))(Samples.of(labels), 100, seed=0)
+    csr = (Dirichlet(alpha) if tries > 1000 else Dirichlet(alpha, max_retries=tries))(
+        Samples.from_strata(labels), 100, seed=0
+    )
     assert csr.sizes[:6].tolist() == sizes
     assert (csr.sizes.min(), csr.sizes.max()) == (smallest, largest)
     assert csr.sizes.std() == pytest.approx(std, abs=0.05)
     assert_each_once(csr, 50000)
     if 1 < tries <= 1000:
         with pytest.raises(ConfigError, match=r"raise partition\.alpha"):
-            Dirichlet(alpha, max_retries=tries - 1)(Samples.of(labels), 100, seed=0)
+            Dirichlet(alpha, max_retries=tries - 1)(Samples.from_strata(labels), 100, seed=0)
 
 
 @given(labels_of_4, seeds)
 def test_matched_test_split_takes_the_smaller_count_of_each_class(labels, seed):
     test_labels = np.repeat(np.arange(4), [3, 0, 50, 10])
-    csr = Dirichlet(0.5, min_samples=1)(Samples.of(labels), 3, seed)
-    split = Dirichlet(0.5).split_test(csr, Samples.of(labels), Samples.of(test_labels), seed)
+    csr = Dirichlet(0.5, min_samples=1)(Samples.from_strata(labels), 3, seed)
+    split = Dirichlet(0.5).split_test(csr, Samples.from_strata(labels), Samples.from_strata(test_labels), seed)
     for client_id in range(3):
         held = np.bincount(labels[csr[client_id]], minlength=4)
         expected = np.minimum(held, [3, 0, 50, 10])
@@ -222,7 +224,9 @@ def test_samples_without_strata_are_cut_by_their_number_or_their_clients(num_sam
 
 @given(labels_of_4, st.integers(1, 20), seeds)
 def test_iid_does_not_look_at_strata(labels, num_clients, seed):
-    first, second = (IID()(samples, num_clients, seed) for samples in (Samples.of(labels), Samples(len(labels))))
+    first, second = (
+        IID()(samples, num_clients, seed) for samples in (Samples.from_strata(labels), Samples(len(labels)))
+    )
     np.testing.assert_array_equal(first.indices, second.indices)
 
 
@@ -230,7 +234,7 @@ def test_iid_does_not_look_at_strata(labels, num_clients, seed):
     "partition", [IID(), Shards(2), Dirichlet(1.0, min_samples=1), ClassesPerClient(2), Quantity()]
 )
 def test_a_partition_is_a_function_of_the_seed(partition: Partition):
-    labels = Samples.of(np.arange(800) % 4)
+    labels = Samples.from_strata(np.arange(800) % 4)
     np.random.seed(1)  # noqa: NPY002 - the global state must not matter
     first = partition(labels, 8, seed=5)
     np.random.seed(2)  # noqa: NPY002
@@ -242,7 +246,7 @@ def test_a_partition_is_a_function_of_the_seed(partition: Partition):
 
 @given(labels_of_4, st.integers(1, 30), seeds)
 def test_hold_out_keeps_every_sample_once(labels, num_clients, seed):
-    csr = IID()(Samples.of(labels), num_clients, seed)
+    csr = IID()(Samples.from_strata(labels), num_clients, seed)
     first, second, rest = csr.hold_out((0.2, 0.5), seed)
     assert sorted([*first.indices, *second.indices, *rest.indices]) == list(range(len(labels)))
     for client_id in range(num_clients):
@@ -289,14 +293,14 @@ def test_100_000_clients_keep_no_object_each(partition: Partition):
     labels = np.arange(400_000) % 10
     if isinstance(partition, Dirichlet | Quantity):
         labels = np.arange(4_000_000) % 10
-    samples = Samples.of(labels)
-    samples = Samples.of(labels)
-    samples = Samples.of(labels)
-    samples = Samples.of(labels)
+    samples = Samples.from_strata(labels)
+    samples = Samples.from_strata(labels)
+    samples = Samples.from_strata(labels)
+    samples = Samples.from_strata(labels)
     gc.collect()
     before = len(gc.get_objects())
     csr = partition(samples, 100_000, 0)
-    split = partition.split_test(csr, samples, Samples.of(np.arange(1000) % 10), 0)
+    split = partition.split_test(csr, samples, Samples.from_strata(np.arange(1000) % 10), 0)
     gc.collect()
     assert len(gc.get_objects()) - before < 1000
     assert len(csr) == len(split) == 100_000
@@ -315,17 +319,20 @@ def test_100_000_clients_keep_no_object_each(partition: Partition):
         (lambda: ClassesPerClient(3, samples_per_client=2), "at least 3 (k)"),
         (lambda: IID()(Samples(5), 6, 0), "5 training samples cannot be shared among 6 clients"),
         (lambda: IID()(Samples(5), 0, 0), "num_clients is 0"),
-        (lambda: IID()(Samples.of(np.array([0, -2, 1])), 1, 0), "label -2 of sample 1"),
+        (lambda: IID()(Samples.from_strata(np.array([0, -2, 1])), 1, 0), "label -2 of sample 1"),
         (
-            lambda: Shards(2)(Samples.of(np.arange(30) % 3), 4, 0),
+            lambda: Shards(2)(Samples.from_strata(np.arange(30) % 3), 4, 0),
             "is 2 × 4; it must be a multiple of 3, the number of classes",
         ),
-        (lambda: Shards(2)(Samples.of(np.arange(10) % 2), 8, 0), "class 0 has 5 training samples"),
-        (lambda: Dirichlet(0.5)(Samples.of(np.arange(50) % 2), 10, 0), "cannot give 10 clients 10 samples"),
-        (lambda: Dirichlet(0.5)(Samples.of(np.arange(500) % 2), 2, -1), "seed is -1"),
-        (lambda: ClassesPerClient(3)(Samples.of(np.arange(50) % 2), 2, 0), "the data have 2 classes"),
-        (lambda: ClassesPerClient(2)(Samples.of(np.arange(10) % 2), 6, 0), "class 0 has 5 training samples for the 6"),
-        (lambda: ClassesPerClient(2, 20)(Samples.of(np.arange(10) % 2), 2, 0), "a client draws 10"),
+        (lambda: Shards(2)(Samples.from_strata(np.arange(10) % 2), 8, 0), "class 0 has 5 training samples"),
+        (lambda: Dirichlet(0.5)(Samples.from_strata(np.arange(50) % 2), 10, 0), "cannot give 10 clients 10 samples"),
+        (lambda: Dirichlet(0.5)(Samples.from_strata(np.arange(500) % 2), 2, -1), "seed is -1"),
+        (lambda: ClassesPerClient(3)(Samples.from_strata(np.arange(50) % 2), 2, 0), "the data have 2 classes"),
+        (
+            lambda: ClassesPerClient(2)(Samples.from_strata(np.arange(10) % 2), 6, 0),
+            "class 0 has 5 training samples for the 6",
+        ),
+        (lambda: ClassesPerClient(2, 20)(Samples.from_strata(np.arange(10) % 2), 2, 0), "a client draws 10"),
         (
             lambda: Dirichlet()(Samples(50, source="a.npz"), 2, 0),
             "Dirichlet needs the class (or another stratum) of each",
@@ -363,7 +370,7 @@ def test_errors_say_what_is_wrong(build, message):
 @given(seeds)
 def test_matched_split_of_one_client_does_not_depend_on_the_others(seed):
     labels, test_labels = np.arange(40) % 4, np.arange(40) % 4
-    csr = IID()(Samples.of(labels), 4, seed)
+    csr = IID()(Samples.from_strata(labels), 4, seed)
     forwards = MatchedTestSplit(csr, labels, test_labels, seed)
     backwards = MatchedTestSplit(csr, labels, test_labels, seed)
     first = [forwards[k].tolist() for k in range(4)]
@@ -379,7 +386,7 @@ def test_dirichlet_without_the_cap_is_the_plain_class_wise_form() -> None:
         random.shuffle(np.arange(40))
         cuts = (np.cumsum(random.dirichlet(np.full(4, 0.5))) * 40).astype(int)[:-1]
         expected += np.diff(cuts, prepend=0, append=40)
-    found = Dirichlet(0.5, min_samples=1, cap=False)(Samples.of(labels), 4, 5)
+    found = Dirichlet(0.5, min_samples=1, cap=False)(Samples.from_strata(labels), 4, 5)
     assert found.sizes.tolist() == expected.tolist()
     assert expected.max() > 120 / 4
 

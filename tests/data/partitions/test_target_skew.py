@@ -82,7 +82,7 @@ def test_a_regression_in_memory_is_cut_by_its_targets():
         (lambda: Continuous(-0.1), "Continuous.strictness is -0.1; it must be at least 0 and at most 1"),
         (lambda: Continuous(float("nan")), "Continuous.strictness is nan"),
         (
-            lambda: Continuous()(Samples.of(np.arange(50) % 2), 2, 0),
+            lambda: Continuous()(Samples.from_strata(np.arange(50) % 2), 2, 0),
             "partition Continuous needs the numerical target of each sample, which the data set does not tell; choose",
         ),
         (lambda: Continuous()(samples_of([3.0] * 9), 2, 0), "all 9 training targets of the data set are 3, and"),

@@ -155,7 +155,7 @@ def test_a_private_run_takes_noisy_figures_only(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting")
     path, ranges = write_rows(tmp_path), {"a": [0, 100], "b": [-10, 10]}
     exact = statistics_of(rows(path), tmp_path / "exact.json")
-    noisy = statistics_of(rows(path), tmp_path / "noisy.json", Noise.of(SampleLevel(1.0, 0.1)), ranges)
+    noisy = statistics_of(rows(path), tmp_path / "noisy.json", Noise.from_privacy(SampleLevel(1.0, 0.1)), ranges)
     flat = json.loads(Path(noisy).read_text())
     flat["all"]["columns"][0]["variance"] = 0.0
     (tmp_path / "flat.json").write_text(json.dumps(flat))

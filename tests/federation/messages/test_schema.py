@@ -72,7 +72,7 @@ def content(one: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("one", EVERY, ids=name_of)
 def test_every_message_is_read_as_it_was_written(one: Any) -> None:
-    assert decode(encode(Message.of(one))).read(type(one)) == one
+    assert decode(encode(Message.pack(one))).read(type(one)) == one
 
 
 @pytest.mark.parametrize("one", IN_SUMS, ids=name_of)

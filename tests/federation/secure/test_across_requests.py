@@ -22,8 +22,8 @@ from lit_fed.federation.secure.messages import Invitation, TooFew
 from lit_fed.federation.secure.packed import about, pack
 from lit_fed.federation.secure.signer import Signer
 from lit_fed.federation.secure.sum_log import LoggedRound, SumLog
+from lit_fed.federation.server.answers import greeting
 from lit_fed.federation.server.federate import federate
-from lit_fed.federation.server.heard import greeting
 from lit_fed.methods import FedAvg, Scaffold
 from lit_fed.participation import (
     FullParticipation,

@@ -259,7 +259,7 @@ def live(node: Party) -> Party:
     assert own is not None
     clone._attempt = replace(own, keys=dict(own.keys), shares=dict(own.shares))
     clone._rounds, clone._given = copy.deepcopy(node._rounds), copy.copy(node._given)
-    clone._attempt.known = clone._rounds[own.call.run, own.call.round_idx]
+    clone._attempt.logged = clone._rounds[own.call.run, own.call.round_idx]
     return clone
 
 

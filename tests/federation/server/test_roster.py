@@ -94,7 +94,7 @@ def test_a_mistyped_client_hurts_nobody(gathering: Any) -> None:
     settle(roster)
     assert {one: home.node for one in range(3) if (home := roster.home(one))} == {0: 1, 1: 2, 2: 1}
     assert said[2:] == ["node 2 connected with client 1: 3 of 3 clients are connected"]
-    assert not roster.identity.known  # nobody is, before the run has begun
+    assert not roster.identity.reports  # nobody is, before the run has begun
 
 
 def test_a_node_that_was_started_again_takes_the_place_of_what_it_was(gathering: Any) -> None:

@@ -83,7 +83,7 @@ def test_epsilon_is_that_of_the_gaussian_mechanism() -> None:
     facts = Noise(3.0, 1e-5).facts("the seed", 2.0)
     assert gaussian_delta(3.0, facts["epsilon"]) <= 1e-5
     assert gaussian_delta(3.0, facts["epsilon"] * 0.98) > 1e-5
-    made = Noise.of(SampleLevel(1.0, epsilon=0.7, delta=1e-6))
+    made = Noise.from_privacy(SampleLevel(1.0, epsilon=0.7, delta=1e-6))
     assert made is not None
     assert gaussian_delta(made.noise_multiplier, 0.7) <= 1e-6
     assert made.facts("the seed", 2.0)["epsilon"] == pytest.approx(0.7, rel=1e-2)
@@ -103,9 +103,9 @@ def test_refusals(tmp_path: Path) -> None:
     data, noise = table(write_table(tmp_path)), Noise(1.0, 1e-5)
     data.keeps_missing = True
     with pytest.raises(ConfigError, match=r"trainer.privacy is ClientLevel, and statistics protect single samples"):
-        Noise.of(ClientLevel(1.0, 1.0))
+        Noise.from_privacy(ClientLevel(1.0, 1.0))
     with pytest.raises(ConfigError, match=r"trainer.privacy.noise_multiplier is 0.0; give noise"):
-        Noise.of(SampleLevel(1.0, 0.0))
+        Noise.from_privacy(SampleLevel(1.0, 0.0))
     with pytest.raises(ConfigError, match=r"--least is 3, and trainer.privacy adds noise"):
         first_question(columns_of(data), 5, 3, RANGES, noise)
     with pytest.raises(ConfigError, match=r"--ranges lacks 'dose'; with trainer.privacy values are cut to a range"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lit_fed.federation.statistics.report import quantiles
 from lit_fed.federation.statistics.site import Inquiry, empty
-from lit_fed.federation.statistics.withheld import _told, withheld
+from lit_fed.federation.statistics.withheld import _hide_few, withheld
 from tests.federation.statistics.test_federation import table, taken, write_table
 
 RANGES = {"age": [20, 90], "dose": [999_990, 1_000_010], "flag": [0, 1]}
@@ -20,7 +20,7 @@ RANGES = {"age": [20, 90], "dose": [999_990, 1_000_010], "flag": [0, 1]}
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=30), st.integers(2, 12))
 def test_what_is_withheld_adds_up_to_nothing_or_to_the_threshold(counts: list[int], least: int) -> None:
-    whole, told = np.array(counts, float), _told(np.array(counts, float), least)
+    whole, told = np.array(counts, float), _hide_few(np.array(counts, float), least)
     hidden = np.isnan(told)
     assert (told[~hidden] == whole[~hidden]).all()
     assert not ((told > 0) & (told < least)).any()
@@ -31,7 +31,7 @@ def test_what_is_withheld_adds_up_to_nothing_or_to_the_threshold(counts: list[in
 
 def test_by_hand() -> None:
     """With a threshold of 5 the 2 is withheld, and the 6, the smallest of the others: 8 may be any two counts."""
-    assert np.array_equal(_told(np.array([9.0, 2, 0, 6, 7]), 5), [9, np.nan, 0, np.nan, 7], equal_nan=True)
+    assert np.array_equal(_hide_few(np.array([9.0, 2, 0, 6, 7]), 5), [9, np.nan, 0, np.nan, 7], equal_nan=True)
 
 
 @pytest.mark.parametrize("least", [2, 10, 25])
@@ -84,7 +84,7 @@ def test_quantiles_lie_within_their_bounds(counts: list[int], least: int) -> Non
     cells = np.array([0, *counts, 0], float)
     if not cells.sum() >= least:
         return
-    told = _told(cells, least)
+    told = _hide_few(cells, least)
     borders = np.arange(len(counts) + 1.0)
     values = np.repeat(np.arange(len(counts)) + 0.5, counts)
     for bound in quantiles(told, cells.sum(), borders, np.isnan(told)):

@@ -144,7 +144,7 @@ def test_columns_that_differ_in_the_metric_share_their_runs(tmp_path):
     columns = {"global": {}, "clients": {"metric": "clients/acc_mean"}, "more": {"set": {"trainer.max_rounds": 3}}}
     grid = grid_of(tmp_path, columns=columns)
     assert [cell.name for cell in grid.cells] == ["fedavg/global/0", "fedavg/more/0", "prox/global/0", "prox/more/0"]
-    assert grid.at[Place("prox", "clients"), 0] is grid.at[Place("prox", "global"), 0]
+    assert grid.runs[Place("prox", "clients"), 0] is grid.runs[Place("prox", "global"), 0]
     # Accuracies 0.5 and 0.75 of the same two rounds.
     finish(grid, "prox", "global", 0, "round,global/acc,clients/acc_mean\n0,0.25,0.5\n1,0.5,0.75\n")
     assert (grid.value(("prox", "global"), 0), grid.value(("prox", "clients"), 0)) == (0.5, 0.75)

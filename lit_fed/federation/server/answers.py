@@ -120,7 +120,7 @@ def answer_of(message: Message, kind: type[A]) -> A:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class ExpectedAnswer:
     """The constraints on an answer.
 
     Args:
@@ -156,7 +156,7 @@ class Due:
         return 2 * tensors + _SPARE_BYTES
 
 
-class Heard(NamedTuple):
+class ClientAnswer(NamedTuple):
     """A validated answer.
 
     Args:
@@ -178,37 +178,37 @@ class Heard(NamedTuple):
     sums: Totals = MappingProxyType({})
 
 
-def answer(message: Message, due: Due) -> Heard:
+def answer(message: Message, expected: ExpectedAnswer) -> ClientAnswer:
     """Validate a client's answer to training or evaluation.
 
     Raises:
-        WireError: If the answer is malformed, belongs to another message, or violates ``due``.
+        WireError: If the answer is malformed, belongs to another message, or violates ``expected``.
     """
-    who = f"client {due.client_id}"
+    who = f"client {expected.client_id}"
     said = message.read(schema.WorkFailure) if message.word == "failure" else message.read(schema.WorkAnswer)
-    if (said.client, said.round) != (due.client_id, due.round_idx):
+    if (said.client, said.round) != (expected.client_id, expected.round_idx):
         raise WireError(f"the answer of {who} belongs to another message; it is dropped")
-    if said.sums and due.sums is None:
+    if said.sums and expected.sums is None:
         raise WireError(f"the node of {who} sent sums that were not requested; its answer is dropped")
-    totals = check_sums(said.sums, f"the node of {who}", due.sums or 0, due.trained, due.ranges)
+    totals = check_sums(said.sums, f"the node of {who}", expected.sums or 0, expected.trained, expected.ranges)
     if isinstance(said, schema.WorkFailure):
-        return Heard(shown(said.cause) or "it gave no cause", said.moved, sums=totals)
+        return ClientAnswer(shown(said.cause) or "it gave no cause", said.moved, sums=totals)
     if said.silent:
-        if due.trained:
+        if expected.trained:
             raise WireError(f"{who} sent no update from its training; it is dropped")
-        return Heard(sums=totals)
+        return ClientAnswer(sums=totals)
     if odd := message.tensors.keys() - {"payload"}:
         raise WireError(
             f"the update of {who} has an unknown group {shown(min(odd), 40)!r}; run the same lit_fed on both ends"
         )
-    weight = check_weight(said.weight, who, due.weights, due.heaviest)
-    metrics = check_metrics(said.metrics, who, due.trained, due.ranges)
-    if due.withheld and (odd := metrics.keys() - TOLD):
+    weight = check_weight(said.weight, who, expected.weights, expected.heaviest)
+    metrics = check_metrics(said.metrics, who, expected.trained, expected.ranges)
+    if expected.withheld and (odd := metrics.keys() - TOLD):
         raise WireError(f"{who} sent {min(odd)}, and its node registered to report sums only; it is dropped")
-    arrived = due.uplink.arrive(message.tensors.get("payload", {}))
-    check_payload(arrived.payload, due.layout, who, due.varying, due.nonnegative)
-    version = said.version if due.trained else None
-    if version is not None and version[0] != due.round_idx:
-        raise WireError(f"the state of {who} is from round {version[0]}, in round {due.round_idx}; it is dropped")
-    ordered = {name: arrived.payload[name] for name in due.layout}
-    return Heard("", False, ordered, weight, metrics, version, arrived.num_bytes, totals)
+    arrived = expected.uplink.arrive(message.tensors.get("payload", {}))
+    check_payload(arrived.payload, expected.layout, who, expected.varying, expected.nonnegative)
+    version = said.version if expected.trained else None
+    if version is not None and version[0] != expected.round_idx:
+        raise WireError(f"the state of {who} is from round {version[0]}, in round {expected.round_idx}; it is dropped")
+    ordered = {name: arrived.payload[name] for name in expected.layout}
+    return ClientAnswer("", False, ordered, weight, metrics, version, arrived.num_bytes, totals)
