@@ -68,7 +68,14 @@ def _run(words: list[str]) -> int:
             whole.parse_args(words[:1])  # prints, and exits
         if not words or words[0] not in parsers:
             raise ConfigError(no_command(words))
-        return COMMANDS[words[0]].run(Call(parsers[words[0]].parse_args(words[1:]), parsers[words[0]], words))
+        parser = parsers[words[0]]
+        try:
+            settings = parser.parse_args(words[1:])
+        except ArgumentError as error:
+            from lit_fed.command.refusals.explain import explain_words
+
+            raise ConfigError(explain_words(error, parser, words[1:], words[0])) from error
+        return COMMANDS[words[0]].run(Call(settings, parser, words))
     from lit_fed.command.federated_cli import FederatedCLI
     from lit_fed.command.roots import import_named
 
