@@ -18,13 +18,13 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
-from itertools import groupby, takewhile
+from itertools import groupby
 from math import isfinite
 from pathlib import Path
 
 from lit_fed.errors import ConfigError
 from lit_fed.printing import counted
-from lit_fed.studies.file.claims import HOW_DECIDED, LEVEL, OUTCOMES, UNDECIDED
+from lit_fed.studies.file.claims import HOW_DECIDED, OUTCOMES, UNDECIDED, rejected
 from lit_fed.studies.pages.claims_picture import short, verdict_counts
 from lit_fed.studies.results.register_lines import Row, by_statement
 from lit_fed.studies.results.results import head, line
@@ -40,7 +40,7 @@ _COUNTED = (
     "A claim is counted once in every setting that asked it; claims marked “(ours)”, which no paper makes, are in the "
     "last column alone. The verdicts are those that remain where all questions of a page are taken together, at 5 % "
     f"for the page ({_HOLM}); what holds or fails by its own test alone counts as undecided here. A claim whose "
-    "numbers diverge has no test, and keeps its verdict."
+    "numbers diverged before p-values were recorded for these keeps its verdict."
 )
 
 
@@ -175,8 +175,7 @@ def _holm(rows: Sequence[Row], earlier: Mapping[str, int]) -> set[Row]:
     """
     asked = sorted((row for row in rows if row.p), key=lambda row: float(row.p))
     questions = sum(1 + earlier.get(row.setting, 0) for row in asked)
-    small = (float(row.p) <= LEVEL / (questions - number) for number, row in enumerate(asked))
-    return set(_decided([row for row, _ in zip(asked, takewhile(bool, small), strict=False)]))
+    return set(_decided(asked[: rejected([float(row.p) for row in asked], questions)]))
 
 
 def _decided(rows: Sequence[Row]) -> list[Row]:
