@@ -79,6 +79,8 @@ def headed(
     entries = [entry.partition(": ") for entry in asked[1].splitlines()]
     if sorted(name for name, *_ in entries) != sorted(_KEYS):
         raise ConfigError(f"{path}: the headline is not one line each of {', '.join(_KEYS)}; write these three")
+    if not rows:
+        raise ConfigError(f"{path}: the page has a headline and no claim; remove the headline")
     words = {name: told_there for name, _, told_there in entries}
     after = after_holm(rows, earlier)
     by_claim = {(row.setting, row.sentence): row for row in after}
@@ -114,7 +116,8 @@ def what_ran(rows: Sequence[Row]) -> str:
         networks.setdefault(row.data, {})[row.network] = None
     seeds = sorted({int(row.seeds) for row in rows})
     several = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
-    return "; ".join(f"{data} ({', '.join(names)})" for data, names in networks.items()) + f"; {several} seeds"
+    told = (f"{data} ({', '.join(filter(None, names))})".replace(" ()", "") for data, names in networks.items())
+    return "; ".join(told) + f"; {several} seeds"
 
 
 def table(

@@ -84,6 +84,10 @@ def test_a_page_begins_with_what_ran_and_the_papers_sentence_with_our_numbers() 
     assert "than d by −3.00 ± 1 (**undecided**)" in later
     assert "2 claims of papers: 1 holds, 1 undecided." in later
     assert headed(Path("p.md"), "# P\n", rows, {}) == "# P\n"
+    bare = [one._replace(network="") for one in rows]
+    assert "- **What was run:** Digits; 2 seeds. Small data.\n" in headed(Path("p.md"), PAGE, bare, {})
+    with pytest.raises(ConfigError, match=r"^p.md: the page has a headline and no claim; remove the headline$"):
+        headed(Path("p.md"), PAGE, [], {})
 
 
 def test_numbers_of_other_data_have_their_setting_and_a_round_that_the_test_set_chose_is_told() -> None:
