@@ -161,7 +161,8 @@ def caption(results: Results) -> list[str]:
     subset = evaluated_on(results.grid)
     measures = list(dict.fromkeys(entry.measure for entry in entries if entry.seeds))
     kinds = dict.fromkeys(
-        ("log10 of " if m.log else "")
+        (f"{m.y_label}, which is " if m.y_label else "")
+        + ("log10 of " if m.log else "")
         + f"{m.metric}, {report_words(m.report)}{chosen_on_test(m.report, m.metric, subset)}"
         + ("" if m.scale == 1 else f", times {m.scale:g}")
         for m in measures

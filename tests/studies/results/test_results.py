@@ -71,6 +71,8 @@ def test_the_caption_says_where_the_test_set_chose(tmp_path):
     assert metric("best of global/acc") == of_test
     assert metric("best of val/global/acc") == "Metric: global/acc, in the best evaluated round of val/global/acc."
     assert metric("last") == "Metric: global/acc, last round."
+    named = metric("last", y_label="accuracy in %", scale=100)
+    assert named == "Metric: accuracy in %, which is global/acc, last round, times 100."
     on = {"set": TINY["set"] | {"trainer.evaluate_on": "val"}}
     assert metric("best", **on) == "Metric: global/acc, best evaluated round."
 
