@@ -47,9 +47,8 @@ def run(call: Call) -> int:
             f"no cell of these studies has finished in {options.studies}, and no simulation in {options.simulations}; "
             "name their folders with --studies and --simulations"
         )
-    register.write()
-    summary = f"{len(several)} entered; {explained} changed causes; {register.tally}"
-    print(f"{summary}: {Path(options.output) / 'README.md'}")
+    summary = f"{len(several)} entered; {explained} changed causes; by Holm, {register.write()}"
+    print(f"{summary}; see {Path(options.output) / 'README.md'}")
     return 0
 
 

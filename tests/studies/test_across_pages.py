@@ -172,6 +172,17 @@ def test_legends_have_the_studys_order_whoever_comes_first_in_a_panel(tmp_path: 
         assert [text.get_text() for text in legend.get_texts()] == ["fedavg", "prox"]
 
 
+def test_axes_have_the_metrics_name_for_print(tmp_path: Path, drawn: list[Any]) -> None:
+    columns = {name: {**TINY["columns"]["iid"], "x": x} for x, name in enumerate(("one", "two"))}
+    grid = grid_of(tmp_path, columns=columns, scale=100, y_label="accuracy in %", x_label="skew")
+    for row in ("fedavg", "prox"):  # both columns have the same runs
+        finish(grid, row, "one", 0, "round,global/acc\n0,0.5\n1,0.6\n")
+    for draw in (figures.draw_bars, figures.draw_curves, figures.draw_lines):
+        draw(collect(grid), tmp_path / "x.png")
+    bars, curves, lines = ([axes.get_ylabel() for axes in figure.axes] for figure in drawn[::2])
+    assert (bars, curves, lines) == (["accuracy in %"], ["accuracy in %"] * 2, ["accuracy in %"])
+
+
 def test_a_legend_is_no_wider_than_its_figure(tmp_path: Path, drawn: list[Any]) -> None:
     names = [f"a method of many words, {number}" for number in range(9)]
     rows = {f"r{i}": {"label": name, "set": {"trainer.max_rounds": 2 + i}} for i, name in enumerate(names)}

@@ -84,9 +84,7 @@ def test_every_claim_is_a_line_with_the_papers_margin_and_ours(studied, tmp_path
     assert [line["verdict"] for line in lines] == ["holds", "fails", "equal", "holds"]
     assert [line["cause"] for line in lines] == ["", "its steps are | short", "", ""]
     assert [line["seeds"] for line in lines] == ["2", "2", "2", "2"]
-    assert (
-        "4 statements, asked 4 times: hold throughout 2, never fail 1, mixed 0, only fail 1" in capsys.readouterr().out
-    )
+    assert "by Holm, 4 claims of papers: 2 holds, 1 equal, 1 fails; see " in capsys.readouterr().out
 
 
 def test_every_place_is_a_line_with_its_seeds_its_commit_and_no_curve(studied, tmp_path):
@@ -121,7 +119,7 @@ def test_a_papers_page_is_a_table_and_keeps_the_text_around_it(studied, tmp_path
     assert told.endswith("\nAfter.\n")
     assert told.count("It \\| helps") == 1
     overview = (tmp_path / "page" / "README.md").read_text(encoding="utf-8")
-    assert "| [Tiny and *small*](tiny.md) | 4 | 4 | 2 | 1 | 0 | 1 | 0 | 3 of 3 |\n" in overview
+    assert "| [Tiny and *small*](tiny.md) | Digits (small_cnn); 2 seeds | 4 | 2 | 1 | 0 | 1 | 0 | – |\n" in overview
 
 
 def test_a_page_without_a_place_for_the_table_stands_and_is_named(studied, tmp_path, capsys):
@@ -164,7 +162,7 @@ def test_a_claim_that_cannot_be_asked_here_is_not_applicable_whatever_its_number
     (line,) = lines_of(tmp_path / "page", "claims")
     assert (line["verdict"], line["cause"], line["ours"]) == ("not applicable", why, "20.5")
     assert "| not applicable | four parameters |\n" in (tmp_path / "page" / "tiny.md").read_text(encoding="utf-8")
-    assert "only fail 0, not applicable 1" in capsys.readouterr().out
+    assert "1 claim of papers: 1 not applicable" in capsys.readouterr().out
 
 
 def test_a_pockets_claim_has_the_published_margin_of_the_same_statement(studied, tmp_path):
@@ -205,8 +203,8 @@ def test_a_study_that_is_run_again_replaces_its_lines_and_others_stand(studied, 
     page = (tmp_path / "page" / "README.md").read_text(encoding="utf-8")
     # Of the four claims two hold, one fails, and one is equal.
     assert (
-        "| [another](another.md) | 1 | 1 | 1 | 0 | 0 | 0 | 0 | 1 of 1 |\n"
-        "| [tiny](tiny.md) | 4 | 4 | 2 | 1 | 0 | 1 | 0 | 3 of 3 |\n" in page
+        "| [another](another.md) | Digits (small_cnn); 2 seeds | 1 | 1 | 0 | 0 | 0 | 0 | – |\n"
+        "| [tiny](tiny.md) | Digits (small_cnn); 2 seeds | 4 | 2 | 1 | 0 | 1 | 0 | – |\n" in page
     )
 
 
@@ -215,8 +213,7 @@ def test_claims_of_ours_are_counted_apart(studied, tmp_path, capsys):
     claims = [{"says": "It helps", "claim": "prox > fedavg at iid"}, {"says": "Why (ours)", "claim": "prox < 3 at iid"}]
     write_study(tmp_path, seeds=[0, 1], scale=100, claims=claims)
     results(path, studies, tmp_path / "page")
-    assert "1 statement, asked 1 time: hold throughout 1" in (told := capsys.readouterr().out)
-    assert "; besides, 1 claim of ours" in told
+    assert "1 claim of papers: 1 holds; 1 claim of ours: 1 fails" in capsys.readouterr().out
 
 
 def test_of_a_study_that_claims_nothing_the_table_is_entered(studied, tmp_path, capsys):
@@ -224,7 +221,7 @@ def test_of_a_study_that_claims_nothing_the_table_is_entered(studied, tmp_path, 
     seeds = {"seeds": [0, 1], "scale": 100, "profiles": {"paper": {"set": {"trainer.max_rounds": 3}}, "pocket": {}}}
     write_study(tmp_path, claims=[], **seeds)
     results(path, studies, tmp_path / "page")
-    assert "1 entered; 0 changed causes; 0 statements" in capsys.readouterr().out
+    assert "1 entered; 0 changed causes; by Holm, 0 claims of papers" in capsys.readouterr().out
     assert [line["values"] for line in lines_of(tmp_path / "page", "tiny")] == ["50 51", "70 72"]
     assert lines_of(tmp_path / "page", "claims") == []
 
@@ -239,7 +236,7 @@ def test_a_cause_found_later_is_entered_without_the_runs(studied, tmp_path, caps
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace("its steps are | short", "its rounds | are few"), encoding="utf-8")
     results(path, tmp_path / "elsewhere", tmp_path / "page")
-    assert "0 entered; 1 changed causes; 4 statements" in capsys.readouterr().out
+    assert "0 entered; 1 changed causes; by Holm, 4 claims of papers" in capsys.readouterr().out
     causes = [line["cause"] for line in lines_of(tmp_path / "page", "claims")]
     assert causes == ["", "its rounds | are few", "", ""]
     page = tmp_path / "page/tiny.md"

@@ -42,7 +42,8 @@ HOW_DECIDED = (
     "below, is equal where a margin of equality is fixed beside it and neither end lies as far from the number, is not "
     "applicable where the study file says why it cannot be asked at this scale, and is undecided else. A claim of "
     "several inequalities holds where all of them do; it fails where one of k does at 5 %/k, so that where nothing "
-    "differs, no more than 5 % of claims are decided."
+    "differs, no more than 5 % of claims are decided. “Not by Holm” marks what holds or fails by its own test, and "
+    "does not remain where all claims of the study, or of the page, are taken together at 5 %."
 )
 LEVEL = 0.05
 """Probability that a claim is decided where nothing differs: half of it for “holds”, half for “fails”."""
@@ -225,6 +226,33 @@ def check(claim: Claim, seeds: Sequence[int], value: ValueOf, curve: CurveOf) ->
         verdicts.append(verdict)
     worst = min(verdicts, key=lambda verdict: verdict.rank)
     return replace(worst, outcome=NOT_APPLICABLE) if claim.not_applicable else worst
+
+
+def rejected(chances: Sequence[float], questions: int) -> int:
+    """Return how many of some p-values, the smallest first, remain where all questions are taken together at 5 %.
+
+    The smallest is compared with 0.05/n, the next with 0.05/(n − 1), and so on until one is larger (Holm, "A simple
+    sequentially rejective multiple test procedure", 1979).
+
+    Args:
+        chances: The p-values, in ascending order.
+        questions: n, which is larger than their number where some questions had larger p-values before.
+    """
+    small = (chance <= LEVEL / (questions - number) for number, chance in enumerate(chances))
+    return sum(itertools.takewhile(bool, small))
+
+
+def by_holm(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Note beside what holds or fails whether it does not remain where all verdicts are taken together."""
+    chances = sorted(verdict.p for verdict in verdicts if verdict.p is not None)
+    count = rejected(chances, len(chances))
+    apart = set(chances[count:])  # of equal p-values all remain or none, as bounds grow
+    return [
+        replace(verdict, note="; ".join(filter(None, (verdict.note, "not by Holm"))))
+        if verdict.outcome in ("holds", "fails") and verdict.p in apart
+        else verdict
+        for verdict in verdicts
+    ]
 
 
 def _part(link: Link, place: tuple[str, str], seed: int, value: ValueOf, curve: CurveOf) -> float | None:

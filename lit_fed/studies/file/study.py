@@ -19,7 +19,7 @@ from lit_fed.studies.file.sweep import unrolled
 from lit_fed.studies.file.where import Where
 
 _MOST_SCALE = 1e12  # bytes to terabytes; larger factors show zeros or noise
-_MEASURE = ("metric", "report", "better", "scale", "decimals")
+_MEASURE = ("metric", "y_label", "report", "better", "scale", "decimals")
 _LOG = "log10"
 VARIANT_KEYS = ("label", "x", "configs", "set", "grid", *_MEASURE)
 STUDY_KEYS = (
@@ -63,6 +63,7 @@ class Measure:
         scale: Factor of the values in tables, pictures and claims.
         decimals: Digits after the point in tables.
         log: Take the decimal logarithm instead of scaling, for values that span decades.
+        y_label: The metric's name for print, with its unit, such as ``accuracy in %``; empty for none.
     """
 
     metric: str
@@ -71,6 +72,12 @@ class Measure:
     scale: float = 1.0
     decimals: int = 4
     log: bool = False
+    y_label: str = ""
+
+    @property
+    def printed(self) -> str:
+        """The name on axes."""
+        return self.y_label or self.words
 
     @property
     def words(self) -> str:
@@ -187,6 +194,8 @@ class Study:
         """
         row, column = self.rows[place.row], self.columns[place.column]
         keys = {"metric": names.monitor or ""} | dict(self.measure) | dict(row.measure) | dict(column.measure)
+        for settings in (self.measure, row.measure, column.measure):  # a name is that of the metric beside it
+            keys["y_label"] = settings.get("y_label", "" if "metric" in settings else keys.get("y_label", ""))
         if metric is not None and metric != keys["metric"]:
             keys = {"metric": metric, "report": keys.get("report", "last")}
         better, log = keys.get("better", "auto"), keys.get("scale") == _LOG
@@ -198,6 +207,7 @@ class Study:
             scale=scale,
             decimals=keys.get("decimals", min(12, max(0, 4 - round(log10(scale))))),
             log=log,
+            y_label=keys.get("y_label", ""),
         )
 
 
@@ -303,7 +313,7 @@ def _build(path: Path, profile: str, content: dict[str, Any], where: Where) -> S
     if not rows:
         raise where.error("rows is missing; name at least one row, or sweep a setting with grid")
     measure = _measure(where, content)
-    columns = columns or {"all": Variant("all", str(measure.get("metric", "result")))}
+    columns = columns or {"all": Variant("all", str(measure.get("y_label") or measure.get("metric", "result")))}
     if both := [name for name in rows if name in columns]:
         raise where.error(f"{both[0]!r} is a row and a column, which claims cannot distinguish; rename one")
     skip = frozenset(_place(where.at("skip"), word, rows, columns) for word in where.texts(content, "skip"))
@@ -363,6 +373,8 @@ def _measure(where: Where, content: Mapping[str, Any]) -> dict[str, Any]:
     measure = {key: content[key] for key in _MEASURE if key in content}
     if not where.text(measure, "metric", "any"):
         raise where.at("metric").refusal("", "the name of a metric, such as global/acc, or left out")
+    if "y_label" in measure:
+        measure["y_label"] = where.text(measure, "y_label")
     report = measure.get("report", "last")
     if not is_report(report):
         raise where.at("report").refusal(report, WANTED_REPORT)

@@ -1,23 +1,25 @@
-"""A picture of a paper's claims: a row per claim, its interval against zero and the published margin, as SVG."""
+"""A forest plot of a paper's claims, as SVG: a panel per source with one scale, a row per claim and setting."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
-from itertools import groupby
+from math import floor, isfinite, log10
 
 from lit_fed.studies.file.claims import NOT_APPLICABLE, OUTCOMES, UNDECIDED
-from lit_fed.studies.results.register_lines import Row
+from lit_fed.studies.results.register_lines import Number, Row, by_statement
 
 # Okabe and Ito, "Color universal design", 2008; each with a mark of its own
 _COLOURS = {"holds": "#0072B2", "equal": "#56B4E9", UNDECIDED: "#767676", "fails": "#D55E00", NOT_APPLICABLE: "#767676"}
 _MARKS = {"holds": "●", "equal": "◆", UNDECIDED: "○", "fails": "■", NOT_APPLICABLE: "–"}
-_WIDTH, _ROW, _MOST = 960, 16, 84  # pixels, pixels, characters
-_ZERO, _HALF = 705, 135  # middle and half width of the axis
+_WIDTH, _ROW = 1150, 16  # pixels
+_MOST_WORDS, _MOST_NAME, _MOST_SOURCE = 68, 48, 150  # characters
+_NAME, _ZERO, _HALF, _VERDICT = 385, 825, 180, 1030  # pixels: middle and half width of the axis, and what stands beside
 _LEGEND = (
-    "bar: our margin ± h, see below; │: the published margin; each row has its own scale, zero in the middle; "
-    "verdicts before Holm"
+    "point and bar: our margin ± h, right of 0 what the claim says; │: the published margin; a panel has one scale; "
+    "verdicts by Holm"
 )
 
 
@@ -27,20 +29,45 @@ def verdict_counts(rows: Sequence[Row]) -> str:
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in OUTCOMES if counts[verdict])
 
 
-def drawn(title: str, rows: Sequence[Row]) -> str:
-    """Return the picture of the rows, in their order, under a line per source."""
+def short(source: str, sources: Sequence[str]) -> str:
+    """Return a source without the citation with which all of a paper's sources begin."""
+    parts = [source.split(", ") for source in sources]
+    common = next((n for n, same in enumerate(zip(*parts, strict=False)) if len(set(same)) > 1), 0)
+    return ", ".join(source.split(", ")[common:])
+
+
+def drawn(title: str, rows: Sequence[Row], numbers: Mapping[str, Sequence[Number]]) -> str:
+    """Return the picture of the rows, in their order by statement, in a panel per source and measure.
+
+    Args:
+        title: The page's title.
+        rows: The claims.
+        numbers: The numbers of their settings, which say what was measured.
+    """
     lines: list[str] = []
+    panels: dict[tuple[str, str], list[list[Row]]] = {}
+    for asked in by_statement(rows).values():
+        panels.setdefault((asked[0].source, _measure(asked[0], numbers[asked[0].setting])), []).append(asked)
+    sources = list(dict.fromkeys(row.source for row in rows))
     y = 2.5 * _ROW
-    for source, several in groupby(rows, key=lambda row: row.source):
-        lines.append(_text(8, y, _cut(source, 1.5 * _MOST), "font-weight='bold'"))
+    for (source, measure), statements in panels.items():
+        told = filter(None, (_cut(short(source, sources), _MOST_SOURCE), measure))
+        lines.append(_text(8, y, ": ".join(told), "font-weight='bold'"))
+        most = max((abs(number) for asked in statements for row in asked for number in _numbers(row)), default=0.0)
+        top, before = y + 4, ""
+        for asked in statements:
+            words = asked[0].says or asked[0].sentence
+            first = words.partition(" … ")[0].removesuffix(" …")
+            if " … " in words and first == before:  # continues the claim above
+                words = f"… {words.rpartition(' … ')[2]}"
+            before = first
+            lines.append(_text(20, y + _ROW, _cut(words, _MOST_WORDS)))
+            for row in asked:
+                y += _ROW
+                lines += _setting(row, y, most)
         y += _ROW
-        for row in several:
-            lines += _claim(row, y)
-            y += _ROW
-        y += _ROW / 2
-    lines.append(
-        f"<line x1='{_ZERO}' x2='{_ZERO}' y1='{1.5 * _ROW:g}' y2='{y - _ROW:g}' stroke='#333' stroke-dasharray='2'/>"
-    )
+        lines += _axis(top, y, most)
+        y += 1.5 * _ROW
     words = f"{title}: {verdict_counts(rows)}"
     return "\n".join(
         [
@@ -55,32 +82,58 @@ def drawn(title: str, rows: Sequence[Row]) -> str:
     )
 
 
-def _claim(row: Row, y: float) -> list[str]:
-    colour, words = _COLOURS[row.verdict], row.says or row.sentence
-    words = f"… {words.rpartition(' … ')[2]}" if " … " in words else words  # continues the claim above
+def _measure(row: Row, numbers: Sequence[Number]) -> str:
+    """Return what a claim measures: its metrics up to an underscore, or points where they are percentages."""
+    places, _, named = row.sentence.partition(", ")
+    words = re.split(r"[\s/]+", places)
+    found = [one.metric for one in numbers if one.column in words] or [one.metric for one in numbers]
+    metrics = [named] if named else [metric.partition(", ")[0] for metric in found]
+    return ", ".join(sorted({"points" if "× 100" in one else one.partition("_")[0] for one in metrics}))
+
+
+def _numbers(row: Row) -> list[float]:
+    texts = [*row.interval.split(" to "), row.ours, row.published]
+    return [float(text) for text in texts if text and isfinite(float(text))]
+
+
+def _setting(row: Row, y: float, most: float) -> list[str]:
+    """Draw a claim in one setting."""
+    colour = _COLOURS[row.verdict]
     lines = [
-        _text(20, y, _cut(words, _MOST)),
-        _text(_WIDTH - 112, y, f"{_MARKS[row.verdict]} {row.verdict}", f"fill='{colour}'"),
+        _text(_NAME, y, _cut(f"{row.data}, {row.network}", _MOST_NAME), "fill='#555'"),
+        _text(_VERDICT, y, f"{_MARKS[row.verdict]} {row.verdict}", f"fill='{colour}'"),
     ]
-    ends = [float(end) for end in row.interval.split(" to ")] if row.interval else []
-    published = float(row.published) if row.published else None
-    most = max((abs(number) for number in (*ends, published) if number is not None), default=0.0)
-    if not most:
-        return lines
-    at = [f"{_ZERO + _HALF * number / most:.1f}" for number in ends]
-    if at:
-        lines.append(
-            f"<path d='M{at[0]} {y - 4:g}H{at[1]}' stroke='{colour}' stroke-width='5' stroke-linecap='square'/>"
-        )
-    if published is not None:
-        lines.append(
-            f"<path d='M{_ZERO + _HALF * published / most:.1f} {y - 10:g}v12' stroke='black' stroke-width='2'/>"
-        )
+    if row.interval:
+        lower, upper = (_at(float(end), most) for end in row.interval.split(" to "))
+        lines.append(f"<path d='M{lower} {y - 4:g}H{upper}' stroke='{colour}' stroke-width='3'/>")
+    if row.ours and isfinite(float(row.ours)):
+        lines.append(f"<circle cx='{_at(float(row.ours), most)}' cy='{y - 4:g}' r='3.5' fill='{colour}'/>")
+    if row.published:
+        lines.append(f"<path d='M{_at(float(row.published), most)} {y - 10:g}v12' stroke='black' stroke-width='2'/>")
     return lines
 
 
-def _cut(words: str, most: float) -> str:
-    return words if len(words) <= most else words[: int(most) - 1] + "…"
+def _axis(top: float, bottom: float, most: float) -> list[str]:
+    """Draw a line at zero, and at the largest 1, 2 or 5 times a power of ten that the panel has room for."""
+    if not most:
+        return []
+    power = 10.0 ** floor(log10(most))
+    tick = max(times * power for times in (1, 2, 5) if times * power <= most)
+    lines = []
+    for number in (-tick, 0.0, tick):
+        x = _at(number, most)
+        dashes = "" if number else " stroke-dasharray='2'"
+        lines.append(f"<line x1='{x}' x2='{x}' y1='{top:g}' y2='{bottom - 10:g}' stroke='#999'{dashes}/>")
+        lines.append(_text(float(x), bottom, f"{number:g}".replace("-", "−"), "fill='#555' text-anchor='middle'"))
+    return lines
+
+
+def _at(number: float, most: float) -> str:
+    return f"{_ZERO + _HALF * number / (most or 1.0):.1f}"
+
+
+def _cut(words: str, most: int) -> str:
+    return words if len(words) <= most else words[: most - 1] + "…"
 
 
 def _text(x: float, y: float, words: str, more: str = "") -> str:

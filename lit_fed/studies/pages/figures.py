@@ -72,7 +72,8 @@ def draw_bars(results: Results, path: Path) -> None:
                         [x - width * 0.42, x + width * 0.42], [entry.published[0]] * 2, color="#b00020", linewidth=2
                     )
         axes.set_xticks(range(len(columns)), [_text(study.columns[column].label) for column in columns])
-        axes.set_ylabel(_text(metric))
+        printed = (entry.measure.printed for entry in results.entries.values() if entry.measure.words == metric)
+        axes.set_ylabel(_text(" and ".join(dict.fromkeys(printed))))
         _fit_bars(axes)
     _legend(figure, grid.flat, study.rows, any(entry.published for entry in results.entries.values()))
     _save(figure, path)
@@ -135,10 +136,10 @@ def draw_curves(results: Results, path: Path) -> None:
         axes.set_title(_text(study.columns[column].label), fontsize=10)
         measures = [results.entries[Place(r, column)].measure for r in study.rows]
         goals = [goal_of(measure.report) is not None for measure in measures]
-        axes.set_xlabel(_text(measures[0].words) if all(goals) else _ALONG[study.along])
+        axes.set_xlabel(_text(measures[0].printed) if all(goals) else _ALONG[study.along])
         if study.along == "bytes" and not any(goals):
             axes.xaxis.set_major_formatter(EngFormatter("B"))
-        measured = [guide_of(m.report) if has_goal else m.words for m, has_goal in zip(measures, goals, strict=True)]
+        measured = [guide_of(m.report) if has_goal else m.printed for m, has_goal in zip(measures, goals, strict=True)]
         axes.set_ylabel(_text(" and ".join(dict.fromkeys(measured))))
         _tidy(axes)
     for axes in list(panels.flat)[len(columns) :]:
@@ -197,7 +198,7 @@ def draw_lines(results: Results, path: Path) -> None:
             axes.plot(*zip(*published, strict=True), color=color, linestyle="--", linewidth=1, marker="_")
     axes.set_xticks([where.x for where in along.values() if where.x is not None])
     axes.set_xlabel(_text(study.x_label))
-    metrics = list(dict.fromkeys(entry.measure.words for entry in results.entries.values() if entry.seeds))
+    metrics = list(dict.fromkeys(entry.measure.printed for entry in results.entries.values() if entry.seeds))
     # Metrics of several views, such as pck_32x24 and pck_64x48, share the part before the view.
     axes.set_ylabel(_text(metrics[0] if len(metrics) == 1 else metrics[0].rpartition("_")[0] or metrics[0]))
     _tidy(axes)

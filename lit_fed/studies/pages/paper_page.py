@@ -1,13 +1,13 @@
-"""A paper's page: its headline in three lines and one table of its claims; and the overview of all papers.
+"""A paper's page: its headline and one table of its claims; and the overview of all papers.
 
-A page asks for the three lines by a comment with the paper's words, the claims that answer them, each by its sentence
-behind words of the page's own, and the scale:
+A page asks for the headline by a comment. Its sentence has at most 60 words with its numbers, each of which stands in
+braces as the study, the profile and the claim; a setting is told once where numbers of the same follow each other:
 
 .. code-block:: text
 
     <!-- headline
-    paper: It is better than all others.
-    over FedAvg: dr+ > fedavg at global
+    says: It is better than FedAvg, by {table1, pocket: dr+ > fedavg at global} points.
+    source: Kim et al., 2024, abstract.
     scale: Small data; the paper's own setting has not run.
     -->
 """
@@ -18,29 +18,29 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
-from itertools import groupby, takewhile
+from itertools import groupby
+from math import isfinite
 from pathlib import Path
 
 from lit_fed.errors import ConfigError
 from lit_fed.printing import counted
-from lit_fed.studies.file.claims import HOW_DECIDED, LEVEL, NOT_APPLICABLE, OUTCOMES
-from lit_fed.studies.pages.claims_picture import verdict_counts
+from lit_fed.studies.file.claims import HOW_DECIDED, OUTCOMES, UNDECIDED, rejected
+from lit_fed.studies.pages.claims_picture import short, verdict_counts
 from lit_fed.studies.results.register_lines import Row, by_statement
 from lit_fed.studies.results.results import head, line
 
 _NONE = "–"
-GROUPS = ("hold throughout", "never fail", "mixed", "only fail", NOT_APPLICABLE)
 GENERATED = "<!-- Written by `lit-fed results`; change the studies, not these lines. -->"
 _ASKED = re.compile(r"<!-- headline\n(.*?)\n-->", re.DOTALL)
-_ALL = {"hold throughout": "holds throughout", "never fail": "never fails", "only fail": "fails"}
+_CLAIM = re.compile(r"\{(.*?): (.*?)\}")  # in a headline
+_KEYS, _MOST_WORDS = ("says", "source", "scale"), 60
 _DECIDED = ("holds", "fails")
 _HOLM = "Holm, “A simple sequentially rejective multiple test procedure”, 1979"
 _COUNTED = (
-    "A statement is counted once, however many profiles of its study asked it (asked): it holds throughout if all "
-    "verdicts are “holds”, never fails if none is “fails”, is mixed if some are, and only fails if all are. Claims "
-    "marked “(ours)”, which look for causes, are not counted in these columns. Each verdict has a test of its own; the "
-    "last column takes all questions of a page together, at 5 % for the page: of its verdicts “holds” or “fails”, this "
-    "many remain by Holm’s procedure."
+    "A claim is counted once in every setting that asked it; claims marked “(ours)”, which no paper makes, are in the "
+    "last column alone. The verdicts are those that remain where all questions of a page are taken together, at 5 % "
+    f"for the page ({_HOLM}); what holds or fails by its own test alone counts as undecided here. A claim whose "
+    "numbers diverged before p-values were recorded for these keeps its verdict."
 )
 
 
@@ -64,7 +64,7 @@ def filled(path: Path, text: str, name: str, lines: Sequence[str]) -> str:
 def headed(
     path: Path, text: str, rows: Sequence[Row], earlier: Mapping[str, int], on_test: Collection[str] = ()
 ) -> str:
-    """Return a page's text with the three lines that its comment asks for, if it does.
+    """Return a page's text with the headline that its comment asks for, if it does.
 
     Args:
         path: The page.
@@ -76,43 +76,48 @@ def headed(
     asked = _ASKED.search(text)
     if asked is None:
         return text
-    words, claims = dict[str, str](), dict[str, list[Row]]()
-    for entry in asked[1].splitlines():
-        name, colon, told_there = entry.partition(": ")
-        if not colon:
-            raise ConfigError(f"{path}: {name!r} in the headline is not 'words: claim'; write both")
-        if name in ("paper", "scale"):
-            words[name] = told_there
-            continue
-        claims[name] = [row for row in rows if row.sentence == told_there]
-        if not claims[name]:
-            raise ConfigError(
-                f"{path}: {told_there!r} in the headline is not a claim of the page; copy one of its claims"
-            )
-    survive, verdicts = _holm(rows, earlier), dict[str, dict[str, list[str]]]()
-    for name, found in claims.items():
-        for row in found:
-            where = _ran(row, found, ("data" if len({one.data for one in found}) > 1 else "network",))
-            verdicts.setdefault(_verdict(row, survive), {}).setdefault(name, []).append(where)
-    published = {name: _published(found) for name, found in claims.items()}
-    theirs = "; ".join(f"{name} {number}" for name, number in published.items() if number != _NONE)
-    ours = (
-        f"{name} " + ", ".join(f"{_ours(row)} ({_ran(row, found)})" for row in found) for name, found in claims.items()
-    )
-    settings = dict.fromkeys(row.setting for found in claims.values() for row in found)
-    chosen = "; ".join(setting for setting in settings if setting in on_test)
-    high = f" The test set chose the round of every number of {chosen}: these are too high." if chosen else ""
-    told_by_verdict = (
-        f"**{verdict}** " + ", ".join(f"{name} ({'; '.join(dict.fromkeys(there))})" for name, there in names.items())
-        for verdict, names in sorted(verdicts.items(), key=lambda one: OUTCOMES.index(one[0].partition(",")[0]))
-    )
-    group = _group({row.verdict for found in claims.values() for row in found})
+    entries = [entry.partition(": ") for entry in asked[1].splitlines()]
+    if sorted(name for name, *_ in entries) != sorted(_KEYS):
+        raise ConfigError(f"{path}: the headline is not one line each of {', '.join(_KEYS)}; write these three")
+    if not rows:
+        raise ConfigError(f"{path}: the page has a headline and no claim; remove the headline")
+    words = {name: told_there for name, _, told_there in entries}
+    after = after_holm(rows, earlier)
+    by_claim = {(row.setting, row.sentence): row for row in after}
+    used = list[Row]()
+
+    def number(found: re.Match[str]) -> str:
+        row = by_claim.get((found[1], found[2]))
+        if row is None:
+            raise ConfigError(f"{path}: {found[0]} in the headline is not a claim of the page; copy a claim's setting")
+        paper, before = _published([row]), _ran(used[-1], ()) if used else ""
+        used.append(row)
+        ran = f"{row.seeds} seeds, {row.data}, {row.network}" if _ran(row, ()) != before else ""
+        theirs = f"paper {paper}" if paper != _NONE else ""
+        return f"{_difference(row)} ({'; '.join(filter(None, (theirs, f'**{row.verdict}**', ran)))})"
+
+    says = _CLAIM.sub(number, words["says"])
+    if (length := len(says.split())) > _MOST_WORDS:
+        raise ConfigError(f"{path}: the headline has {length} words with its numbers; shorten it to {_MOST_WORDS}")
+    chosen = "; ".join(dict.fromkeys(row.setting for row in used if row.setting in on_test))
+    high = f" The test set chose the round of every number of {chosen}: these are optimistic." if chosen else ""
     lines = [
-        f"- **Claimed:** {words.get('paper', '')}" + (f" Published: {theirs}." if theirs else ""),
-        f"- **Ours ± h:** {'; '.join(ours)}. ± is a two-sided 95 % interval.{high}",
-        f"- **Verdict: {_ALL.get(group, group)}.** {'; '.join(told_by_verdict)}. {words.get('scale', '')}".rstrip(),
+        f"- **What was run:** {what_ran(rows)}. {words['scale']}",
+        f"- **What it says of the paper:** {says} ({words['source']} ± is a two-sided 95 % interval.){high}",
+        f"- **All claims, by Holm:** {tally(after)}.",
     ]
     return filled(path, text, "headline", _styled("headline", lines))
+
+
+def what_ran(rows: Sequence[Row]) -> str:
+    """Return the data sets of claims, each with its networks, and the numbers of seeds."""
+    networks: dict[str, dict[str, None]] = {}
+    for row in rows:
+        networks.setdefault(row.data, {})[row.network] = None
+    seeds = sorted({int(row.seeds) for row in rows})
+    several = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
+    told = (f"{data} ({', '.join(filter(None, names))})".replace(" ()", "") for data, names in networks.items())
+    return "; ".join(told) + f"; {several} seeds"
 
 
 def table(
@@ -133,24 +138,24 @@ def table(
     for source, several in groupby(by_statement(rows).values(), key=lambda one: one[0].source):
         found = list(several)
         studies = ", ".join(f"`{study}`" for study in dict.fromkeys(asked[0].study for asked in found))
-        lines.append(line((f"**{_short(source, sources)}** ({studies})", "", "", "", "")))
+        lines.append(line((f"**{short(source, sources)}** ({studies})", "", "", "", "")))
         lines += [line(words) for asked in found for words in _statement(asked, survive)]
-    decided = _decided(rows)
+    decided, after = _decided(rows), after_holm(rows, earlier)
     again = sum(earlier.get(row.setting, 0) > 0 for row in rows)
     asked_twice = (
         f" {counted(again, 'claim')} of this page {'answers' if again == 1 else 'answer'} a second asking, of other "
         "seeds, after seeds that left the claim undecided; Holm's count has both, a raw verdict only the second."
     )
     return [
-        *([f"![The claims of this page: {verdict_counts(rows)}]({drawn}.svg)", ""] if drawn else []),
+        *([f"![The claims of this page: {verdict_counts(after)}]({drawn}.svg)", ""] if drawn else []),
         *_styled("claims", lines),
         "",
         HOW_DECIDED,
         "",
         f"Of {counted(len(decided), 'verdict')} “holds” or “fails”, {len(survive)} "
         f"{'remains' if len(survive) == 1 else 'remain'} where a page's questions are taken together ({_HOLM}; the "
-        "same two-sided tests, 5 % for the page); the others are marked “not by Holm”."
-        + (asked_twice if again else ""),
+        "same two-sided tests, 5 % for the page); the others are marked “not by Holm”, and are "
+        "undecided in the headline, in the picture and in the overview." + (asked_twice if again else ""),
         *(part for name in pictures for part in ("", f"![{name}]({name}.png)")),
     ]
 
@@ -160,6 +165,12 @@ def _styled(name: str, lines: Sequence[str]) -> list[str]:
     return [f'<div class="{name}" markdown="1">', "", *lines, "", "</div>"]
 
 
+def after_holm(rows: Sequence[Row], earlier: Mapping[str, int]) -> list[Row]:
+    """Return a page's rows, with what does not remain by Holm's procedure as undecided; see `table`."""
+    apart = set(_decided(rows)) - _holm(rows, earlier)
+    return [row._replace(verdict=UNDECIDED) if row in apart else row for row in rows]
+
+
 def _holm(rows: Sequence[Row], earlier: Mapping[str, int]) -> set[Row]:
     """Return the rows that hold or fail where the page's questions are taken together.
 
@@ -167,8 +178,7 @@ def _holm(rows: Sequence[Row], earlier: Mapping[str, int]) -> set[Row]:
     """
     asked = sorted((row for row in rows if row.p), key=lambda row: float(row.p))
     questions = sum(1 + earlier.get(row.setting, 0) for row in asked)
-    small = (float(row.p) <= LEVEL / (questions - number) for number, row in enumerate(asked))
-    return set(_decided([row for row, _ in zip(asked, takewhile(bool, small), strict=False)]))
+    return set(_decided(asked[: rejected([float(row.p) for row in asked], questions)]))
 
 
 def _decided(rows: Sequence[Row]) -> list[Row]:
@@ -185,10 +195,8 @@ def _statement(rows: Sequence[Row], survive: Collection[Row]) -> Iterator[tuple[
         words = ("", "")
 
 
-def _ran(row: Row, beside: Sequence[Row] = (), what: Sequence[str] = ("seeds", "network", "data")) -> str:
-    """Return the settings in which a row differs from others of its claim: its study if they are of several."""
-    fields = [*what, "profile", *(["study"] if len({one.study for one in beside}) > 1 else [])]
-    return ", ".join(dict.fromkeys(part for field in fields if (part := getattr(row, field))))
+def _ran(row: Row, more: Sequence[str] = ("profile",)) -> str:
+    return ", ".join(part for field in ("seeds", "network", "data", *more) if (part := getattr(row, field)))
 
 
 def _verdict(row: Row, survive: Collection[Row]) -> str:
@@ -197,13 +205,25 @@ def _verdict(row: Row, survive: Collection[Row]) -> str:
 
 
 def _ours(row: Row) -> str:
+    return _difference(row) + (f", to exceed {row.limit.replace('-', '−')}" if row.ours and row.limit else "")
+
+
+def _difference(row: Row) -> str:
     if not row.ours:
         return _NONE
-    text = _signed(f"{float(row.ours) + float(row.limit or 0):#.3g}".rstrip("."))
+    if not isfinite(float(row.ours)):
+        return "diverges"
+    text = _signed(_brief(float(row.ours) + float(row.limit or 0), "#.3g"))
     if row.interval:
         lower, upper = (float(end) for end in row.interval.split(" to "))
-        text += f" ± {(upper - lower) / 2:.2g}"
-    return text + (f", to exceed {row.limit.replace('-', '−')}" if row.limit else "")
+        text += f" ± {_brief((upper - lower) / 2, '.2g')}"
+    return text
+
+
+def _brief(number: float, form: str) -> str:
+    """Return a number with few digits, and without a power of ten where it is large."""
+    text = f"{number:{form}}".rstrip(".")
+    return f"{float(text):,.0f}" if "e+" in text else text
 
 
 def _published(rows: Sequence[Row]) -> str:
@@ -218,51 +238,33 @@ def _signed(number: str) -> str:
     return f"+{number}"
 
 
-def _short(source: str, sources: Sequence[str]) -> str:
-    """Return a source without the citation with which all of a paper's sources begin."""
-    parts = [source.split(", ") for source in sources]
-    common = next((n for n, same in enumerate(zip(*parts, strict=False)) if len(set(same)) > 1), 0)
-    return ", ".join(source.split(", ")[common:])
-
-
 # ---------------------------------------------------------------------- all papers
 
 
-def overview(
-    titles: Mapping[str, str], claims: Mapping[str, Sequence[Row]], earlier: Mapping[str, int] | None = None
-) -> list[str]:
-    """Return a line per paper with the number of its statements by outcome, and what is counted."""
-    lines = head(("paper", "statements", "asked", *GROUPS, "by Holm"))
-    verdicts: list[str] = []
+def overview(titles: Mapping[str, str], claims: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Return a line per page with what ran and the number of its claims by verdict, and what is counted.
+
+    Args:
+        titles: The pages' titles.
+        claims: The pages' claims, see `after_holm`.
+    """
+    lines = head(("page", "what ran", "claims", *OUTCOMES, "ours that hold"))
     for paper, rows in claims.items():
-        left, decided = _holm(rows, earlier or {}), _decided(rows)
-        verdicts += [_verdict(row, left) for row in decided if row.verdict == "holds"]
-        if theirs := [row for row in rows if not row.is_ours]:
-            counts = _counts(theirs)
-            groups = (counts.total(), len(theirs), *(counts[group] for group in GROUPS))
-            lines.append(line((f"[{titles[paper]}]({paper}.md)", *groups, f"{len(left)} of {len(decided)}")))
-    by_holm = f"Of {counted(len(verdicts), 'verdict')} “holds” on all pages, {verdicts.count('holds')} remain by Holm."
-    return [*_styled("overview", lines), "", f"{_COUNTED} {by_holm}"]
+        if rows:
+            theirs, ours = _apart(rows)
+            counts = Counter(row.verdict for row in theirs)
+            held = f"{sum(row.verdict == 'holds' for row in ours)} of {len(ours)}" if ours else _NONE
+            told = (what_ran(rows), len(theirs), *(counts[verdict] for verdict in OUTCOMES), held)
+            lines.append(line((f"[{titles[paper]}]({paper}.md)", *told)))
+    return [*_styled("overview", lines), "", _COUNTED]
 
 
 def tally(rows: Sequence[Row]) -> str:
-    """Return the number of the papers' statements by outcome, as a sentence."""
-    theirs = [row for row in rows if not row.is_ours]
-    counts = _counts(theirs)
-    sentence = f"{counted(counts.total(), 'statement')}, asked {counted(len(theirs), 'time')}: "
-    sentence += ", ".join(f"{group} {counts[group]}" for group in GROUPS)
-    ours = len(rows) - len(theirs)
-    return sentence + (f"; besides, {counted(ours, 'claim')} of ours" if ours else "")
+    """Return the number of the papers' claims by verdict, as a sentence."""
+    theirs, ours = _apart(rows)
+    told = f"{counted(len(theirs), 'claim')} of papers" + (f": {verdict_counts(theirs)}" if theirs else "")
+    return told + (f"; {counted(len(ours), 'claim')} of ours: {verdict_counts(ours)}" if ours else "")
 
 
-def _counts(rows: Sequence[Row]) -> Counter[str]:
-    return Counter(_group({row.verdict for row in several}) for several in by_statement(rows).values())
-
-
-def _group(verdicts: set[str]) -> str:
-    decided = verdicts - {NOT_APPLICABLE}
-    if not decided:
-        return NOT_APPLICABLE
-    if "fails" not in decided:
-        return "hold throughout" if decided == {"holds"} else "never fail"
-    return "only fail" if decided == {"fails"} else "mixed"
+def _apart(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    return [row for row in rows if not row.is_ours], [row for row in rows if row.is_ours]

@@ -16,7 +16,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.studies.file.claims import UNDECIDED
 from lit_fed.studies.file.rounds import ON_TEST
 from lit_fed.studies.pages.claims_picture import drawn
-from lit_fed.studies.pages.paper_page import filled, headed, overview, read, table, tally
+from lit_fed.studies.pages.paper_page import after_holm, filled, headed, overview, read, table, tally
 from lit_fed.studies.results.register_lines import Finished, Number, Row, StudyRow
 from lit_fed.studies.results.results import csv_text
 from lit_fed.studies.running.environment import check_commits
@@ -82,8 +82,8 @@ class Register:
         self._claims[setting] = rows_explained
         return sum(old != new for old, new in zip(rows, rows_explained, strict=True))
 
-    def write(self) -> None:
-        """Write the register, sorted by paper and study."""
+    def write(self) -> str:
+        """Write the register, sorted by paper and study, and return the number of claims by verdict."""
         entries = sorted(
             self._entries.values(),
             key=lambda one: (one.paper, one.study, one.again != "", one.profile != "pocket", one.profile),
@@ -96,6 +96,7 @@ class Register:
             for paper in dict.fromkeys(entry.paper for entry in entries)
         }
         earlier = {entry.setting: self._askings_before(entry) for entry in entries}
+        by_holm = {paper: after_holm(rows, earlier) for paper, rows in claims.items()}
         on_test = {name for name, numbers in self._numbers.items() if any(ON_TEST in one.metric for one in numbers)}
         pages = {}
         for paper, rows in claims.items():
@@ -105,7 +106,7 @@ class Register:
             pages[paper] = filled(path, text, "claims", lines)
         titles = {paper: text.partition("\n")[0].lstrip("# ") for paper, text in pages.items()}
         readme = self._folder / "README.md"
-        pages["README"] = filled(readme, read(readme, "overview"), "overview", overview(titles, claims, earlier))
+        pages["README"] = filled(readme, read(readme, "overview"), "overview", overview(titles, by_holm))
         for paper in claims:
             numbers = [one for entry in entries if entry.paper == paper for one in self._numbers[entry.setting]]
             write_text([csv_text(Number._fields, numbers)], self._folder / f"{paper}.csv")
@@ -113,11 +114,12 @@ class Register:
             [csv_text(Row._fields, (row for rows in claims.values() for row in rows))], self._folder / "claims.csv"
         )
         write_text([csv_text(StudyRow._fields, entries)], self._folder / "studies.csv")
-        for paper, rows in claims.items():
+        for paper, rows in by_holm.items():
             if rows:
-                write_text([drawn(titles[paper], rows)], self._folder / f"{paper}_claims.svg")
+                write_text([drawn(titles[paper], rows, self._numbers)], self._folder / f"{paper}_claims.svg")
         for name, text in pages.items():
             write_text([text], self._folder / f"{name}.md")
+        return tally([row for rows in by_holm.values() for row in rows])
 
     def _askings_before(self, entry: StudyRow) -> int:
         """Return how often a study's claims had been asked before it, of other seeds."""
@@ -135,11 +137,6 @@ class Register:
         asked = {row.sentence for row in later}
         rows = self._claims.get(setting, [])
         self._claims[setting] = [row for row in rows if row.verdict != UNDECIDED or row.sentence not in asked]
-
-    @property
-    def tally(self) -> str:
-        """The number of statements by outcome, as a sentence."""
-        return tally([row for rows in self._claims.values() for row in rows])
 
 
 def _read(path: Path, kind: type[_Line]) -> list[_Line]:

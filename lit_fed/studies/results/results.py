@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_fed.studies.file.claims import Claim, Verdict, check, decide
+from lit_fed.studies.file.claims import Claim, Verdict, by_holm, check, decide
 from lit_fed.studies.file.rounds import chosen_on_test, goal_of, report_words
 from lit_fed.studies.file.study import PLAIN, Measure, Place
 from lit_fed.studies.running.cells import CellGrid
@@ -122,8 +122,8 @@ def collect(grid: CellGrid) -> Results:
     for claim in study.claims:
         value = partial(grid.value, metric=claim.metric, report=claim.report)
         curve = partial(grid.curve, metric=claim.metric)
-        verdicts.append((claim, check(claim, study.seeds, value, curve)))
-    return Results(grid, entries, verdicts)
+        verdicts.append(check(claim, study.seeds, value, curve))
+    return Results(grid, entries, list(zip(study.claims, by_holm(verdicts), strict=True)))
 
 
 def _best(column: Sequence[Entry]) -> list[Place]:
@@ -161,7 +161,8 @@ def caption(results: Results) -> list[str]:
     subset = evaluated_on(results.grid)
     measures = list(dict.fromkeys(entry.measure for entry in entries if entry.seeds))
     kinds = dict.fromkeys(
-        ("log10 of " if m.log else "")
+        (f"{m.y_label}, which is " if m.y_label else "")
+        + ("log10 of " if m.log else "")
         + f"{m.metric}, {report_words(m.report)}{chosen_on_test(m.report, m.metric, subset)}"
         + ("" if m.scale == 1 else f", times {m.scale:g}")
         for m in measures

@@ -9,7 +9,7 @@ from math import inf, log
 from typing import Any, NamedTuple
 
 from lit_fed.errors import ConfigError
-from lit_fed.studies.file.claims import Claim, Verdict, check, parse_claim
+from lit_fed.studies.file.claims import Claim, Verdict, by_holm, check, parse_claim
 from lit_fed.studies.simulations.jobs import ALONE, Jobs
 
 Place = tuple[str, str]
@@ -98,4 +98,5 @@ def verdicts(simulation: Simulation, points: Sequence[Point]) -> list[tuple[Clai
         every = simulation.every_seed
         alone = [check(claim, [seed], value, curve).margin or 0.0 for seed in every]
         verdicts_found.append((claim, check(claim, every, value, curve), sum(margin > 0 for margin in alone)))
-    return verdicts_found
+    noted = by_holm([verdict for _, verdict, _ in verdicts_found])
+    return [(claim, verdict, agree) for (claim, _, agree), verdict in zip(verdicts_found, noted, strict=True)]

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from lit_fed.errors import ConfigError
-from lit_fed.studies.file.claims import Link, check, decide, parse_claim, rise
+from lit_fed.studies.file.claims import Link, Verdict, by_holm, check, decide, parse_claim, rejected, rise
 
 ROWS, COLUMNS = ["fedavg", "prox", "dr+"], ["s=2", "s=10"]
 
@@ -31,6 +31,24 @@ def test_three_seeds_that_agree_hold():
     verdict = decide([2.0, 3.0, 4.0])
     assert (verdict.outcome, verdict.margin, verdict.seeds) == ("holds", 3.0, 3)
     assert verdict.spread == pytest.approx(2.4841, abs=1e-4)
+
+
+def test_holm_takes_the_claims_of_a_study_together():
+    """0.005 ≤ 0.05/4 and 0.01 ≤ 0.05/3, and 0.03 > 0.05/2, so neither it nor 0.04 remains: Holm's step-down."""
+    assert rejected([0.005, 0.01, 0.03, 0.04], 4) == 2
+    assert rejected([0.005, 0.01, 0.03, 0.04], 6) == 2  # 0.05/6 = 0.0083 and 0.05/5 = 0.01
+    assert rejected([0.005, 0.01, 0.03, 0.04], 7) == 1  # 0.05/7 = 0.0071 and 0.05/6 = 0.0083
+    found = [("holds", 0.01), ("fails", 0.04), ("holds", 0.03), ("fails", 0.005), ("undecided", None)]
+    noted = by_holm([Verdict(outcome, p=p, note="at worst a > b") for outcome, p in found])
+    apart = "at worst a > b; not by Holm"
+    assert [verdict.note for verdict in noted] == ["at worst a > b", apart, apart, *["at worst a > b"] * 2]
+    assert [(verdict.outcome, verdict.p) for verdict in noted] == found
+    # An undecided claim is a question, too: 0.03 of two is compared with 0.05/2, and alone with 0.05.
+    (one, _), (alone,) = (
+        by_holm([Verdict("holds", p=0.03), Verdict("undecided", p=0.4)]),
+        by_holm([Verdict("holds", p=0.03)]),
+    )
+    assert (one.note, alone.note) == ("not by Holm", "")
 
 
 def test_the_opposite_fails():

@@ -198,7 +198,20 @@ def test_a_mistake_is_named_with_its_place(changes, expected, tmp_path):
     assert error(tmp_path, **changes).startswith(expected)
 
 
-@pytest.mark.parametrize(("measure", "head"), [("", "result"), ("metric: global/acc\n", "global/acc")])
+def test_the_name_for_print_is_of_the_metric_beside_it(tmp_path):
+    columns = {"x": {}, "y": {"metric": "train/loss"}, "z": {"y_label": "share\n correct"}}
+    read = study(tmp_path, scale=100, y_label="accuracy in %", columns=columns)
+    x, y, z = (read.measure_of(Place("a", name), MetricNames()) for name in "xyz")
+    assert [one.printed for one in (x, y, z)] == ["accuracy in %", "train/loss × 100", "share correct"]
+    assert x.words == "global/acc × 100", "tables of numbers keep the column's name"
+    assert read.measure_of(Place("a", "x"), MetricNames(), "drift/cosine_mean").printed == "drift/cosine_mean"
+    assert error(tmp_path, y_label=["accuracy"]).startswith("y_label")
+
+
+@pytest.mark.parametrize(
+    ("measure", "head"),
+    [("", "result"), ("metric: global/acc\n", "global/acc"), ("y_label: accuracy in %\n", "accuracy in %")],
+)
 def test_the_only_column_of_a_study_without_columns_is_called_by_what_is_measured(measure, head, tmp_path):
     path = tmp_path / "bare.yaml"
     path.write_text(f"rows: {{a: {{}}}}\n{measure}")

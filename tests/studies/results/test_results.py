@@ -71,6 +71,8 @@ def test_the_caption_says_where_the_test_set_chose(tmp_path):
     assert metric("best of global/acc") == of_test
     assert metric("best of val/global/acc") == "Metric: global/acc, in the best evaluated round of val/global/acc."
     assert metric("last") == "Metric: global/acc, last round."
+    named = metric("last", y_label="accuracy in %", scale=100)
+    assert named == "Metric: accuracy in %, which is global/acc, last round, times 100."
     on = {"set": TINY["set"] | {"trainer.evaluate_on": "val"}}
     assert metric("best", **on) == "Metric: global/acc, best evaluated round."
 
@@ -87,11 +89,12 @@ def test_the_table_as_csv(grid):
 
 
 def test_the_claims_by_hand(grid):
-    # Paired differences 20 and 22: 21 ± 12.706·1.414/√2 = 12.7; 0 and 10 are 5 ± 63.5; one seed decides nothing.
+    # Paired differences 20 and 22: 21 ± 12.706·1.414/√2 = 12.7; 0 and 10 are 5 ± 63.5; one seed decides nothing. The
+    # first has t = 21 and P = 1 − 2·arctan(21)/π = 0.0303, above Holm's 0.05/2: the third has no p-value.
     verdicts = [(verdict.outcome, verdict.seeds) for _, verdict in collect(grid).verdicts]
     assert verdicts == [("holds", 2), ("undecided", 2), ("undecided", 1)]
     text = claims_markdown([summary_of(collect(grid))])
-    assert "| tiny | It helps (`prox > fedavg at iid`) | holds | +21 ± 13 | 2 |" in text
+    assert "| tiny | It helps (`prox > fedavg at iid`) | holds | +21 ± 13, not by Holm | 2 |" in text
     assert "| `fedavg > 50 at iid` | undecided | +55 ± 64 (to exceed 50), within the spread | 2 |" in text
 
 

@@ -95,7 +95,7 @@ def test_a_simulation_is_lines_a_page_its_numbers_and_its_picture(figure: Path, 
     assert "h \\| falls" in page
     assert "![somebody_figure1](somebody_figure1.png)" in page
     assert Path("page/somebody_figure1.png").stat().st_size > 10_000
-    assert "2 statements, asked 2 times: hold throughout 0, never fail 2" in capsys.readouterr().out
+    assert "by Holm, 2 claims of papers: 2 undecided" in capsys.readouterr().out
 
 
 def test_of_a_curve_the_end_alone_is_entered():
@@ -125,7 +125,7 @@ def test_a_cause_found_later_is_entered_without_the_run(figure: Path, capsys: py
     Path("simulations").rename("elsewhere")
     figure.write_text(figure.read_text().replace("it was said to fall", "it falls |"))
     main(["results", "-c", str(figure), "--output", "page"])
-    assert "0 entered; 1 changed causes; 2 statements" in capsys.readouterr().out
+    assert "0 entered; 1 changed causes; by Holm, 2 claims of papers" in capsys.readouterr().out
     with open("page/claims.csv", newline="", encoding="utf-8") as file:
         assert [line["cause"] for line in csv.DictReader(file)] == ["of no use where it holds", "it falls |"]
     assert "| it falls \\| |\n" in Path("page/somebody_figure1.md").read_text("utf-8")
