@@ -31,7 +31,7 @@ from lit_fed.methods import FedAvg, Scaffold
 from lit_fed.studies.file.study import read_study
 from lit_fed.studies.running.cells import chosen, lay_out
 from lit_fed.studies.running.parts import check_metrics
-from tests.support import ROOT, fit, rows, trainer, weights
+from tests.support import ROOT, assert_same, fit, rows, saved_weights, trainer, weights
 
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("configs/**/*.md"), *ROOT.glob("docs/**/*.md")])
@@ -683,6 +683,16 @@ def test_notebooks_run_to_the_outputs_that_they_show(notebook: Path, tmp_path: P
         assert kinds == [output["output_type"] for output in before.get("outputs", [])]
         for line, told in zip(printed(cell), printed(before), strict=True):
             assert same(told, line), f"{notebook.stem} shows {told} and printed {line}"
+
+
+@pytest.mark.long
+def test_the_first_notebook_ends_with_the_file_of_its_run(at_root: Path) -> None:
+    cells = write_notebooks.cells_of(ROOT / "examples/notebooks/first_federation.py")
+    write_notebooks.run(cells, at_root)
+    assert "first_federation.yaml" in cells[-1]["source"][0]
+    main(["fit", "-c", "first_federation.yaml"])
+    near, again = (saved_weights(at_root / f"lightning_logs/version_{number}") for number in (1, 2))
+    assert_same(near, again)  # version_0 is FedAvg's
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
