@@ -17,6 +17,8 @@ import lightning
 import pytest
 import torch
 import yaml
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.cli import LightningCLI
 
 from examples.my_data import Blobs
 from examples.my_lora import LoRALinear
@@ -29,7 +31,7 @@ from lit_fed.methods import FedAvg, Scaffold
 from lit_fed.studies.file.study import read_study
 from lit_fed.studies.running.cells import chosen, lay_out
 from lit_fed.studies.running.parts import check_metrics
-from tests.support import ROOT, fit, rows, trainer, weights
+from tests.support import ROOT, assert_same, fit, rows, saved_weights, trainer, weights
 
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("configs/**/*.md"), *ROOT.glob("docs/**/*.md")])
@@ -259,9 +261,66 @@ def said_by(source: str, capsys: pytest.CaptureFixture[str]) -> str:
     return "".join(line for line in capsys.readouterr().out.splitlines(keepends=True) if "bytes up a client" in line)
 
 
+def as_modules(page: Path, folder: Path, language: str = "python") -> None:
+    """Write a page's blocks to the files that their first lines name."""
+    for block in blocks(page, language):
+        if named := re.match(r"# (\w+\.(?:py|yaml))\n", block):
+            (folder / named[1]).write_text(block, encoding="utf-8")
+
+
+def test_a_command_line_of_ones_own_is_as_its_page_says(at_root: Path) -> None:
+    page = ROOT / "docs/own_cli.md"
+    as_modules(page, at_root)
+    as_modules(page, at_root, "yaml")
+    short = ["--trainer.max_rounds", "1", *QUICK]
+    runpy.run_path("federate_digits.py")["run"]([*short, "--trainer.local_epochs", "1"])
+    config = yaml.safe_load((at_root / "lightning_logs/version_0/config.yaml").read_text(encoding="utf-8"))
+    assert (config["algorithm"]["class_path"], config["trainer"]["max_rounds"]) == ("lit_fed.methods.FedProx", 1)
+    assert len(rows(at_root / "lightning_logs/version_0/metrics.csv")) == 1
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path("federate_digits.py")["run"](["--trainer.max_round", "1"])
+    assert ended.value.code == 2
+    made = runpy.run_path("own_cli.py")["train"](["-c", "own_cli.yaml", "--width", "32", *short])
+    assert made.run.next_round == 1
+    shapes = sorted(tuple(tensor.shape) for tensor in weights(made).values())
+    assert shapes == [(10,), (10, 32), (32,), (32, 64)]  # 64 pixels, the width, ten digits
+    for option in re.findall(r"`(--(?:trainer|model)\..+?)`", TEXT[page]):  # those of the table
+        with pytest.raises(SystemExit) as ended:
+            main(["fit", "-c", QUICKSTART, *shlex.split(option), "--print_config"])
+        assert ended.value.code == 0, option
+    with pytest.raises(MisconfigurationException, match="Cannot add arguments from"):  # as the page says
+        LightningCLI(Classifier, Digits, trainer_class=FederatedTrainer, args=["fit"])  # type: ignore[arg-type]
+
+
+def test_parts_from_the_command_line_are_those_of_their_page(at_root: Path) -> None:
+    page = ROOT / "docs/own_parts.md"
+    classes, runs = blocks(page, "python")[:-1], blocks(page, "python")[-1]
+    assert "trainer.fit(" in runs
+    (at_root / "parts.py").write_text("\n".join(classes), encoding="utf-8")
+    (command,) = blocks(page, "sh")
+    words = shlex.split(command.replace("\\\n", ""))
+    main([*words[1:], "--trainer.max_rounds", "2", "--trainer.local_epochs", "1", *QUICK])
+    config = yaml.safe_load((at_root / "lightning_logs/version_0/config.yaml").read_text(encoding="utf-8"))
+    of_parts = [config["trainer"]["participation"], config["trainer"]["aggregation"], *config["trainer"]["callbacks"]]
+    names = [one["class_path"] for one in [*of_parts, config["algorithm"]]]
+    assert names == ["parts.InTurn", "parts.MiddleHalf", "parts.ByteBudget", "parts.BySqrt"]
+    taken = {
+        row["client_id"] for row in rows(at_root / "lightning_logs/version_0/clients.csv") if row["stage"] == "train"
+    }
+    assert taken == {str(client) for client in range(16)}  # eight a round, in turn
+
+
+def test_rising_of_own_method_counts_local_steps(tmp_path: Path, own: dict[str, Any]) -> None:
+    # Points: client 0 has the gradient (w₁ − 2, 0), client 1 (0, w₂ − 4). η = ½, K = 2: step 1 takes half of it.
+    #   client 0: w₁ = 0 → ½·½·2 = 0.5 → 0.5 + ½·1.5 = 1.25;  client 1: w₂ = 0 → ½·½·4 = 1 → 1 + ½·3 = 2.5
+    made = fit(tmp_path, algorithm=own["Rising"](weighting="uniform"), max_rounds=1, local_epochs=2)
+    assert global_weight(made) == [0.625, 1.25]
+
+
 def yaml_blocks(studies: bool) -> list[tuple[Path, str]]:
     found = [(page, block) for page in GUIDES for block in blocks(page, "yaml")]
-    found = [(page, block) for page, block in found if not block.startswith("# federation.yaml\n")]  # see test_page.py
+    ours = ROOT / "docs/hospitals.md"  # its files and its study follow one another, see test_across_page.py
+    found = [(page, block) for page, block in found if not block.startswith("# federation.yaml\n") and page != ours]
     return [(page, block) for page, block in found if bool(re.search(r"^(rows|grid):", block, re.MULTILINE)) == studies]
 
 
@@ -624,6 +683,16 @@ def test_notebooks_run_to_the_outputs_that_they_show(notebook: Path, tmp_path: P
         assert kinds == [output["output_type"] for output in before.get("outputs", [])]
         for line, told in zip(printed(cell), printed(before), strict=True):
             assert same(told, line), f"{notebook.stem} shows {told} and printed {line}"
+
+
+@pytest.mark.long
+def test_the_first_notebook_ends_with_the_file_of_its_run(at_root: Path) -> None:
+    cells = write_notebooks.cells_of(ROOT / "examples/notebooks/first_federation.py")
+    write_notebooks.run(cells, at_root)
+    assert "first_federation.yaml" in cells[-1]["source"][0]
+    main(["fit", "-c", "first_federation.yaml"])
+    near, again = (saved_weights(at_root / f"lightning_logs/version_{number}") for number in (1, 2))
+    assert_same(near, again)  # version_0 is FedAvg's
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)

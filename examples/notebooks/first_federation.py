@@ -9,8 +9,10 @@
 
 # %%
 import csv
+from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 from lightning import seed_everything
 
 from lit_fed import Classifier, FederatedTrainer
@@ -21,6 +23,14 @@ from lit_fed.participation import UniformParticipation
 data = Digits(num_clients=20, partition=Dirichlet(alpha=0.3), batch_size=20)
 data.setup()
 print("training samples a client:", [data.census.num_samples(client) for client in range(20)])
+
+# %% [markdown]
+# Each client has digits of some classes only: the darker, the more samples.
+
+# %%
+figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
+axes.imshow(np.stack([data.census.class_counts(client) for client in range(20)]).T, cmap="Blues", aspect="auto")
+_ = axes.set(xlabel="client", ylabel="digit", xticks=range(0, 20, 2), yticks=range(10))
 
 
 # %% [markdown]
@@ -70,3 +80,38 @@ _ = axes.legend(loc="lower right")
 # %% [markdown]
 # Another method is another third argument, another population another second one, and `Classifier` may be any
 # `LightningModule`: see the notebook on a module and data of your own.
+#
+# The run with FedProx is a file, too: `lit-fed fit -c first_federation.yaml` trains the same network to the bit, in a
+# terminal or on a cluster.
+
+# %%
+_ = Path("first_federation.yaml").write_text("""\
+trainer:
+  max_rounds: 10
+  local_epochs: 5
+  seed: 0
+  participation:
+    class_path: UniformParticipation
+    init_args:
+      count: 5
+  accelerator: cpu
+  devices: 1
+  enable_progress_bar: false
+data:
+  class_path: Digits
+  init_args:
+    num_clients: 20
+    partition:
+      class_path: Dirichlet
+      init_args:
+        alpha: 0.3
+    batch_size: 20
+model:
+  class_path: Classifier
+  init_args:
+    network: small_cnn
+algorithm:
+  class_path: FedProx
+  init_args:
+    mu: 0.1
+""")

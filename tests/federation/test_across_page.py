@@ -1,4 +1,4 @@
-"""What docs/deployment.md says is done here as it stands there; what SECURITY.md promises has a test."""
+"""What docs/deployment.md and docs/hospitals.md say is done here as it stands there; promises have tests."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import pytest
 from tests.support import ROOT, assert_same, saved_weights
 
 PAGE = (ROOT / "docs/deployment.md").read_text(encoding="utf-8")
+SITES = {"north": 0, "south": 1, "west": 2}
 STARTS = re.compile(r"^lit-fed (node|federate) ", re.MULTILINE)  # ends that work until they are ended
 
 
@@ -65,14 +66,22 @@ def at_work(block: str, folder: Path, environment: Mapping[str, str], log: Path)
     assert status == 0, log.read_text()
 
 
-@pytest.mark.long
-def test_the_page_alone_leads_from_nothing_to_a_federation_of_three_sites(tmp_path: Path) -> None:
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """That of a shell which finds the program."""
     (tmp_path / "bin").mkdir()
-    program = tmp_path / "bin" / "lit-fed"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT / "cli.py"}" "$@"\n')
-    program.chmod(0o755)
+    for name, words in {"lit-fed": f'"{sys.executable}" "{ROOT / "cli.py"}"', "python": f'"{sys.executable}"'}.items():
+        program = tmp_path / "bin" / name
+        program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        program.chmod(0o755)
     path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.long
+def test_the_page_alone_leads_from_nothing_to_a_federation_of_three_sites(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
     page = PAGE.replace("9092", str(free_port()))
     (described,) = (block for block in blocks(page, "yaml") if block.startswith("# federation.yaml\n"))
     (tmp_path / "federation.yaml").write_text(described)
@@ -103,6 +112,41 @@ def test_the_page_alone_leads_from_nothing_to_a_federation_of_three_sites(tmp_pa
     for block in steps[last:]:
         shell(block, tmp_path, environment)
     assert (tmp_path / "federation/sites/north/predictions.csv").is_file()
+
+
+@pytest.mark.long
+def test_the_page_of_hospitals_leads_from_files_to_a_table_and_a_private_federation(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    pytest.importorskip("dp_accounting")
+    page = (ROOT / "docs/hospitals.md").read_text(encoding="utf-8").replace("9092", str(free_port()))
+    for block in [*blocks(page, "python"), *blocks(page, "yaml")]:
+        (tmp_path / block.partition("\n")[0].removeprefix("# ")).write_text(block, encoding="utf-8")
+    steps, shown = blocks(page), blocks(page, "text")
+    starts = [place for place, block in enumerate(steps) if STARTS.search(block)]
+    assert starts == [*range(len(steps) - 4, len(steps))]  # a server, and three nodes
+    said = "\n".join(shell(block, tmp_path, environment) for block in steps[: starts[0]])
+    for line in (shown[0] + shown[1]).splitlines():  # the files and the noisy statistics, to the digit
+        assert line in said.splitlines(), line
+    for label, mean in re.findall(r"│ (\S.*?) +│ ([\d.]+) ±", shown[2]):
+        (ours,) = re.findall(rf"│ {re.escape(label)} +│ +([\d.]+) ±", said)
+        assert float(ours) == pytest.approx(float(mean), abs=1), label
+
+    server, *nodes = steps[starts[0] :]
+    with ends(nodes, tmp_path, environment):
+        told = shell(server, tmp_path, environment)
+    run = tmp_path / "federation/server/lightning_logs/version_0"
+    rounds = (run / "metrics.csv").read_text(encoding="utf-8").splitlines()
+    assert len(rounds) == 1 + 20
+    claims = re.findall(
+        r"^\| (\d) \| ([\d.]+) \| 0.0001 \|", (run / "privacy.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert [client for client, _ in claims] == ["0", "1", "2"]
+    assert all(3.9 < float(epsilon) <= 4 for _, epsilon in claims)
+    (line,) = (line for line in shown[3].splitlines() if line.startswith("privacy "))
+    assert line in told.splitlines()
+    keys = [(tmp_path / "federation/sites" / site / f"run.key.{client}").read_bytes() for site, client in SITES.items()]
+    assert len({*keys}) == 3
 
 
 @contextmanager
