@@ -107,7 +107,7 @@ def test_a_run_that_nobody_reads_is_trained_to_its_end(tmp_path: Path) -> None:
     run = tmp_path / "é" / "lightning_logs" / "version_0"
     assert len((run / "metrics.csv").read_text(encoding="utf-8").splitlines()) == 1 + 3
     assert (run / "checkpoints" / "best.ckpt").is_file()
-    assert list(run.glob("events.*"))
+    assert list(run.rglob("events.*"))
 
 
 def test_a_run_from_python_is_trained_to_its_end_too(tmp_path: Path) -> None:

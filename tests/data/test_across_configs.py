@@ -81,7 +81,7 @@ def test_pose_configurations_say_who_sees_what():
 
 
 def test_there_is_a_configuration_for_each_data_set():
-    assert len(CONFIGS) == 31
+    assert len(CONFIGS) == 32
 
 
 def test_short_names_and_single_settings():

@@ -20,6 +20,7 @@ SMALL = {
     "trainer.enable_progress_bar": "false",
     "trainer.local_epochs": "1",
     "data.init_args.num_clients": "8",
+    "data.init_args.seed": "0",  # no client has a last batch of one
     "data.init_args.max_train_samples": "320",
     "data.init_args.partition.init_args.alpha": "1.0",
     "model.init_args.network": "mlp",

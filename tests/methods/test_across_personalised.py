@@ -216,9 +216,7 @@ def test_local_only_two_rounds_by_hand(tmp_path: Path) -> None:
 
 
 def test_local_only_keeps_batch_norm_to_itself(tmp_path: Path) -> None:
-    run = run_quickstart(
-        tmp_path, "--algorithm", "LocalOnly", "--model.network", "test_resnet", "--data.drop_last", "true", rounds=1
-    )
+    run = run_quickstart(tmp_path, "--algorithm", "LocalOnly", "--model.network", "test_resnet", rounds=1)
     kept = next(iter(client_states(run).values()))
     assert kept["network.bn1.running_mean"].any()
     assert saved_weights(run) == {}

@@ -34,7 +34,7 @@ def configs(found: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> di
     """The settings of each place, of the first seed."""
     monkeypatch.chdir(ROOT)
     grid = lay_out(replace(found, seeds=found.seeds[:1]), tmp_path)
-    return {place: grid.at[place, found.seeds[0]].config for place in found.places}
+    return {place: grid.runs[place, found.seeds[0]].config for place in found.places}
 
 
 def test_the_papers_run_has_the_papers_settings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -379,7 +379,7 @@ def test_a_key_keeps_what_is_not_private_from_being_written(tmp_path: Path) -> N
     assert tags["histograms"] == []
     assert not {"pictures/partition", "pictures/participation"} & set(tags["images"])
     assert {tag.partition("/")[0] for tag in tags["scalars"]} == names - {"round"}
-    assert tags["tensors"] == ["privacy/text_summary"]
+    assert tags["tensors"] == ["custom_scalars__config__", "privacy/text_summary"]  # the layout names these scalars
     key = (tmp_path / "run.key").read_text().split('"')[3]
     for path in made.log_dir.rglob("*"):
         assert path.is_dir() or key.encode() not in path.read_bytes(), path
@@ -531,7 +531,7 @@ def test_the_card_says_what_is_private_for_whom_and_what_is_not(tmp_path: Path) 
 def test_an_exported_models_card_has_the_budget(tmp_path: Path) -> None:
     made = fit(tmp_path, algorithm=uniform(), max_rounds=1, **private(0.5, 2.0))
     content = read_checkpoint(made.log_dir / "checkpoints" / "last.ckpt")
-    told = facts_of(content, made.log_dir / "checkpoints" / "last.ckpt").around["privacy"]
+    told = facts_of(content, made.log_dir / "checkpoints" / "last.ckpt").wrappers["privacy"]
     assert told["releases"] == 1
     assert float(told["epsilon"]) == pytest.approx(Mechanism("poisson", 2, 2, 2.0).pld_epsilon({1: 1}, 0.01), rel=1e-5)
     assert told["noise_from"] == "the seed: a simulation"

@@ -150,7 +150,7 @@ def _of_class(value: dict[str, Any], hint: Any, key: str, default: Any) -> Itera
         parser = Parser(exit_on_error=False)
         parser.add_class_arguments(cls, skip={given}, fail_untyped=False)
         yield from _of_settings(parser, settings, f"{key}.init_args", cls)
-        absent = [action.dest for action in parser._actions if action.required and action.dest not in settings]
+        absent = [action.dest for action in parser._actions if action.required and settings.get(action.dest) is None]
         if absent:
             yield key, f"{join_and([f'{key}.init_args.{name}' for name in absent])} missing; give it a value"
 

@@ -63,7 +63,7 @@ def refusal_by_the_sum(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(ClientLevel, "secret", secret)
     patch.setattr(ClientLevel, "charge", lambda self, round_idx, request: None)
-    patch.setattr(Party, "kept", lambda self, call, request: None)
+    patch.setattr(Party, "earlier_vector", lambda self, call, request: None)
     patch.setattr(SumLog, "note", lambda self, *_: None)
 
 

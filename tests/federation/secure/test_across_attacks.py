@@ -226,7 +226,7 @@ def cloned(party: Party) -> Party:
     clone._rounds, clone._given = copy.deepcopy(party._rounds), SumLog()  # not the node's file
     if (own := party._attempt) is not None:
         known = clone._rounds[own.call.run, own.call.round_idx]
-        clone._attempt = replace(own, keys=dict(own.keys), shares=dict(own.shares), known=known)
+        clone._attempt = replace(own, keys=dict(own.keys), shares=dict(own.shares), logged=known)
     return clone
 
 
