@@ -77,11 +77,9 @@ def _run(words: list[str]) -> int:
             raise ConfigError(explain_words(error, parser, words[1:], words[0])) from error
         return COMMANDS[words[0]].run(Call(settings, parser, words))
     from lit_fed.command.federated_cli import FederatedCLI
-    from lit_fed.command.roots import import_named
 
     for name in ("lightning.fabric", "lightning.pytorch"):  # their lines on how processes find each other are noise
         logging.getLogger(name).setLevel(logging.WARNING)
-    import_named()
     return FederatedCLI(words).status
 
 

@@ -17,6 +17,7 @@ from lit_fed.command.reading.own import add_overwrite
 from lit_fed.command.reading.parts import add_parts, build_parts, check_parts_given, set_seed
 from lit_fed.command.reading.words import CommandLine
 from lit_fed.command.refusals.spelling import no_command
+from lit_fed.command.roots import import_named
 from lit_fed.command.table import COMMANDS
 from lit_fed.errors import ConfigError
 from lit_fed.parsing import Parser
@@ -42,6 +43,7 @@ class FederatedCLI:
     status = 0
 
     def __init__(self, args: list[str] | None = None, files: ConfigFiles | None = None) -> None:
+        import_named()
         self._words = sys.argv[1:] if args is None else list(args)
         self._line = CommandLine(self._words, files)
         self._command, known = str(self._line.command), COMMANDS.get(str(self._line.command))

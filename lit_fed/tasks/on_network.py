@@ -19,7 +19,7 @@ from lit_fed.arguments import Checked
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.networks import Adapter, adapt_network, build_network, classifier, load_weights
-from lit_fed.tasks.scores import ScoreName, Scores
+from lit_fed.tasks.scores import ScoreName, Scores, columns_of
 
 
 class OnNetwork(Checked, LightningModule):
@@ -163,9 +163,16 @@ class Classifier(OnNetwork):
         self.register_buffer("weights_in_loss", None if given is None else torch.tensor(given), persistent=False)
         self.scores = Scores(metrics or (), num_classes, labels)
         if columns := self.scores.columns:
-            first = dict.fromkeys(() if labels else columns, "max")
-            self.metrics = first | Classifier.metrics | dict.fromkeys(columns, "max")  # type: ignore  # its own
+            self.metrics = self.metrics_with(metrics, labels)  # type: ignore[misc]  # its own
             self.ranges = Classifier.ranges | dict.fromkeys(columns, (0.0, 1.0))  # type: ignore[misc]
+
+    @classmethod
+    def metrics_with(
+        cls, metrics: Sequence[str] | None = None, labels: Sequence[str] | None = None, **_others: Any
+    ) -> dict[str, Literal["max", "min"]]:
+        """As `metrics`, of a task with these settings, the others left out."""
+        scores: dict[str, Literal["max", "min"]] = dict.fromkeys(columns_of(metrics or (), labels), "max")
+        return ({} if labels else scores) | cls.metrics | scores
 
     @override
     def setup(self, stage: str) -> None:

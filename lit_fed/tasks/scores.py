@@ -19,6 +19,13 @@ _MADE: dict[str, Any] = {
 }
 
 
+def columns_of(names: Iterable[str], labels: Sequence[str] | None) -> dict[str, tuple[str, int]]:
+    """The columns of scores: each with its score, and the position of its label, or of the positive of two classes."""
+    places = {f"_{label}": place for place, label in enumerate(labels)} if labels else {"": 1}
+    scores = dict.fromkeys(["acc", *names] if labels else names)
+    return {f"{name}{end}": (name, place) for end, place in places.items() for name in scores}
+
+
 class Scores(nn.ModuleList):
     """The scores that a task logs, each by the name of its column.
 
@@ -34,12 +41,10 @@ class Scores(nn.ModuleList):
     """
 
     def __init__(self, names: Iterable[str], num_classes: int, labels: Sequence[str] | None) -> None:
-        places = {f"_{label}": place for place, label in enumerate(labels)} if labels else {"": 1}
-        columns = [(name, end) for end in places for name in dict.fromkeys(["acc", *names] if labels else names)]
+        self.columns = columns_of(names, labels)
         count = 2 if labels else num_classes
         given = {"task": "binary" if count == 2 else "multiclass", "num_classes": count, "average": "macro"}
-        super().__init__(_MADE[name](**given) for name, _ in columns)
-        self.columns = {f"{name}{end}": (name, places[end]) for name, end in columns}
+        super().__init__(_MADE[name](**given) for name, _ in self.columns.values())
 
     def update(self, probability: Tensor, y: Tensor) -> Iterable[tuple[str, Any]]:
         """Take in probabilities (B, C, …) and classes (B, …), or labels (B, C) of 0 and 1; the objects by column."""

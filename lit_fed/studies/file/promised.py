@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from lit_fed.data import FederatedDataModule
@@ -28,7 +29,7 @@ _SPREAD = [end for end in OVER_CLIENTS if end != "_missing"]  # which only some 
 def metric_names(config: Mapping[str, Any]) -> MetricNames:
     """Return the task's declared metrics, and the one that selects the best round if it is certain."""
     names = MetricNames()
-    names.declare(_class(config["model"]))
+    names.declare(SimpleNamespace(metrics=_metrics(config["model"])))
     if names.declared and (promised := names_with(config, "global")[0]):
         names.see(dict.fromkeys(promised, 0.0))
     return names
@@ -59,7 +60,7 @@ def names_with(config: Mapping[str, Any], prefix: str) -> tuple[list[str], bool]
     protocols = _protocols(config)
     if prefix not in protocols:
         return [], None not in protocols and not trainer["callbacks"]  # a callback may add metrics
-    declared = _declared(_class(config["model"]))
+    declared = _declared(config["model"])
     certain = bool(declared) and not trainer["kinds"]
     if prefix == "global":  # empty for methods without a global model, or with personal parts of every model
         method = _class(config["algorithm"])
@@ -76,18 +77,28 @@ def kind_of(config: Mapping[str, Any]) -> str:
     classes = [config[key]["class_path"] for key in ("model", "algorithm", "data")]
     listens = [trainer["protocols"], trainer["callbacks"], bool(trainer["evaluate_every"])]
     wrapped = config["algorithm"].get("init_args", {}).get("regularizer")
-    return json.dumps([classes, listens, wrapped, trainer["kinds"]], default=str)
+    metrics = _metrics(config["model"])
+    return json.dumps([classes, listens, wrapped, trainer["kinds"], metrics], default=str)
 
 
-def _declared(task: Any) -> list[str]:
-    """Return the metrics that a task's class declares, unless a subclass overrides the evaluation."""
-    order = getattr(task, "__mro__", ())
+def _metrics(section: Mapping[str, Any]) -> Any:
+    """Return the metrics that a task declares: its class, or by its settings."""
+    task = _class(section)
+    metrics = getattr(task, "metrics", None)
+    if isinstance(metrics, Mapping) and hasattr(task, "metrics_with"):
+        return task.metrics_with(**(section.get("init_args") or {}))
+    return metrics
+
+
+def _declared(section: Mapping[str, Any]) -> list[str]:
+    """Return the metrics that a task declares, unless a subclass overrides the evaluation."""
+    order, metrics = getattr(_class(section), "__mro__", ()), _metrics(section)
     said = next((cls for cls in order if "metrics" in vars(cls)), None)
-    if said is None or not isinstance(said.metrics, Mapping):
+    if said is None or not isinstance(metrics, Mapping):
         return []
     below = order[: order.index(said)]
     steps = ("test_step", "validation_step")
-    return [] if any(step in vars(cls) for cls in below for step in steps) else list(said.metrics)
+    return [] if any(step in vars(cls) for cls in below for step in steps) else list(metrics)
 
 
 def _protocols(config: Mapping[str, Any]) -> list[str | None]:

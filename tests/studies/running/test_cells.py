@@ -14,6 +14,7 @@ from lit_fed import Classifier
 from lit_fed.command.federated_cli import resolve
 from lit_fed.data import IID, Digits
 from lit_fed.errors import ConfigError
+from lit_fed.studies.file.promised import metric_names
 from lit_fed.studies.file.study import Place, read_study
 from lit_fed.studies.results.results import caption, collect
 from lit_fed.studies.running.cells import _ANY, Cell, chosen, lay_out
@@ -398,3 +399,14 @@ def test_a_cell_that_an_older_release_ran_is_set_aside_and_told_why(tmp_path: Pa
     assert cell.change == "an older lit_fed ran it, which identified classes by their paths"
     cell.write_record(fingerprint="0123456789abcdef")
     assert cell.change == "the settings have changed"
+
+
+def test_metrics_that_a_models_settings_add_are_known_without_a_run(tmp_path):
+    """The first chooses the best round, as in a run; one that the settings do not add is refused."""
+    scored = TINY["set"] | {"model.init_args.metrics": ["balanced_accuracy"]}
+    grid = grid_of(tmp_path, set=scored, metric="global/balanced_accuracy")
+    assert metric_names(grid.cells[0].config).monitor == "global/balanced_accuracy"
+    assert metric_names(grid_of(tmp_path, "plain").cells[0].config).monitor == "global/acc"
+    check_metrics(grid)
+    told = error(check_metrics, grid_of(tmp_path, "other", set=scored, metric="global/auroc"))
+    assert "does not report the metric 'global/auroc'" in told
