@@ -14,8 +14,8 @@ from tests.support import ROOT, assert_same, client_states, rows, run_cli, saved
 pytestmark = pytest.mark.long
 
 SCHEDULE = ["--model.init_args.lr_scheduler.init_args.T_max", "40"]  # of the whole run, and not of its three rounds
-QUICK = ["fit", "--config", str(ROOT / "configs/quickstart.yaml"), "--trainer.max_rounds", "3"]
-QUICK += ["--data.seed", "0"]  # no half of a last batch has one sample
+SEED = ["--data.seed", "0"]  # no half of a last batch has one sample
+QUICK = ["fit", "--config", str(ROOT / "configs/quickstart.yaml"), *SEED, "--trainer.max_rounds", "3"]
 # Everything at once: clients that drop out, arrive late, keep state; fine-tuned evaluation; unequal shares.
 HARD = [
     *("--trainer.participation", "UniformParticipation", "--trainer.participation.count", "5"),
