@@ -219,13 +219,15 @@ class Progress(Callback):
     def _stuck_lines(self, run: Run) -> Iterator[str]:
         """A line on an accuracy that never left the share of the largest class; the labels are read only then."""
         entry, data, subset = self._bests.get(_ACCURACY), run.federation.data, run.settings.evaluate_on
-        task: Any = next(iter(run.federation.loops.values())).model.task
-        if entry is None or entry.last != entry.best or not data.census.has_labels or not hasattr(task, "targets"):
+        targets = getattr(next(iter(run.federation.loops.values())).model.task, "targets", None)
+        if entry is None or entry.last != entry.best or not callable(targets) or not data.num_classes:
             return
-        counts = np.zeros(data.num_classes or 0)
+        counts = np.zeros(data.num_classes)
         for batch in data.test_loader() if subset == "test" else data.val_loader():
-            counts += np.bincount(task.targets(batch).cpu().flatten(), minlength=len(counts))
-        if math.isclose(entry.last, share := counts.max() / counts.sum(), rel_tol=1e-6):
+            labels = targets(batch).cpu().flatten().numpy()
+            known = (labels >= 0) & (labels < len(counts))  # a loss may leave others out, such as −100
+            counts += np.bincount(labels[known].astype(np.int64), minlength=len(counts))
+        if counts.any() and math.isclose(entry.last, share := counts.max() / counts.sum(), rel_tol=1e-6):
             yield (
                 f"{_ACCURACY} is {share:.6g} in the last and in the best round, the share of the largest class in the "
                 f"{subset} data; look at model.metrics such as balanced_accuracy, and at model.class_weights"

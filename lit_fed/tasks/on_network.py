@@ -164,7 +164,7 @@ class Classifier(OnNetwork):
         self.scores = Scores(metrics or (), num_classes, labels)
         if columns := self.scores.columns:
             self.metrics = self.metrics_with(metrics, labels)  # type: ignore[misc]  # its own
-            self.ranges = Classifier.ranges | dict.fromkeys(columns, (0.0, 1.0))  # type: ignore[misc]
+            self.ranges = Classifier.ranges | dict.fromkeys(columns, (0.0, 1.0))  # type: ignore[misc]  # its own
 
     @classmethod
     def metrics_with(
@@ -178,7 +178,7 @@ class Classifier(OnNetwork):
     def setup(self, stage: str) -> None:
         """Weigh the classes by all clients' counts if ``class_weights`` is ``balanced``."""
         if self.class_weights == "balanced":
-            data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+            data: Any = self.trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning
             if not hasattr(data, "balanced_weights"):
                 raise ConfigError("model.class_weights is 'balanced', and the data do not count classes; give a list")
             self.weights_in_loss = torch.tensor(data.balanced_weights(), device=self.device)

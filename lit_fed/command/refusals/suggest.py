@@ -159,7 +159,7 @@ def no_class(path: str, bases: Sequence[type]) -> str:
     hint = f"; did you mean {meant}?" if meant and meant != path else ""
     try:
         importlib.import_module(module or __name__)
-    except Exception as error:
+    except Exception as error:  # whatever a user's own module raises
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             return f"there is no module {module!r}, neither in this folder nor installed{hint}"
         return f"{path} cannot be imported: {reason(error)}"

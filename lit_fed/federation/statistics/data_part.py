@@ -41,7 +41,10 @@ def data_part(config: str, data: FederatedDataModule, found: Statistics, output:
     settings |= {key: value for key, value in told.items() if key in settings and settings[key] is None}
     if "impute" in settings:
         given = settings["impute"] if isinstance(settings["impute"], dict) else {}
-        medians = {name: _median(name, whole["columns"]) for name in getattr(data, "gaps", ()) if name not in given}
+        gaps = getattr(data, "gaps", [])
+        if found.privacy is not None or found.question.least > 1:  # a gap may be a single sample's: all numbers
+            gaps = [column["name"] for column in whole["columns"] if column["role"] == "input"]
+        medians = {name: _median(name, whole["columns"]) for name in gaps if name not in given}
         settings |= {"levels": levels_of(data) or None, "impute": given | medians or None}
     classes = "" if whole["classes"] is None else f", {found.class_counts(whole['classes'])}"
     head = f"# {whole['samples']} training samples{classes}\n"

@@ -212,8 +212,8 @@ ENDED = ("pings",)  # floods for which the server closes the connection; what it
 def test_a_flood_of_http_2_frames_is_bounded_and_others_are_served(keys: Path, flood: str) -> None:
     """Connections of one node send until they are closed, or 100 MB in all.
 
-    Of headers without an end, gRPC keeps what a connection sends, up to 32 MiB, until the connection ends, and has no
-    setting for it. Memory that it freed then serves the next connections.
+    Of headers without an end, gRPC keeps what a connection sends, up to about 34 MiB, until the connection ends, and
+    has no setting for it. Memory that it freed then serves the next connections.
     """
     address = free_address()
     with served(keys, address) as grid, working(Echo(), address, of_node(keys, "node_1")):

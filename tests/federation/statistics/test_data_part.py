@@ -114,6 +114,20 @@ def test_given_levels_may_be_written_below_a_threshold(tmp_path: Path) -> None:
     assert "icu" not in (tmp_path / "statistics.json").read_text()
 
 
+@pytest.mark.parametrize("gap", [False, True])
+def test_whether_a_protected_column_has_a_gap_is_not_written(tmp_path: Path, gap: bool) -> None:
+    """In `stay` one sample of 120 has one, or none has; `age` is given."""
+    path = patients(tmp_path)
+    frame = pandas.read_csv(path)
+    frame["stay"] = frame["stay"].astype(float)
+    if gap:
+        frame.loc[3, "stay"] = float("nan")
+    frame.to_csv(path, index=False)
+    more = ["--least", "5", "--ranges", "{'*': [0, 200]}", "--data.levels", str({"ward": WARDS})]
+    settings = written(path, tmp_path, *more, "--data.impute", "{age: 50}")["init_args"]
+    assert settings["impute"].keys() == {"age", "dose", "stay"}
+
+
 def test_a_column_of_free_text_is_no_category(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = patients(tmp_path)
     frame = pandas.read_csv(path)
