@@ -4,7 +4,9 @@ Federations of `round_times.py`: 100 clients with 100 images of 32×32, ten of w
 batches of 50, so 60 steps a round. Medians over the rounds but the first, which starts kernels and compiles. Of every
 network the ratio is to the first row of FedDr+.
 
-    python benchmarks/gpu.py [--rounds 6] [--only WORD …]
+    python benchmarks/gpu.py [--rounds 6] [--only WORD …] [--dry]
+
+``--dry`` tries the script where there is no GPU: the processor in its place, two rounds of the MLP.
 """
 
 from __future__ import annotations
@@ -53,21 +55,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--only", nargs="+", default=[""], help="words of which a row must have one")
+    parser.add_argument("--dry", action="store_true", help="two rounds of the MLP on the processor")
     args = parser.parse_args(argv)
-    if not torch.cuda.is_available():
+    if not (args.dry or torch.cuda.is_available()):
         parser.error("there is no GPU here")
-    print(f"{torch.cuda.get_device_name()}, {machine.line()}")
+    rounds, only, card = (2, ["mlp"], "cpu") if args.dry else (args.rounds, args.only, "gpu")
+    print(f"{'dry' if args.dry else torch.cuda.get_device_name()}, {machine.line()}")
     print("| | a round, ms | a step, ms | of FedDr+'s round | MiB at most |\n|---|---|---|---|---|")
     base: dict[str, float] = {}
-    for way in (way for way in WAYS if any(word in str(way) for word in args.only)):
+    for way in (way for way in WAYS if any(word in str(way) for word in only)):
         size = SIZES[way.network]
-        torch.cuda.reset_peak_memory_stats()
-        settings = {"accelerator": "gpu"} | way.settings
-        found = statistics.median(seconds(size, AtOnce, METHODS[way.method], args.rounds, **settings))
+        if card == "gpu":
+            torch.cuda.reset_peak_memory_stats()
+        settings = {"accelerator": card} | way.settings
+        found = statistics.median(seconds(size, AtOnce, METHODS[way.method], rounds, **settings))
         if way.method == "FedDr+":
             base.setdefault(way.network, found)
         part = f"{found / base[way.network]:.2f}" if way.network in base else ""
-        peak = torch.cuda.max_memory_allocated() / 2**20
+        peak = torch.cuda.max_memory_allocated() / 2**20 if card == "gpu" else 0
         print(f"| {way} | {found * 1e3:.0f} | {found * 1e3 / size.steps:.2f} | {part} | {peak:.0f} |", flush=True)
 
 

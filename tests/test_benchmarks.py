@@ -95,3 +95,13 @@ def test_peers_that_shuffle_differently_end_in_the_same_weights():
     loops = "lit_fed, sequential", "lit_fed, vectorized", "bare loop"
     told = run("peers.py", "--check", "--only", "logistic regression", "--loops", *loops)
     assert re.findall(r"(?m)^(.+), logistic regression: the weights of lit_fed, sequential to ", told) == list(loops)
+
+
+def test_what_a_borrowed_gpu_is_to_answer_is_tried_without_one(tmp_path):
+    told = run("card.py", "--dry", "--out", str(tmp_path))
+    rows = re.findall(r"(?m)^\| (\w+) \| \d+ \| (\S+) \| (.*) \|$", told)
+    assert [row[:2] for row in rows] == [(part, "0") for part in ("tests", "graphs", "gpu", "feddr_plus")]
+    assert re.search(r"\d+ passed", rows[0][2])  # the tests themselves ran, none was skipped
+    assert "skipped" not in rows[0][2]
+    cells = re.findall(r"(?m)\b(ce|dr|dr\+)/global/[012]\b", (tmp_path / "feddr_plus.txt").read_text(encoding="utf-8"))
+    assert len(cells) == 9

@@ -1,11 +1,13 @@
 """What holds on a GPU: every method's bits, precisions, groups, compiled networks, and files that a CPU reads.
 
-Skipped where there is none, so CI does not run it.
+Skipped where there is none, so CI does not run it. With ``LIT_FED_CARD=cpu`` a processor stands in for the GPU, to try
+the tests themselves (those of graphs need the GPU).
 """
 
 from __future__ import annotations
 
 import math
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,15 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric.plugins.precision import MixedPrecision
+from safetensors.torch import save_file
 
 from lit_fed import Classifier, FederatedTrainer
 from lit_fed.command.cli import main
 from lit_fed.data import IID, Digits
 from lit_fed.errors import ClientFailure, ConfigError
-from lit_fed.methods import FedAvg
+from lit_fed.methods import FedAdam, FedAvg, FedExLoRA
 from lit_fed.protocols import ClientTest
+from tests.engine.loop.test_across_base import Pretrained, layers
 from tests.engine.stranger_support import STRANGERS, Backwards, digits
 from tests.engine.test_across_channels_last import Noting, Pictures
 from tests.engine.vectorized.test_metrics import assert_close as assert_metrics_close
@@ -29,9 +33,10 @@ from tests.methods.support import run_quickstart
 from tests.methods.test_across_every_method import assert_same_run
 from tests.support import LeastSquares, Points, Wanderer, Wandering, assert_same, fit, rows, saved_weights, weights
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+CARD = os.environ.get("LIT_FED_CARD", "gpu")
+pytestmark = pytest.mark.skipif(CARD == "gpu" and not torch.cuda.is_available(), reason="needs a GPU")
 EACH = pytest.mark.parametrize("method", METHODS)
-GPU: dict[str, Any] = {"accelerator": "gpu", "devices": 1}
+GPU: dict[str, Any] = {"accelerator": CARD, "devices": 1}
 # Their training draws random numbers on the device itself (dropped paths, noise, pseudo-samples).
 DRAW_THERE = {*ON_PUPPETS, "fedgen", "hfedckd"}
 
@@ -52,22 +57,22 @@ def run_on(accelerator: str, method: str, root: Path, rounds: int, *more: str) -
 @EACH
 def test_resumed_is_uninterrupted(method: str, tmp_path: Path) -> None:
     sure = ["--trainer.deterministic", "true"]
-    whole = run_on("gpu", method, tmp_path / "whole", 4, *sure)
-    run_on("gpu", method, tmp_path / "half", 2, *sure)
-    assert_same_run(whole, run_on("gpu", method, tmp_path / "half", 4, *sure))
+    whole = run_on(CARD, method, tmp_path / "whole", 4, *sure)
+    run_on(CARD, method, tmp_path / "half", 2, *sure)
+    assert_same_run(whole, run_on(CARD, method, tmp_path / "half", 4, *sure))
 
 
 @pytest.mark.parametrize("method", sorted(METHODS.keys() - DRAW_THERE - {"fedfrozen"}))
 def test_a_cpu_gives_the_same_up_to_rounding(method: str, tmp_path: Path) -> None:
     """FedFrozen's Adam makes full steps of what is zero but for rounding, attention keys' biases."""
-    cpu, gpu = (saved_weights(run_on(where, method, tmp_path / where, 1)) for where in ("cpu", "gpu"))
+    cpu, gpu = (saved_weights(run_on(where, method, tmp_path / where, 1)) for where in ("cpu", CARD))
     for name, tensor in cpu.items():
         torch.testing.assert_close(gpu[name].cpu(), tensor, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("method", sorted(DRAW_THERE | {"fedfrozen"}))
 def test_random_numbers_of_its_own_change_little(method: str, tmp_path: Path) -> None:
-    cpu, gpu = (rows(run_on(where, method, tmp_path / where, 1) / "metrics.csv")[-1] for where in ("cpu", "gpu"))
+    cpu, gpu = (rows(run_on(where, method, tmp_path / where, 1) / "metrics.csv")[-1] for where in ("cpu", CARD))
     assert cpu.keys() == gpu.keys()
     assert float(gpu["train/loss"]) == pytest.approx(float(cpu["train/loss"]), rel=0.2)
 
@@ -91,17 +96,20 @@ def test_precisions_are_close_and_hand_nothing_on(tmp_path: Path, kind: Any, pre
 
 def test_dropout_and_what_clients_keep_resume_to_the_same_bits(tmp_path: Path) -> None:
     settings: dict[str, Any] = GPU | {"deterministic": True, "seed": 3, "protocols": [ClientTest()]}
-    runs = [
-        fit(tmp_path / folder, Wanderer(), Points(sizes=(2, 3)), Wandering(), max_rounds=rounds, **settings, **more)
-        for folder, rounds, more in (("whole", 4, {}), ("half", 2, {}), ("half", 4, {"ckpt_path": "last"}))
-    ]
-    assert_same(weights(runs[0]), weights(runs[2]))
+
+    def run(folder: str, rounds: int, **more: Any) -> FederatedTrainer:
+        torch.manual_seed(0)
+        made = Wanderer()
+        return fit(tmp_path / folder, made, Points(sizes=(2, 3)), Wandering(), max_rounds=rounds, **settings, **more)
+
+    whole, _, resumed = run("whole", 4), run("half", 2), run("half", 4, ckpt_path="last")
+    assert_same(weights(whole), weights(resumed))
 
 
 @pytest.mark.parametrize("method", ["ditto", "fedavg", "fedavgm", "feddr_plus", "moon", "scaffold", "suwa"])
 def test_groups_are_one_after_the_other_up_to_rounding(method: str, tmp_path: Path) -> None:
     one, other = (
-        saved_weights(run_on("gpu", method, tmp_path / executor, 1, "--trainer.executor", executor))
+        saved_weights(run_on(CARD, method, tmp_path / executor, 1, "--trainer.executor", executor))
         for executor in ("sequential", "vectorized")
     )
     for name in one:
@@ -150,10 +158,10 @@ SURE = ["--trainer.deterministic", "true", "--trainer.participation", "FullParti
 
 def assert_a_cpus_and_resumes(root: Path, *words: str) -> None:
     """FedAvg on eight clients: four rounds in one go and in two, and one beside a CPU's."""
-    whole = run_on("gpu", "fedavg", root / "whole", 4, *SURE, *words)
-    run_on("gpu", "fedavg", root / "half", 2, *SURE, *words)
-    assert_same(saved_weights(whole), saved_weights(run_on("gpu", "fedavg", root / "half", 4, *SURE, *words)))
-    cpu, gpu = (saved_weights(run_on(where, "fedavg", root / where, 1, *SURE, *words)) for where in ("cpu", "gpu"))
+    whole = run_on(CARD, "fedavg", root / "whole", 4, *SURE, *words)
+    run_on(CARD, "fedavg", root / "half", 2, *SURE, *words)
+    assert_same(saved_weights(whole), saved_weights(run_on(CARD, "fedavg", root / "half", 4, *SURE, *words)))
+    cpu, gpu = (saved_weights(run_on(where, "fedavg", root / where, 1, *SURE, *words)) for where in ("cpu", CARD))
     for name, tensor in cpu.items():
         torch.testing.assert_close(gpu[name].cpu(), tensor, rtol=1e-3, atol=1e-4)
 
@@ -173,6 +181,46 @@ def test_privacy_adds_a_cpus_noise_and_resumes(executor: str, tmp_path: Path) ->
     assert_a_cpus_and_resumes(tmp_path, *words)
 
 
+def test_privacy_of_samples_adds_a_cpus_noise_and_resumes(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    words = ["-c", str(CONFIGS / "privacy" / "sample_level.yaml")]
+    words += [
+        "--trainer.privacy.epsilon",
+        "null",
+        "--trainer.privacy.noise_multiplier",
+        "1.0",
+    ]  # of any number of rounds
+    assert_a_cpus_and_resumes(tmp_path, *words)
+
+
+def test_a_secure_sums_grid_is_a_cpus_and_resumes(tmp_path: Path) -> None:
+    """Updates are rounded to the grid on the CPU, so that a step of it is all that rounding before can change."""
+    assert_a_cpus_and_resumes(tmp_path, "-c", str(CONFIGS / "privacy" / "secure_sum.yaml"))
+
+
+@pytest.mark.parametrize("method", ["fedavg_asynchronous", "fedasync_asynchronous", "fedbuff_asynchronous"])
+def test_clients_in_flight_resume_to_the_same_bits(method: str, tmp_path: Path) -> None:
+    sure = ["--trainer.deterministic", "true"]
+    whole = run_on(CARD, method, tmp_path / "whole", 4, *sure)
+    run_on(CARD, method, tmp_path / "half", 2, *sure)
+    assert_same_run(whole, run_on(CARD, method, tmp_path / "half", 4, *sure))
+
+
+@pytest.mark.parametrize("method", [FedAvg, FedAdam, FedExLoRA])
+def test_a_base_from_a_file_is_compared_by_its_bits_and_resumes(method: Any, tmp_path: Path) -> None:
+    """Its tensors are in no checkpoint; those that a GPU holds have the file's digests."""
+    file = tmp_path / "weights.safetensors"
+    save_file(layers(7).state_dict(), file)
+
+    def run(folder: str, rounds: int, **more: Any) -> FederatedTrainer:
+        task, data = Pretrained(file), Points(num_clients=6)
+        return fit(tmp_path / folder, task, data, method(), max_rounds=rounds, deterministic=True, **GPU, **more)
+
+    whole = run("whole", 4)
+    half = run("half", 2).log_dir / "checkpoints" / "last.ckpt"
+    assert_same(saved_weights(whole.log_dir), saved_weights(run("half", 4, ckpt_path=str(half)).log_dir))
+
+
 def test_torchmetrics_in_groups_are_those_of_one_client_after_the_other(tmp_path: Path) -> None:
     assert_metrics_close(*(federate(tmp_path / how, how, **GPU) for how in ("sequential", "vectorized")))
 
@@ -185,8 +233,8 @@ GRAPH = ["--trainer.compile", "graph"]
 @pytest.mark.parametrize("method", sorted(METHODS.keys() - DRAW_THERE))
 def test_graphs_give_the_weights_of_the_run_without_them(method: str, tmp_path: Path) -> None:
     sure = ["--trainer.deterministic", "true"]
-    plain = saved_weights(run_on("gpu", method, tmp_path / "plain", 2, *sure))
-    graph = saved_weights(run_on("gpu", method, tmp_path / "graph", 2, *sure, *GRAPH))
+    plain = saved_weights(run_on(CARD, method, tmp_path / "plain", 2, *sure))
+    graph = saved_weights(run_on(CARD, method, tmp_path / "graph", 2, *sure, *GRAPH))
     for name, tensor in plain.items():
         torch.testing.assert_close(graph[name], tensor, rtol=1e-5, atol=1e-6)
 
@@ -195,7 +243,7 @@ def test_graphs_give_the_weights_of_the_run_without_them(method: str, tmp_path: 
 def test_graphs_draw_random_numbers_of_their_own(method: str, tmp_path: Path) -> None:
     """Dropped paths and the like come from the client's seed, at other places of its stream."""
     plain, graph = (
-        rows(run_on("gpu", method, tmp_path / str(len(more)), 2, *more) / "metrics.csv")[-1] for more in ([], GRAPH)
+        rows(run_on(CARD, method, tmp_path / str(len(more)), 2, *more) / "metrics.csv")[-1] for more in ([], GRAPH)
     )
     assert plain.keys() == graph.keys()
     assert float(graph["train/loss"]) == pytest.approx(float(plain["train/loss"]), rel=0.2)
@@ -204,9 +252,9 @@ def test_graphs_draw_random_numbers_of_their_own(method: str, tmp_path: Path) ->
 @pytest.mark.parametrize("method", ["fedavg", "feddr_plus", "moon", "raf", "scaffold", "suwa"])
 def test_resumed_with_graphs_is_uninterrupted(method: str, tmp_path: Path) -> None:
     sure = ["--trainer.deterministic", "true", *GRAPH]
-    whole = run_on("gpu", method, tmp_path / "whole", 4, *sure)
-    run_on("gpu", method, tmp_path / "half", 2, *sure)
-    assert_same_run(whole, run_on("gpu", method, tmp_path / "half", 4, *sure))
+    whole = run_on(CARD, method, tmp_path / "whole", 4, *sure)
+    run_on(CARD, method, tmp_path / "half", 2, *sure)
+    assert_same_run(whole, run_on(CARD, method, tmp_path / "half", 4, *sure))
 
 
 @pytest.mark.parametrize("settings", [{"compile": "graph"}, {"executor": "vectorized"}], ids=["graph", "group"])
@@ -245,7 +293,7 @@ def test_a_step_that_waits_for_the_gpu_is_refused(tmp_path: Path) -> None:
 def test_transformers_train_in_groups(tmp_path: Path) -> None:
     words = ["-c", str(CONFIGS / "network" / "vit_pocket.yaml"), "--model.init_args.network_args.qkv_bias", "false"]
     one, other = (
-        saved_weights(run_on("gpu", "fedavg", tmp_path / executor, 1, *words, "--trainer.executor", executor))
+        saved_weights(run_on(CARD, "fedavg", tmp_path / executor, 1, *words, "--trainer.executor", executor))
         for executor in ("sequential", "vectorized")
     )
     for name in one:
