@@ -12,8 +12,8 @@ With :math:`B = \psi^{(i-1)\top}` and :math:`A = U \psi^{(i)\top}`, its stochast
 in w, with the matrix :math:`2 \psi^{(0)} \psi^{(0)\top} + 2\alpha \sum A^\top (A - B) + \gamma I`. Where the teacher
 has a gradient, too, it is :math:`2 \psi^{(0)} \psi^{(0)\top} + 2\alpha \sum (A - B)^\top (A - B) + \gamma I`, the
 Hessian of a convex objective F. To F the theorem applies that the paper cites (Li et al., "On the Convergence of FedAvg
-on Non-IID Data", ICLR 2020, Theorem 3, K of N clients drawn without replacement): with :math:`\eta_t = 2/(\mu(g + t))` and
-:math:`g = \max(8L/\mu, E)`,
+on Non-IID Data", ICLR 2020, Theorem 3, K of N clients drawn without replacement): with :math:`\eta_t = 2/(\mu(g + t))`
+and :math:`g = \max(8L/\mu, E)`,
 
 .. math::
     E[F(w_T)] - F^\star \le \frac{L}{\mu (g + T - 1)} \Big(\frac{2 (B + C)}{\mu} + \frac{\mu g}{2}
