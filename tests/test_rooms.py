@@ -94,7 +94,7 @@ CODE_LINES = {
     "lit_fed/methods": 4_030,
     "lit_fed/networks": 1_150,
     "lit_fed/participation": 710,
-    "lit_fed/poses": 3_120,
+    "lit_fed/poses": 3_200,
     "lit_fed/privacy": 1_820,
     "lit_fed/robust": 770,
     "lit_fed/studies": 4_910,

@@ -11,6 +11,7 @@ from lit_fed.poses.data.warp import PoseAugmentation
 from lit_fed.poses.heatmaps import MSRA, UDP, HeatmapCodec, dark, gaussian_maps, peaks, quarter_offset
 from lit_fed.poses.keypoint_estimator import KeypointEstimator
 from lit_fed.poses.metrics import PCK, KeypointAP, PCKh
+from lit_fed.poses.segmenter import Segmenter
 
 __all__ = [
     "MSRA",
@@ -28,6 +29,7 @@ __all__ = [
     "PoseAugmentation",
     "PoseDataModule",
     "Puppets",
+    "Segmenter",
     "Skeleton",
     "dark",
     "gaussian_maps",
