@@ -26,7 +26,13 @@ from lit_fed.engine.clients.guard import Guard
 from lit_fed.engine.clients.local import TaskStage
 from lit_fed.engine.evaluation.prediction import check_output, one_client
 from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol, check_protocols
-from lit_fed.engine.lightning.task_trainer import Compile, GradientOptions, NetworkOptions, ScheduleSteps
+from lit_fed.engine.lightning.task_trainer import (
+    ClientOptimizer,
+    Compile,
+    GradientOptions,
+    NetworkOptions,
+    ScheduleSteps,
+)
 from lit_fed.engine.loop.assemble import ExecutorName, assemble, executor_maker
 from lit_fed.engine.loop.checkpoint import save_checkpoint
 from lit_fed.engine.loop.choice import check_monitors
@@ -132,6 +138,10 @@ class FederatedTrainer(Checked):
         schedule_steps: Span of a learning-rate schedule with ``interval: step``: a client's work in one ``round``, anew
             for each client and round, or in the ``run``: in round r it begins at r times the client's steps in a round,
             and ``self.trainer.estimated_stepping_batches`` counts `max_rounds` rounds.
+        client_optimizer: ``fresh`` begins every phase of a client's training with a new optimizer. ``kept`` continues
+            with the state, such as momentum, Adam's moments and step counts, that the phase of this name left when the
+            client last trained; each client keeps its own beside its other state. Learning rates and schedules stay
+            those of the round. Tests and fine-tuning begin fresh and leave it alone. Not in groups.
         uplink_codec: Packs the clients' payloads for the wire.
         downlink_codec: Packs the broadcast for the wire.
         client_store: Keeps client states between rounds on ``disk``, or also in ``memory``, which is faster and grows
@@ -189,6 +199,7 @@ class FederatedTrainer(Checked):
         gradient_clip_algorithm: Literal["norm", "value"] = "norm",
         accumulate_grad_batches: int = 1,
         schedule_steps: ScheduleSteps = "round",
+        client_optimizer: ClientOptimizer = "fresh",
         uplink_codec: Codec | None = None,
         downlink_codec: Codec | None = None,
         client_store: Literal["memory", "disk"] = "disk",
@@ -221,7 +232,9 @@ class FederatedTrainer(Checked):
             )
         self.local = LocalSettings(
             local_work(local_epochs, local_steps, limit_train_batches),
-            GradientOptions(gradient_clip_val, gradient_clip_algorithm, accumulate_grad_batches, schedule_steps),
+            GradientOptions(
+                gradient_clip_val, gradient_clip_algorithm, accumulate_grad_batches, schedule_steps, client_optimizer
+            ),
             NetworkOptions(compile, channels_last),
             buffers,
             watchers,

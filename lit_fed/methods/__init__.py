@@ -1,5 +1,6 @@
 """Methods, one file or package per paper."""
 
+from lit_fed.methods.afl import AFL
 from lit_fed.methods.apfl import APFL
 from lit_fed.methods.attention_freezing import FedFrozen
 from lit_fed.methods.client_momentum import ClientMomentum
@@ -45,6 +46,7 @@ from lit_fed.methods.low_rank import FedExLoRA, FedIT, FedSALoRA, FFALoRA, FLoRA
 from lit_fed.methods.moon import Moon
 from lit_fed.methods.per_fedavg import PerFedAvg
 from lit_fed.methods.pfedme import PFedMe
+from lit_fed.methods.qfedavg import QFedAvg
 from lit_fed.methods.raf import RAF, ClusterTest, FedRAF
 from lit_fed.methods.regularizers import FD, KD, LD, NTD, Prox
 from lit_fed.methods.scaffold import Scaffold
@@ -53,6 +55,7 @@ from lit_fed.methods.server import ServerOptimizer
 SCAFFOLD, MOON = Scaffold, Moon  # the names in the papers
 
 __all__ = [
+    "AFL",
     "APFL",
     "FD",
     "IFCA",
@@ -96,6 +99,7 @@ __all__ = [
     "PFedMe",
     "PerFedAvg",
     "Prox",
+    "QFedAvg",
     "Scaffold",
     "ServerOptimizer",
 ]

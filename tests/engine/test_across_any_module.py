@@ -24,7 +24,7 @@ from tests.support import ROOT, assert_same, client_states, events_of, fit, rows
 
 AS_THEY_ARE = [
     "fedavg", "fedprox", "scaffold", "feddyn", "fednova", "fedexp", "fedavgm", "fedadam", "fedyogi", "fedadagrad",
-    "client_momentum", "ditto", "per_fedavg", "local_only",
+    "client_momentum", "qfedavg", "afl", "ditto", "per_fedavg", "local_only",
 ]  # fmt: skip
 WITH_A_HEAD = ["fedper", "fedrep", "fedbabu", "moon", "fedntd", "fedlc", "fedrs"]
 

@@ -15,6 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from lit_fed import FederatedTrainer
 from lit_fed.data import Digits
 from lit_fed.methods import (
+    AFL,
     ClientMomentum,
     Ditto,
     FedAdagrad,
@@ -38,6 +39,7 @@ from lit_fed.methods import (
     MoFedSAM,
     Moon,
     PerFedAvg,
+    QFedAvg,
     Scaffold,
 )
 from tests.support import assert_same, fit, kept, weights
@@ -80,6 +82,8 @@ METHODS: dict[str, Any] = {
     "fedadagrad": FedAdagrad,
     "fednova": FedNova,
     "fedexp": FedExP,
+    "qfedavg": QFedAvg,
+    "afl": AFL,
     "feddyn": FedDyn,
     "fedntd": lambda: FedNTD(head="decide"),
     "fedlc": lambda: FedLC(head="decide"),

@@ -17,8 +17,20 @@ from tests.support import ROOT, rows, saved_weights
 pytest.importorskip("dp_accounting")
 
 _OTHER = "what its server makes of updates is not a mean of what clients send"
-_OTHERS = ["fd_avg", "feddf", "fedex_lora", "fedexp", "fedgen", "fedit", "fedmd", "fednova", "fedproto", "fedtgp"]
-_OTHERS += ["flora", "hetlora", "hfedckd", "ifca", "suwa", "uwa"]
+_OTHERS = [
+    "afl",
+    "fd_avg",
+    "feddf",
+    "fedex_lora",
+    "fedexp",
+    "fedgen",
+    "fedit",
+    "fedmd",
+    "fednova",
+    "fedproto",
+    "fedtgp",
+]
+_OTHERS += ["flora", "hetlora", "hfedckd", "ifca", "qfedavg", "suwa", "uwa"]
 REFUSED = {
     **dict.fromkeys(_OTHERS, _OTHER),
     "local_only": "send nothing; leave it out",

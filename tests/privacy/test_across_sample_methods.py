@@ -21,7 +21,9 @@ REFUSED = {
     "fedala": "its 'ala' reads a client's data beside the steps of its training",  # from its second round on
     **dict.fromkeys(["fedproto", "fedtgp"], "its 'prototypes' reads a client's data beside the steps of its training"),
     **dict.fromkeys(["fedsam", "fedsmoo", "fedspeed", "mofedsam", "per_fedavg"], _TWICE),
-    "ifca": "it reads train_loader of a client's data beside the gradient of its samples",  # before its training
+    **dict.fromkeys(
+        ["afl", "ifca", "qfedavg"], "it reads train_loader of a client's data beside the gradient of its samples"
+    ),  # before its training
     "fedbn": "batch norm in 'network.conv1.1' mixes the samples of a batch; take group norm",
     **dict.fromkeys(["suwa", "uwa"], _HELD_OUT),
     **dict.fromkeys(["raf", "scaffold_with_raf"], _VIEWS),

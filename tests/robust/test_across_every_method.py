@@ -16,8 +16,20 @@ from tests.methods.run_methods import METHODS, words_of
 from tests.support import ROOT, saved_weights
 
 _OTHER = "its server does not average what clients send"
-_OTHERS = ["fd_avg", "feddf", "fedex_lora", "fedexp", "fedgen", "fedit", "fedmd", "fednova", "fedproto", "fedtgp"]
-_OTHERS += ["flora", "hetlora", "hfedckd", "ifca", "suwa", "uwa"]
+_OTHERS = [
+    "afl",
+    "fd_avg",
+    "feddf",
+    "fedex_lora",
+    "fedexp",
+    "fedgen",
+    "fedit",
+    "fedmd",
+    "fednova",
+    "fedproto",
+    "fedtgp",
+]
+_OTHERS += ["flora", "hetlora", "hfedckd", "ifca", "qfedavg", "suwa", "uwa"]
 REFUSED = {
     **dict.fromkeys(_OTHERS, _OTHER),
     "local_only": "send nothing; leave it out",

@@ -33,7 +33,7 @@ from lit_fed.engine.lightning.compatibility import overrides
 from lit_fed.engine.lightning.meter import Meter, WeightedSums, in_order
 from lit_fed.engine.lightning.metric_names import Direction
 from lit_fed.engine.lightning.objective import at_work, bind_step, join, task_name
-from lit_fed.engine.lightning.optimization import HandedOptimizer, OptimizerFactory, Schedule
+from lit_fed.engine.lightning.optimization import HandedOptimizer, OptimizerFactory, Schedule, load_state, state_of
 from lit_fed.engine.lightning.task_trainer import GradientOptions, TaskTrainer, clip_gradients
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import Client, Pass, Phase, Tensors
@@ -110,6 +110,7 @@ class LocalLoop:
         self.metrics = [module for module in model.task.modules() if isinstance(module, Metric)]
         self.warnings = WarningCache()  # each is said once
         self.is_fresh = True  # the task has just been set up
+        self._names = {id(parameter): name for name, parameter in model.parameters.items()}
         self._hooks: dict[str, list[Callable[..., Any]]] = {}
         self._steps: dict[str, Callable[..., Any]] = {}
 
@@ -307,6 +308,12 @@ class LocalLoop:
                     break
         self.state.public = False
         way.end()
+        if self._keeps_optimizers(phase, client):
+            left = state_of(self.trainer.optimizers, self._names, phase.name)
+            client.optimizers = {**client.optimizers, **left}
+
+    def _keeps_optimizers(self, phase: Phase, client: Client) -> bool:
+        return self.gradients.client_optimizer == "kept" and client.stage == "train" and phase.moves
 
     def expect(self, phase: Phase) -> int | None:
         """Set the task's clock to a phase's length; returns its batches where it is not a whole number of epochs."""
@@ -319,8 +326,10 @@ class LocalLoop:
         return steps
 
     def _way(self, phase: Phase, client: Client) -> _Way:
-        """The way through a phase's batches, with fresh optimizers."""
+        """The way through a phase's batches, with fresh optimizers, or with those that the client kept."""
         optimizers, schedules = self.optimizers.build(phase.name, client.round_idx, client.rate_of(phase))
+        if self._keeps_optimizers(phase, client):
+            load_state(optimizers, client.optimizers, self._names, phase.name)
         client.steps.begin_phase()
         self.trainer.optimizers, self.trainer.schedulers = optimizers, [entry.scheduler for entry in schedules]
         if not phase.moves:

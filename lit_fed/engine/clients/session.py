@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
 
 _STATE = "state/"  # prefix of the method's state in a client's file, beside the personal tensors' own names
+_OPTIMIZER = "optimizer/"  # prefix of what its optimizers keep
 
 
 class Answer(NamedTuple):
@@ -135,7 +136,8 @@ class Session:
     def restore(self, client_id: int, broadcast: Broadcast) -> None:
         """Store, as a new version, the state with which a client begins to train on a broadcast."""
         client = self._meet(client_id, broadcast, "train")
-        if kept := {**client.own, **add_prefix(_STATE, client.state)}:
+        kept = add_prefix(_STATE, client.state) | add_prefix(_OPTIMIZER, client.optimizers)
+        if kept := {**client.own, **kept}:
             self.store.put(client_id, kept)
 
     def become(self, client: Client) -> None:
@@ -200,6 +202,11 @@ class Session:
             client.state = self.algorithm.initial_state(client)
         else:
             device = loop.fabric.device
+            client.optimizers, stored = split_prefix(_OPTIMIZER, stored)
+            if client.optimizers and stage == "train" and loop.gradients.client_optimizer == "fresh":
+                raise CheckpointError(
+                    f"client {client_id} keeps the state of its optimizer; set trainer.client_optimizer to kept"
+                )
             kept, kept_own = split_prefix(_STATE, stored)
             client.state = _to(kept, device)
             if odd := sorted(kept_own.keys() ^ set(names)):
@@ -289,9 +296,9 @@ class Session:
         return [f"its kept {spoiled[0].removeprefix(_STATE)}"] if spoiled else []
 
     def local_state(self, client: Client, method_state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors that a client keeps until it next takes part: personal ones and the method's state."""
-        model = client.model
-        return {**model.tensors(model.personal_names), **add_prefix(_STATE, method_state)}
+        """Tensors that a client keeps until it next takes part: personal ones, the method's and optimizers' state."""
+        model, optimizers = client.model, add_prefix(_OPTIMIZER, client.optimizers)
+        return {**model.tensors(model.personal_names), **add_prefix(_STATE, method_state), **optimizers}
 
 
 def _first(name: str, *held: Mapping[str, Tensor]) -> Tensor | None:

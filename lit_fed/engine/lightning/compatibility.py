@@ -137,6 +137,11 @@ def check_optimization(
     if "one_optimizer" in algorithm.all_needs and (len(optimizers) > 1 or len(rates) > 1):
         has = f"{len(optimizers)} optimizers" if len(optimizers) > 1 else f"{len(rates)} learning rates"
         raise ConfigError(f"model {name} has {has}, and algorithm {method} needs {NEEDS['one_optimizer']}")
+    if "one_optimizer" in algorithm.all_needs and gradients.client_optimizer == "kept":
+        raise ConfigError(
+            f"trainer.client_optimizer is kept, and algorithm {method} measures the steps of a fresh optimizer; set it "
+            "to fresh"
+        )
     for optimizer in optimizers:
         if "linear_steps" in algorithm.all_needs and not EffectiveSteps.measures(type(optimizer)):
             has = f"the optimizer {type(optimizer).__name__}"

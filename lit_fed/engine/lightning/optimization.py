@@ -1,25 +1,28 @@
 """Optimizers and learning-rate schedules of a client's local work.
 
 `configure_optimizers` is called for every phase of every client, so that momentum never leaks from one client to the
-next; where a task declares it `same_for_all`, its optimizers are reset and reused. An ``epoch`` schedule counts rounds:
-every client of a round starts from the same learning rate. A ``step`` schedule restarts with every client and round, or
-with ``trainer.schedule_steps: run`` continues from the steps of the rounds before.
+next; where a task declares it `same_for_all`, its optimizers are reset and reused. With ``trainer.client_optimizer:
+kept`` the phase then continues with the client's own state (`state_of`, `load_state`). An ``epoch`` schedule counts
+rounds: every client of a round starts from the same learning rate. A ``step`` schedule restarts with every client and
+round, or with ``trainer.schedule_steps: run`` continues from the steps of the rounds before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from lightning import LightningModule
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lit_fed.engine.lightning.task_trainer import TaskTrainer
-from lit_fed.errors import ConfigError
+from lit_fed.engine.wire.payload import split_prefix
+from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.private_names import foreach
 
 _FORMS = "an optimizer, a list of optimizers, ([optimizers], [schedulers]) or {'optimizer': …, 'lr_scheduler': …}"
@@ -305,3 +308,74 @@ def parse_optimizers(
             raise ConfigError(f"model: a scheduler's frequency is {frequency!r}; it must be at least 1")
         (by_step if config.get("interval") == "step" else by_round).append(Schedule(scheduler, frequency))
     return optimizers, by_round, by_step
+
+
+def state_of(optimizers: Iterable[Optimizer], names: Mapping[int, str], phase: str) -> dict[str, Tensor]:
+    """Copies of the optimizers' state, by ``<phase>/<position>/<class>/<parameter>/<entry>``.
+
+    Args:
+        optimizers: A phase's.
+        names: The model's parameters' names by their ``id``.
+        phase: The phase's name.
+
+    Raises:
+        ConfigError: If an optimizer keeps anything but tensors of its parameters' shapes, or that broadcast to them.
+    """
+    found = {}
+    for place, optimizer in enumerate(optimizers):
+        kind = type(optimizer).__name__
+        for parameter, state in optimizer.state.items():
+            for entry, value in state.items():
+                if value is None:  # such as a momentum that has not begun
+                    continue
+                name = names.get(id(parameter))
+                fits = isinstance(value, Tensor) and value.layout == torch.strided and _fits(value, parameter)
+                if name is None or not fits:
+                    raise ConfigError(
+                        f"trainer.client_optimizer is kept, and {kind} has the state {entry!r}, which is not a tensor "
+                        "like a parameter of the model; set it to fresh, or choose another optimizer"
+                    )
+                found[f"{phase}/{place}/{kind}/{name}/{entry}"] = value.detach().clone()
+    return found
+
+
+def load_state(
+    optimizers: Iterable[Optimizer], kept: Mapping[str, Tensor], names: Mapping[int, str], phase: str
+) -> None:
+    """Continue with the state that `state_of` gave; a parameter without one begins fresh.
+
+    Raises:
+        CheckpointError: If the state is of another optimizer or model.
+    """
+    for place, optimizer in enumerate(optimizers):
+        states: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in split_prefix(f"{phase}/{place}/", kept)[0].items():
+            kind, _, parameter_entry = name.partition("/")
+            if kind != type(optimizer).__name__:
+                raise CheckpointError(
+                    f"a client keeps the state of {kind}, and the model has {type(optimizer).__name__}; resume with "
+                    "the run's own optimizer"
+                )
+            parameter, _, entry = parameter_entry.rpartition("/")
+            states.setdefault(parameter, {})[entry] = tensor.clone()
+        packed = optimizer.state_dict()
+        for idx, one in enumerate(one for group in optimizer.param_groups for one in group["params"]):
+            name = names.get(id(one), "")
+            state = states.get(name, {})
+            for entry, tensor in state.items():
+                if not _fits(tensor, one):
+                    raise CheckpointError(
+                        f"a client keeps {entry!r} {tuple(tensor.shape)} of {name!r}, which is {tuple(one.shape)} "
+                        "in this model; resume with the run's own model"
+                    )
+            if state:
+                packed["state"][idx] = state
+        if states:
+            optimizer.load_state_dict(packed)
+
+
+def _fits(state: Tensor, parameter: Tensor) -> bool:
+    """Whether a state has the shape of its parameter, or is 1 in some dimensions, or a number."""
+    return not state.ndim or (
+        state.ndim == parameter.ndim and all(a in (1, b) for a, b in zip(state.shape, parameter.shape, strict=True))
+    )

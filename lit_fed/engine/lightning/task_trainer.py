@@ -17,6 +17,7 @@ from lit_fed.checks import check_range
 from lit_fed.engine.lightning.meter import Meter
 
 ScheduleSteps = Literal["round", "run"]
+ClientOptimizer = Literal["fresh", "kept"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,14 @@ class GradientOptions:
         clip_algorithm: ``norm`` scales all gradients to a total norm of at most the threshold, ``value`` clamps each.
         accumulate: Batches whose gradients are averaged into one step.
         schedule_steps: Span of a schedule by steps: a client's work in a ``round``, or in the whole ``run``.
+        client_optimizer: Whether a client's optimizers begin each round ``fresh``, or with the state ``kept``.
     """
 
     clip_val: float | None = None
     clip_algorithm: Literal["norm", "value"] = "norm"
     accumulate: int = 1
     schedule_steps: ScheduleSteps = "round"
+    client_optimizer: ClientOptimizer = "fresh"
 
     def __post_init__(self) -> None:
         check_range("trainer.gradient_clip_val", self.clip_val, above=0, null="for no clipping")

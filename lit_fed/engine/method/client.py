@@ -148,7 +148,7 @@ def local_work(epochs: float | None, steps: int | None, limit: int | float | Non
 
 @dataclass(slots=True)
 class Phase:
-    """A stretch of local training over one loader, with fresh optimizers.
+    """A stretch of local training over one loader, with fresh optimizers unless the client keeps them.
 
     Args:
         name: ``client.phase`` while it runs.
@@ -226,6 +226,7 @@ class Client:
         phase: Name of the current phase, empty before the first.
         own: Personal tensors that the client kept, or the first ones.
         task_run: Runs the task on this client's tensors.
+        optimizers: State of its optimizers that is kept between rounds, by `lit_fed.engine.lightning.optimization`.
     """
 
     id: int
@@ -247,6 +248,7 @@ class Client:
     own: Payload = field(default_factory=dict)
     task_run: TaskRun | None = None
     wrap_loader: Callable[[Iterable[Any], Client], Iterable[Any]] | None = None
+    optimizers: Payload = field(default_factory=dict)
     _anchor: Tensors | None = None
     _override: Mapping[str, Tensor] | None = None
     _ran: dict[int, tuple[Any, Outputs]] = field(default_factory=dict)

@@ -65,6 +65,8 @@ def refuse(loop: LocalLoop) -> None:
         raise NotVectorizable(f"algorithm {type(loop.algorithm).__name__} needs {NEEDS['one_client']}")
     if loop.workers.data_parallel:
         raise NotVectorizable("strategy=ddp divides each client's batches over processes")
+    if loop.gradients.client_optimizer == "kept":
+        raise NotVectorizable("trainer.client_optimizer=kept continues each client's own optimizer")
     if loop.replays is not None:
         raise NotVectorizable("trainer.privacy takes the gradient of every sample, of one client at a time")
     if loop.channels_last:

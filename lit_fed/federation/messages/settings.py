@@ -19,8 +19,8 @@ from lit_fed.yaml_text import read_yaml
 _TRAINER = (
     "seed", "max_rounds", "local_epochs", "local_steps", "limit_train_batches", "fast_dev_run", "kinds",
     "precision", "buffers", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches",
-    "schedule_steps", "uplink_codec", "downlink_codec", "protocols", "evaluate_on", "num_threads", "channels_last",
-    "privacy", "aggregation", "attack", "secure_sum",
+    "schedule_steps", "client_optimizer", "uplink_codec", "downlink_codec", "protocols", "evaluate_on", "num_threads",
+    "channels_last", "privacy", "aggregation", "attack", "secure_sum",
 )  # fmt: skip
 _WRAPPERS: dict[str, type[Wrapper]] = {"privacy": privacy.ClientLevel, "aggregation": Wrapper, "attack": Wrapper}
 OWN_DATA: dict[str, type] = {"root": str, "download": bool, "num_workers": int}

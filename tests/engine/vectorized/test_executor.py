@@ -18,6 +18,7 @@ from lit_fed.engine.vectorized import executor as vectorized
 from lit_fed.engine.vectorized.executor import AutoExecutor, VectorizedExecutor
 from lit_fed.errors import ClientFailure, ConfigError
 from lit_fed.methods import (
+    AFL,
     APFL,
     UWA,
     ClientMomentum,
@@ -41,6 +42,7 @@ from lit_fed.methods import (
     LocalOnly,
     Moon,
     PerFedAvg,
+    QFedAvg,
     Scaffold,
 )
 from lit_fed.methods.ditto import Ditto
@@ -54,6 +56,8 @@ METHODS: dict[str, Callable[[], Any]] = {
     "Scaffold-1": lambda: Scaffold(option=1),
     "FedDyn": FedDyn,
     "FedNova": FedNova,
+    "QFedAvg": QFedAvg,
+    "AFL": AFL,
     "FedAvgM": FedAvgM,
     "ClientMomentum": ClientMomentum,
     "Ditto": Ditto,
