@@ -41,7 +41,7 @@ class Audit:
 
     def write(self, event: str, lasting: bool = True, **facts: Any) -> None:
         """Write a line; it is not `lasting` where the flush to disk would delay a round."""
-        at = datetime.now(UTC).isoformat(timespec="seconds")
+        at = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}Z"
         line = self._chain.append({"at": at, "event": event, **facts}, lasting)
         if self._collector is not None:
             self._collector.handle(makeLogRecord({"msg": line.rstrip(), "levelname": "INFO"}))

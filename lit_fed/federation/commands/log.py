@@ -15,7 +15,8 @@ from lit_fed.engine.storage.chain import ChainReading
 from lit_fed.errors import ConfigError
 from lit_fed.federation.audit import NAME
 
-_COLUMNS = ("at", "event", "run", "round", "asked", "clients", "left", "epsilon", "refused")
+_NARROW = ("at", "event", "round", "epsilon")
+_COLUMNS = ("at", "event", "round", "clients", "asked", "left", "epsilon", "refused")
 _LINKS = ("previous", "torn", "forgotten")
 _WIDTH = 200  # without a terminal
 
@@ -35,10 +36,13 @@ def run(call: Call) -> int:
         raise ConfigError(f"there is no {path}; name the folder of a log, such as state/audit")
     answered = {_round_of(line) for line in lines.values() if line.get("event") == "answered"}
     columns = [name for name in _COLUMNS if any(line.get(name) for line in lines.values())]
-    table = Table(*columns, "more")
+    table = Table()
+    for name in (*columns, "more"):
+        table.add_column(name, no_wrap=name in _NARROW, overflow="fold")
     for line in lines.values():
         if line.get("event") != "asked" or _round_of(line) not in answered:
-            more = "; ".join(f"{key}: {_cell(line[key])}" for key in line if key not in (*_COLUMNS, *_LINKS))
+            others = [key for key in line if key not in (*_COLUMNS, *_LINKS) and line[key] is not None]
+            more = "; ".join(f"{key}: {_cell(line[key])}" for key in others)
             table.add_row(*(Text(_cell(line.get(name))) for name in columns), Text(more))
     console = Console()
     (console if console.is_terminal else Console(width=_WIDTH)).print(table)

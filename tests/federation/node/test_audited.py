@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from lit_fed.engine.storage.chain import ChainReading
+from lit_fed.errors import CheckpointError
 from lit_fed.federation.audit import NAME, Audit
 from lit_fed.federation.messages.wire import Message, encode
 from lit_fed.federation.node.audited import AuditedNode
@@ -68,6 +70,13 @@ def test_a_node_that_reports_sums_says_that_sums_left(tmp_path: Path) -> None:
             door.handle(work(node, client=client))
     learning_rate, with_sums = "metrics + update", "metrics + sums of metrics + update"
     assert lines(tmp_path)[-1]["left"].keys() == {learning_rate, with_sums}
+
+
+def test_nothing_leaves_that_the_log_cannot_name(tmp_path: Path) -> None:
+    door, node = audited(tmp_path)
+    shutil.rmtree(tmp_path / "audit")
+    with pytest.raises(CheckpointError, match=r"cannot write .*audit\.jsonl: .*No such file"), door.at_work():
+        door.handle(work(node))
 
 
 SECRET = "MUELLER_HANS"
