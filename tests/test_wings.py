@@ -53,6 +53,7 @@ SEAMS: dict[str, set[str]] = {
         "lit_fed.engine.method.client",
         "lit_fed.engine.method.reducers",
         "lit_fed.engine.method.wrapper",
+        "lit_fed.engine.storage.chain",
         "lit_fed.engine.storage.files",
         "lit_fed.engine.storage.packs",
         "lit_fed.engine.wire.payload",

@@ -17,6 +17,9 @@ COMMANDS = {
     ),
     "split": Command("Write a data set as one folder per client, to try a federation out.", _own("split")),
     "statistics": Command("Count and describe a federation's data, before any training.", _own("statistics")),
+    "log": Command(
+        "Check the audit log of a server or a node, and print it as a table.", _own("log"), own_files=True, light=True
+    ),
 }
 AT_HOME = dict.fromkeys(("validate", "test", "predict"), _own("at_home"))
 """Modules that run a command of the trainer with a node's folder, ``--state_dir``, instead of a checkpoint."""

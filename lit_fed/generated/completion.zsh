@@ -17,6 +17,7 @@ _shtab_lit_fed_commands() {
     export:'Write the trained network for use without lit_fed, with a card.'
     federate:'Train a federation whose clients live on nodes.'
     fit:'Train a federation.'
+    log:'Check the audit log of a server or a node, and print it as a table.'
     node:'Serve some clients of a federation, where their data are.'
     predict:'Write predictions on the shared test data, or on a client'"'"'s own, to a file. On a node: --state_dir DIR, whose options are in lit-fed predict --state_dir DIR --help.'
     provision:'Write certificates, keys and a folder for each end of a federation.'
@@ -89,7 +90,7 @@ _shtab_lit_fed_cost_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 43 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -454,7 +455,7 @@ _shtab_lit_fed_federate_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 43 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -499,6 +500,7 @@ _shtab_lit_fed_federate_options=(
   "--server[address by which nodes know the server (type\: str, default\: 127.0.0.1\:9092)]:server:"
   "--ckpt_path[checkpoint to resume from\: last, a file or a run (type\: str \| null, default\: null)]:ckpt_path:"
   "--status_port[port on 127.0.0.1 of a page with the run\'s state, JSON at \/ and Prometheus text at \/metrics (type\: int \| null, default\: null)]:status_port:"
+  "--log[where a copy of each line of the audit log goes, beside its file (type\: Optional\[Literal\[\'stdout\', \'syslog\'\]\], default\: null)]:log:(stdout syslog)"
   "--bind[address to listen at, if it differs from --server (type\: str \| null, default\: null)]:bind:"
   "--most_bytes[size of the largest message, sent or received (type\: int, default\: 2147483648)]:most_bytes:"
   "--ca[certificate of the authority, for TLS (type\: str \| null, default\: null)]:ca:"
@@ -821,7 +823,7 @@ _shtab_lit_fed_fit_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 43 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -1147,6 +1149,15 @@ _shtab_lit_fed_fit_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_lit_fed_fit_defaults_added=0
 
+_shtab_lit_fed_log_options=(
+  "(- : *)"{-h,--help}"[Show this help message and exit.]"
+  "--noted[SHA-256 of a line, noted elsewhere, that must be in the log (type\: str \| null, default\: null)]:noted:"
+  ":folder of the log\: lightning_logs\/audit, or audit in --state_dir (required, type\: \<class \'Path\'\>):"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lit_fed_log_defaults_added=0
+
 _shtab_lit_fed_node_options=(
   "(- : *)"{-h,--help}"[Show this help message and exit.]"
   {-c,--config}"[configuration of the run, the same on every machine]:config:_files"
@@ -1171,7 +1182,7 @@ _shtab_lit_fed_node_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 43 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -1228,6 +1239,7 @@ _shtab_lit_fed_node_options=(
   "--proxy[URL of an HTTP proxy, or environment for that of https_proxy (type\: str \| null, default\: null)]:proxy:"
   "--peers[list of the keys of all nodes of secure sums, this one\'s included (type\: str \| null, default\: null)]:peers:"
   "--smallest_sum[smallest number of nodes with clients in a secure sum\; by default trainer.secure_sum.threshold (type\: int \| null, default\: null)]:smallest_sum:"
+  "--log[where a copy of each line of the audit log goes, beside its file (type\: Optional\[Literal\[\'stdout\', \'syslog\'\]\], default\: null)]:log:(stdout syslog)"
   "--algorithm.a[algorithm.init_args.a]:algorithm.init_args.a:"
   "--algorithm.adaptive[algorithm.init_args.adaptive]:algorithm.init_args.adaptive:"
   "--algorithm.aggregate[algorithm.init_args.aggregate]:algorithm.init_args.aggregate:"
@@ -1536,7 +1548,7 @@ _shtab_lit_fed_predict_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 43 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -1935,7 +1947,7 @@ _shtab_lit_fed_split_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 43 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -2285,7 +2297,7 @@ _shtab_lit_fed_statistics_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 43 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -2668,7 +2680,7 @@ _shtab_lit_fed_test_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 43 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -3019,7 +3031,7 @@ _shtab_lit_fed_validate_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 43 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -3371,6 +3383,7 @@ _shtab_lit_fed() {
         export) _arguments -C -s $_shtab_lit_fed_export_options ;;
         federate) _arguments -C -s $_shtab_lit_fed_federate_options ;;
         fit) _arguments -C -s $_shtab_lit_fed_fit_options ;;
+        log) _arguments -C -s $_shtab_lit_fed_log_options ;;
         node) _arguments -C -s $_shtab_lit_fed_node_options ;;
         predict) _arguments -C -s $_shtab_lit_fed_predict_options ;;
         provision) _arguments -C -s $_shtab_lit_fed_provision_options ;;

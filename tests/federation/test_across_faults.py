@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +13,12 @@ import pytest
 import torch
 
 from lit_fed.engine.loop.checkpoint import callback_states, read_checkpoint
+from lit_fed.engine.storage.chain import ChainReading
 from lit_fed.errors import ClientFailure, ConfigError, NobodyLeft
+from lit_fed.federation.audit import NAME, Audit
 from lit_fed.federation.keys.node_keys import Grant
 from lit_fed.federation.messages.wire import PROTOCOL, Message, decode, encode
+from lit_fed.federation.node.audited import AuditedNode
 from lit_fed.federation.node.node import Node
 from lit_fed.federation.server.executor import Patience
 from lit_fed.federation.server.federate import federate
@@ -53,7 +56,7 @@ class Killing(MemoryGrid):
         at: The message.
     """
 
-    def __init__(self, nodes: list[Node], who: str, at: int) -> None:
+    def __init__(self, nodes: Sequence[AuditedNode], who: str, at: int) -> None:
         super().__init__({place + 1: node.handle for place, node in enumerate(nodes)})
         self.who, self.at, self.done = who, at, 0
 
@@ -74,14 +77,36 @@ class Killing(MemoryGrid):
 
 
 def attempt(make: Make, folder: Path, who: str, at: int, ckpt_path: str | None) -> Any:
-    """Run on nodes of their own, which find the states that the nodes before them left."""
+    """Run on nodes of their own, which find the states and logs that the nodes before them left."""
     nodes = nodes_of(make, folder, HOMES)
     made, *parts = make(folder)
+    *logs, log = [Audit(place, None) for place in log_folders(folder)]
+    audited = [AuditedNode(node, of_node) for node, of_node in zip(nodes, logs, strict=True)]
     with ExitStack() as stack:
-        for node in nodes:
+        for node in nodes if who != "nobody" else audited:  # an audited node's end is a line that a kill prevents
             stack.enter_context(node.at_work())
-        federate(Killing(nodes, who, at), made, *parts, ckpt_path)
+        federate(Killing(audited, who, at), made, *parts, ckpt_path, audit=log)
     return made
+
+
+def log_folders(folder: Path) -> list[Path]:
+    """The folders of the nodes' logs, and of the server's."""
+    folders = [folder / f"node_{place}" / "audit" for place in range(len(HOMES))] + [folder / "audit"]
+    for place in folders:
+        place.mkdir(parents=True, exist_ok=True)
+    return folders
+
+
+def tear(logs: Iterable[Path], seed: int) -> set[Path]:
+    """Cut a part of each log's last line off, as a kill may; return the logs with a torn line."""
+    torn, generator = set(), random.Random(seed)
+    for path in logs:
+        if path.exists():
+            *before, last = path.read_bytes().splitlines(keepends=True)
+            kept = generator.randrange(len(last))
+            path.write_bytes(b"".join(before) + last[:kept])
+            torn |= {path} if 0 < kept < len(last) - 1 else set()
+    return torn
 
 
 random.seed(17)
@@ -111,7 +136,15 @@ def test_killed_anywhere_and_resumed_is_uninterrupted(
     make = wanderers(algorithm)
     with pytest.raises(Killed if who == "server" else ClientFailure):
         attempt(make, tmp_path, who, at, None)
+    logs = [place / NAME for place in log_folders(tmp_path)]
+    torn = tear(logs, at)
     made = attempt(make, tmp_path, "nobody", 0, "last")
+    for path in logs:
+        reading = ChainReading(path)
+        rounds = [line.get("round") for _, line in reading if line["event"] in ("round", "answered")]
+        assert reading.faults == []
+        assert len(reading.torn) == (path in torn)
+        assert rounds[-1] == 2
     assert_same(weights(made), weights(simulated[name]))
     assert_same_states(made, tmp_path, simulated[name].run.federation.store.state_dict())
 

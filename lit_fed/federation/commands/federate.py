@@ -9,6 +9,7 @@ from jsonargparse import ArgumentParser
 
 from lit_fed.command.command import Call
 from lit_fed.command.endings import exit_reported
+from lit_fed.federation.audit import Copy, audit_log
 from lit_fed.federation.commands.deployed import ServersEnd, add_run, keys_of, make
 from lit_fed.federation.ends import keep_private
 from lit_fed.federation.server.executor import Patience
@@ -26,11 +27,13 @@ class _Options:
         server: address by which nodes know the server
         ckpt_path: checkpoint to resume from: last, a file or a run
         status_port: port on 127.0.0.1 of a page with the run's state, JSON at / and Prometheus text at /metrics
+        log: where a copy of each line of the audit log goes, beside its file
     """
 
     server: str = "127.0.0.1:9092"
     ckpt_path: str | None = None
     status_port: int | None = None
+    log: Copy | None = None
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -51,11 +54,14 @@ def run(call: Call) -> int:
     trainer, parts = make(call)
     with ExitStack() as stack:
         stack.enter_context(exit_reported())
+        audit = stack.enter_context(audit_log(trainer.settings.logs / "audit", settings.log))
+        if node_keys is not None:
+            node_keys.say = audit.say
         grid = stack.enter_context(rpc_grid(settings.server, security, settings.most_bytes, settings.bind, node_keys))
         if settings.status_port is not None:
             trainer.callbacks.append(stack.enter_context(status_page(settings.status_port, grid)))
         federate(
             grid, trainer, *parts, settings.ckpt_path, patience, Gathering(**settings.gathering), settings.most_bytes,
-            node_clients=node_keys,
+            node_clients=node_keys, audit=audit,
         )  # fmt: skip
     return 0

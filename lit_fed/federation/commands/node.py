@@ -12,9 +12,11 @@ from lit_fed.command.command import Call
 from lit_fed.command.reading.own import add_clients, chosen
 from lit_fed.data.population.naming import called
 from lit_fed.errors import ConfigError
+from lit_fed.federation.audit import Copy, audit_log, hash_of
 from lit_fed.federation.commands.deployed import add_run, make, make_data
 from lit_fed.federation.ends import check_public, keep_private, log_line, proxy_of, sole_user
 from lit_fed.federation.messages.wire import MOST_BYTES
+from lit_fed.federation.node.audited import AuditedNode
 from lit_fed.federation.node.node import Node
 from lit_fed.federation.node.summing import signer_of
 from lit_fed.federation.node.withheld import Report, check_least
@@ -41,6 +43,7 @@ class _Options:
         proxy: URL of an HTTP proxy, or environment for that of https_proxy
         peers: list of the keys of all nodes of secure sums, this one's included
         smallest_sum: smallest number of nodes with clients in a secure sum; by default trainer.secure_sum.threshold
+        log: where a copy of each line of the audit log goes, beside its file
     """
 
     server: str = "127.0.0.1:9092"
@@ -56,6 +59,7 @@ class _Options:
     proxy: str | None = None
     peers: str | None = None
     smallest_sum: int | None = None
+    log: Copy | None = None
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -108,5 +112,7 @@ def run(call: Call) -> int:
             data = node.data
         who = ", ".join(called(data, client_id) for client_id in node.clients)
         log_line(f"client{'s' if len(node.clients) > 1 else ''} {who} of {settings.server}; Ctrl-C ends it")
-        serve(node, settings.server, security, proxy)
+        facts = {"settings": hash_of(node.settings), "clients": node.clients, "approved": None}
+        with audit_log(Path(settings.state_dir) / "audit", settings.log, **facts) as audit:
+            serve(AuditedNode(node, audit), settings.server, security, proxy)
     return 0

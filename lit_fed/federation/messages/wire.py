@@ -154,6 +154,13 @@ def decode(blob: bytes, limit: int = MOST_BYTES) -> Message:
     return Message(header.word, header.fields, tensors)
 
 
+def header_of(blob: bytes) -> dict[str, Any]:
+    """Return the header of a message that this end wrote, or has read without an error: nothing is checked."""
+    _, length = _START.unpack_from(blob)
+    header: dict[str, Any] = json.loads(blob[_START.size : _START.size + length])
+    return header
+
+
 def _too_much(text: bytes) -> str:
     """Return which limit an unparsed header exceeds; empty if none."""
     if len(text) > _MOST_HEADER:

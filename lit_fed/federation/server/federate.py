@@ -18,6 +18,7 @@ from lit_fed.engine.loop.run import Run
 from lit_fed.engine.loop.runs import checkpoint_to_continue
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import CheckpointError, ConfigError
+from lit_fed.federation.audit import Audit
 from lit_fed.federation.ends import Alert, log_line
 from lit_fed.federation.messages.frozen import Hashes, KnownHashes
 from lit_fed.federation.messages.schema import Keep, NodeAnswer
@@ -26,6 +27,7 @@ from lit_fed.federation.messages.wire import MOST_BYTES, Message
 from lit_fed.federation.secure.summed import secure_sum_of
 from lit_fed.federation.server.answers import answer_of
 from lit_fed.federation.server.arrivals import ArrivalOrder, FlightExecutor, arrivals_of
+from lit_fed.federation.server.audited import AuditedRun
 from lit_fed.federation.server.executor import GridExecutor, Patience, ServerEnd
 from lit_fed.federation.server.identity import Identity
 from lit_fed.federation.server.roster import Gathering, Roster
@@ -90,6 +92,7 @@ def federate(
     gathering: Gathering | None = None,
     limit: int = MOST_BYTES,
     node_clients: Mapping[str, Grant] | None = None,
+    audit: Audit | None = None,
 ) -> None:
     """Train a federation whose clients are on nodes.
 
@@ -104,6 +107,7 @@ def federate(
         gathering: The start: how long to wait for clients, and for how many.
         limit: Maximum size of a message, bytes.
         node_clients: The clients that a node may claim, by the node's public key; None without keys.
+        audit: The server's log; None writes none.
     """
     if (processes := trainer.fabric.world_size) > 1:
         raise ConfigError(f"trainer.devices starts {processes} processes; it must be 1 for the server of a federation")
@@ -111,7 +115,8 @@ def federate(
     summed = secure_sum_of(trainer)
     identity = Identity(secrets.token_hex(8))
     settings = agreed(trainer.settings.config)
-    roster = Roster(grid, identity, settings, data.num_clients, log_line, limit, data.num_classes, node_clients)
+    say = log_line if audit is None else audit.say
+    roster = Roster(grid, identity, settings, data.num_clients, say, limit, data.num_classes, node_clients)
     checkpoint = None if ckpt_path is None else checkpoint_to_continue(trainer.fabric, ckpt_path, trainer.settings.logs)
     if checkpoint is not None:  # before nodes are greeted, so that a changed client is refused alone
         _learn(identity, checkpoint)
@@ -135,6 +140,8 @@ def federate(
         trainer.participation = arrivals
         trainer.callbacks.insert(0, ArrivalOrder(arrivals))
     trainer.callbacks.append(Parting(roster))
+    if audit is not None:
+        trainer.callbacks.append(AuditedRun(audit, identity, settings))
     channel = trainer.channel = ServerEnd(trainer.channel.uplink.codec, trainer.channel.downlink.codec)
     kind = GridExecutor if arrivals is None else FlightExecutor
     executor = partial(kind, roster=roster, channel=channel, patience=patience, tolerant=tolerant, sums=sums)
