@@ -12,7 +12,7 @@ from lit_fed.command.endings import exit_reported
 from lit_fed.federation.commands.deployed import ServersEnd, add_run, keys_of, make
 from lit_fed.federation.ends import keep_private
 from lit_fed.federation.server.executor import Patience
-from lit_fed.federation.server.federate import federate
+from lit_fed.federation.server.federate import federate, run_to_continue
 from lit_fed.federation.server.roster import Gathering
 from lit_fed.federation.server.status import status_page
 from lit_fed.federation.transport.serving import rpc_grid
@@ -51,11 +51,12 @@ def run(call: Call) -> int:
     trainer, parts = make(call)
     with ExitStack() as stack:
         stack.enter_context(exit_reported())
+        ckpt_path = stack.enter_context(run_to_continue(trainer, settings.ckpt_path))  # before it listens
         grid = stack.enter_context(rpc_grid(settings.server, security, settings.most_bytes, settings.bind, node_keys))
         if settings.status_port is not None:
             trainer.callbacks.append(stack.enter_context(status_page(settings.status_port, grid)))
         federate(
-            grid, trainer, *parts, settings.ckpt_path, patience, Gathering(**settings.gathering), settings.most_bytes,
+            grid, trainer, *parts, ckpt_path, patience, Gathering(**settings.gathering), settings.most_bytes,
             node_clients=node_keys,
         )  # fmt: skip
     return 0

@@ -41,6 +41,7 @@ class _Options:
         proxy: URL of an HTTP proxy, or environment for that of https_proxy
         peers: list of the keys of all nodes of secure sums, this one's included
         smallest_sum: smallest number of nodes with clients in a secure sum; by default trainer.secure_sum.threshold
+        until_done: end with status 0 once the server says that the run is done, and its end is saved here
     """
 
     server: str = "127.0.0.1:9092"
@@ -56,6 +57,7 @@ class _Options:
     proxy: str | None = None
     peers: str | None = None
     smallest_sum: int | None = None
+    until_done: bool = False
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -83,6 +85,8 @@ def make_statistics_node(call: Call) -> StatisticsNode:
     settings, made = call.settings, make_data(call)
     if (clients := chosen(made.data, settings)) is None:
         raise ConfigError("--client is missing; see lit-fed node --help")
+    if settings.until_done:
+        raise ConfigError("--until_done needs a run, and a node with --statistics has none; leave one of them out")
     together = settings.report == "aggregate"
     if together:
         check_least(settings.report_least, len(clients), "statistics")
@@ -92,7 +96,7 @@ def make_statistics_node(call: Call) -> StatisticsNode:
 
 
 def run(call: Call) -> int:
-    """Serve until Ctrl-C."""
+    """Serve until Ctrl-C or, with ``--until_done``, the end of the run."""
     settings = call.settings
     check_public(settings.server)
     keep_private()
@@ -108,5 +112,5 @@ def run(call: Call) -> int:
             data = node.data
         who = ", ".join(called(data, client_id) for client_id in node.clients)
         log_line(f"client{'s' if len(node.clients) > 1 else ''} {who} of {settings.server}; Ctrl-C ends it")
-        serve(node, settings.server, security, proxy)
+        serve(node, settings.server, security, proxy, settings.until_done)
     return 0

@@ -118,6 +118,8 @@ class Node:
         self._errors: dict[str, int] = {}  # numbers of errors, by the text that the server gets
         self._heard = self._said = time.monotonic()
         self._at = "nothing yet"
+        self.done = False
+        """Whether the server has said that the run is done."""
 
     @contextmanager
     def at_work(self) -> Iterator[Node]:
@@ -129,7 +131,7 @@ class Node:
     def idle(self) -> None:
         """Report a silent server at most once a minute; cheap to call at any rate."""
         now = time.monotonic()
-        if now > max(self._heard, self._said) + _SAY_S:
+        if not self.done and now > max(self._heard, self._said) + _SAY_S:
             self._said = now
             silent = f"silent for {(now - self._heard) / 60:.0f} min"
             self.say(Alert(f"waiting for the server, {silent}; last message: {self._at}"))
@@ -193,6 +195,7 @@ class Node:
     # ------------------------------------------------------------------ who lives here
 
     def _greet(self, message: Message) -> Message:
+        self.done = False
         if (cause := mismatch(self.settings, message.read(schema.Hello))) is None:
             clients = {str(client_id): schema.DataReport(**vars(report)) for client_id, report in self.reports.items()}
             self._say_where("registered with the server")
@@ -230,6 +233,7 @@ class Node:
             self._check(payloads[kind], round_idx, kind, "predict")
         versions_told = {int(name): version for name, version in versions.items()}
         Kept(self._run_id, round_idx, versions_told, payloads, frozen, bases).write(self.folder)
+        self.done = True
         self._say_where(f"the run ended after round {round_idx + 1}; its model is saved in {self.folder}")
         return Message.pack(schema.NodeAnswer())
 

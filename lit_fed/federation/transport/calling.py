@@ -19,7 +19,7 @@ from typing import Any
 from typing import Protocol as Interface
 
 from lit_fed.errors import ConfigError, WireError
-from lit_fed.federation.ends import Alert, ending_by_signal, split_address, without_userinfo
+from lit_fed.federation.ends import Alert, split_address, without_userinfo
 from lit_fed.federation.messages.wire import shown
 from lit_fed.federation.transport import frames  # before grpc, which it sets up
 from lit_fed.federation.transport.security import Security
@@ -27,6 +27,7 @@ from lit_fed.federation.transport.security import Security
 import grpc  # isort: skip
 
 _AGAIN_S = (0.05, 5.0)  # shortest and longest pause before a retry
+_AFTER_S = 15.0  # the same, once the run is done
 _BLIP_S = 3.0  # outage that is not reported
 _SAY_S = 60.0  # interval of messages during an outage
 _LET_IN_S = 120.0  # time for an operator to register an unknown key
@@ -41,6 +42,8 @@ class Handler(Interface):
     """Maximum size of a message, bytes."""
     say: Callable[[str], object]
     """Prints a line."""
+    done: bool
+    """Whether the server has said that the run is done."""
 
     def at_work(self) -> AbstractContextManager[Any]:
         """Prepare to handle messages."""
@@ -76,6 +79,8 @@ class Line:
         self._out: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
         self._room = threading.Condition()  # guards the five fields above
         self._closed = threading.Event()
+        self.done = False
+        """Whether the run is done, so that a server that is gone is no outage."""
         self._waiting = _Waiting(address, say)
         self._met = False
         self._refused: float | None = None
@@ -112,6 +117,10 @@ class Line:
                 self._out.put((message_id, blob))
                 self._forget()
 
+    def is_settled(self) -> bool:
+        """Whether the server has acknowledged every answer, or is gone."""
+        return not self._answers or self._waiting.seconds() > _BLIP_S
+
     def _forget(self) -> None:
         """Bound the memory of answers that a server does not acknowledge, the oldest first."""
         kept = [
@@ -146,7 +155,7 @@ class Line:
             finally:
                 out.put(None)
             self._closed.wait(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, _AGAIN_S[1])
+            pause = _AFTER_S if self.done else min(2 * pause, _AGAIN_S[1])
 
     def _listen(self, call: Any) -> bool:
         """Take in messages until the stream ends; return whether the server accepted it and sent nothing invalid."""
@@ -203,7 +212,7 @@ class Line:
             if not self._met:  # it may be the wrong server, for which retrying is futile
                 self.security.greet(self.address, self.proxy)
             why = _reason(details) if code is grpc.StatusCode.UNAVAILABLE else details
-            self._waiting.note(why if self.proxy is None else f"{why} (by way of --proxy)")
+            self._waiting.note(why if self.proxy is None else f"{why} (by way of --proxy)", self.done)
             return
         if code is grpc.StatusCode.UNIMPLEMENTED:
             details = "the program at this address is not a federation server; correct --server"
@@ -222,12 +231,21 @@ class _Waiting:
         self._begun: float | None = None
         self._said = 0.0
 
-    def note(self, why: str) -> None:
-        """Note a broken stream; print it unless the outage is short or was printed recently."""
+    def seconds(self) -> float:
+        """Return for how long there has been no stream."""
+        return 0.0 if self._begun is None else time.monotonic() - self._begun
+
+    def note(self, why: str, done: bool = False) -> None:
+        """Note a broken stream; print it unless the outage is short or was printed recently, and once after a run."""
         now = time.monotonic()
         if self._begun is None:
             self._begun, self._said = now, 0.0
             self._contact = self._contact and datetime.now().astimezone()
+        if done:
+            if not self._said:
+                self.say(f"the run is done, and the server at {self.address} ended")
+            self._said = now
+            return
         if now < self._begun + _BLIP_S or (self._said and now < self._said + _SAY_S):
             return
         if self._contact is None:
@@ -245,29 +263,33 @@ class _Waiting:
         self._contact, self._begun, self._said = datetime.now().astimezone(), None, 0.0
 
 
-def serve(node: Handler, address: str, security: Security, proxy: str | None = None) -> None:
-    """Run a node until the process is stopped."""
+def serve(node: Handler, address: str, security: Security, proxy: str | None = None, until_done: bool = False) -> None:
+    """Run a node until the process is stopped or, on request, until the server says that the run is done."""
     security.check(address)
     security.try_out()
     split_address(address)
-    with ending_by_signal(), node.at_work():
+    with node.at_work():
         security.greet(address, proxy)
         with Line(address, security, node.say, node.limit, proxy) as line:
-            attend(node, line)
+            attend(node, line, until_done)
 
 
-def attend(node: Handler, line: Line) -> None:
+def attend(node: Handler, line: Line, until_done: bool = False) -> None:
     """Do the server's work; raise `ConfigError` if the server rejects this node."""
     while True:
         try:
             entry = line.inbox.get(timeout=1.0)
         except queue.Empty:
+            if until_done and node.done and line.is_settled():
+                return
             node.idle()
             continue
         if isinstance(entry, Exception):
             raise entry
         session, message_id, blob = entry
-        line.answer(session, message_id, node.handle(blob), len(blob))
+        answer = node.handle(blob)
+        line.done = node.done  # before the server can end
+        line.answer(session, message_id, answer, len(blob))
 
 
 def _reason(details: str) -> str:
