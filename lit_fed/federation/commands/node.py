@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
@@ -16,11 +17,13 @@ from lit_fed.federation.commands.deployed import add_run, make, make_data
 from lit_fed.federation.ends import check_public, keep_private, log_line, proxy_of, sole_user
 from lit_fed.federation.messages.wire import MOST_BYTES
 from lit_fed.federation.node.node import Node
+from lit_fed.federation.node.status import watched
 from lit_fed.federation.node.summing import signer_of
 from lit_fed.federation.node.withheld import Report, check_least
 from lit_fed.federation.statistics.over_nodes import StatisticsNode
 from lit_fed.federation.transport.calling import serve
 from lit_fed.federation.transport.security import Security
+from lit_fed.federation.transport.status_port import StatusPort
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_run(parser)  # the data are enough for statistics
     add_clients(parser, "clients on this node")
     parser.add_class_arguments(_Options, as_group=False)
+    parser.add_class_arguments(StatusPort, as_group=False)
 
 
 def make_node(call: Call) -> Node:
@@ -85,8 +89,10 @@ def make_statistics_node(call: Call) -> StatisticsNode:
     settings, made = call.settings, make_data(call)
     if (clients := chosen(made.data, settings)) is None:
         raise ConfigError("--client is missing; see lit-fed node --help")
-    if settings.until_done:
-        raise ConfigError("--until_done needs a run, and a node with --statistics has none; leave one of them out")
+    if settings.until_done or settings.status_port is not None:
+        raise ConfigError(
+            "--until_done and --status_port are for a run, and a node with --statistics has none; leave them out"
+        )
     together = settings.report == "aggregate"
     if together:
         check_least(settings.report_least, len(clients), "statistics")
@@ -112,5 +118,5 @@ def run(call: Call) -> int:
             data = node.data
         who = ", ".join(called(data, client_id) for client_id in node.clients)
         log_line(f"client{'s' if len(node.clients) > 1 else ''} {who} of {settings.server}; Ctrl-C ends it")
-        serve(node, settings.server, security, proxy, settings.until_done)
+        serve(node, settings.server, security, proxy, settings.until_done, partial(watched, node, settings))
     return 0

@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from itertools import chain, starmap
 from typing import Any
@@ -81,6 +81,9 @@ class Line:
         self._closed = threading.Event()
         self.done = False
         """Whether the run is done, so that a server that is gone is no outage."""
+        self.num_bytes = 0
+        self.on_work: Callable[[float], object] = lambda seconds: None
+        """Called with the time that a message took."""
         self._waiting = _Waiting(address, say)
         self._met = False
         self._refused: float | None = None
@@ -109,6 +112,7 @@ class Line:
 
     def answer(self, session: str, message_id: int, blob: bytes, size: int) -> None:
         """Send the answer to a message of ``size`` bytes, unless the server has given the message up."""
+        self.num_bytes += size + len(blob)
         with self._room:
             self._held -= size + _MESSAGE_BYTES
             self._room.notify_all()
@@ -119,7 +123,12 @@ class Line:
 
     def is_settled(self) -> bool:
         """Whether the server has acknowledged every answer, or is gone."""
-        return not self._answers or self._waiting.seconds() > _BLIP_S
+        return not self._answers or self.away() > _BLIP_S
+
+    def away(self) -> float:
+        """Return for how many seconds there has been no stream."""
+        begun = self._waiting.begun
+        return 0.0 if begun is None else time.monotonic() - begun
 
     def _forget(self) -> None:
         """Bound the memory of answers that a server does not acknowledge, the oldest first."""
@@ -228,31 +237,28 @@ class _Waiting:
     def __init__(self, address: str, say: Callable[[str], object]) -> None:
         self.address, self.say = address, say
         self._contact: datetime | None = None
-        self._begun: float | None = None
+        self.begun: float | None = time.monotonic()
+        """Start of the outage; None while there is a stream."""
         self._said = 0.0
-
-    def seconds(self) -> float:
-        """Return for how long there has been no stream."""
-        return 0.0 if self._begun is None else time.monotonic() - self._begun
 
     def note(self, why: str, done: bool = False) -> None:
         """Note a broken stream; print it unless the outage is short or was printed recently, and once after a run."""
         now = time.monotonic()
-        if self._begun is None:
-            self._begun, self._said = now, 0.0
+        if self.begun is None:
+            self.begun, self._said = now, 0.0
             self._contact = self._contact and datetime.now().astimezone()
         if done:
             if not self._said:
                 self.say(f"the run is done, and the server at {self.address} ended")
             self._said = now
             return
-        if now < self._begun + _BLIP_S or (self._said and now < self._said + _SAY_S):
+        if now < self.begun + _BLIP_S or (self._said and now < self._said + _SAY_S):
             return
         if self._contact is None:
             words = f"waiting for the server at {self.address}"
         else:
             words = f"lost the server at {self.address}, last heard of at {self._contact:%H:%M:%S}"
-        minutes = f" for {(now - self._begun) / 60:.0f} min" if self._said else ""
+        minutes = f" for {(now - self.begun) / 60:.0f} min" if self._said else ""
         self.say(Alert(f"{words}{minutes}: {why}; trying again"))
         self._said = now
 
@@ -260,17 +266,33 @@ class _Waiting:
         """Note that the server answered."""
         if self._said and self._contact is not None:
             self.say(f"the server at {self.address} answers again")
-        self._contact, self._begun, self._said = datetime.now().astimezone(), None, 0.0
+        self._contact, self.begun, self._said = datetime.now().astimezone(), None, 0.0
 
 
-def serve(node: Handler, address: str, security: Security, proxy: str | None = None, until_done: bool = False) -> None:
-    """Run a node until the process is stopped or, on request, until the server says that the run is done."""
+def serve(
+    node: Handler,
+    address: str,
+    security: Security,
+    proxy: str | None = None,
+    until_done: bool = False,
+    watch: Callable[[Line], AbstractContextManager[Any]] = nullcontext,
+) -> None:
+    """Run a node until the process is stopped.
+
+    Args:
+        node: The node.
+        address: The server's.
+        security: The node's certificate and key.
+        proxy: URL of an HTTP proxy; None connects directly.
+        until_done: Return when the server has said that the run is done.
+        watch: Entered with the connection, to show it to an operator.
+    """
     security.check(address)
     security.try_out()
     split_address(address)
     with node.at_work():
         security.greet(address, proxy)
-        with Line(address, security, node.say, node.limit, proxy) as line:
+        with Line(address, security, node.say, node.limit, proxy) as line, watch(line):
             attend(node, line, until_done)
 
 
@@ -287,7 +309,8 @@ def attend(node: Handler, line: Line, until_done: bool = False) -> None:
         if isinstance(entry, Exception):
             raise entry
         session, message_id, blob = entry
-        answer = node.handle(blob)
+        begun, answer = time.perf_counter(), node.handle(blob)
+        line.on_work(time.perf_counter() - begun)
         line.done = node.done  # before the server can end
         line.answer(session, message_id, answer, len(blob))
 
