@@ -12,7 +12,7 @@ RUN pip install --no-cache-dir --constraint /wheels/constraints.txt ${EXTRA_INDE
  && useradd --create-home --uid 1000 lit_fed
 USER lit_fed
 WORKDIR /home/lit_fed
-# with STATUS_PORT, the page of `lit-fed federate --status_port`; other commands are healthy while they run
-HEALTHCHECK --interval=30s --timeout=10s --start-period=120s CMD ["python", "-c", "import os, urllib.request as web; port = os.environ.get('STATUS_PORT'); port and web.urlopen(f'http://127.0.0.1:{port}/', timeout=8)"]
+# with STATUS_PORT, /healthz of `lit-fed federate --status_port`; other commands are healthy while they run
+HEALTHCHECK --interval=30s --timeout=10s --start-period=120s CMD ["python", "-c", "import os, urllib.request as web; port = os.environ.get('STATUS_PORT'); port and web.urlopen(f'http://127.0.0.1:{port}/healthz', timeout=8)"]
 ENTRYPOINT ["lit-fed"]
 CMD ["--help"]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from jsonargparse import ArgumentError
 
 from lit_fed.command.command import Call
-from lit_fed.command.endings import is_first
+from lit_fed.command.endings import Terminated, ending_by_signal, is_first
 from lit_fed.command.parsers import make_parsers
 from lit_fed.command.refusals.spelling import no_command
 from lit_fed.command.table import COMMANDS
@@ -35,7 +35,7 @@ def main(args: list[str] | None = None) -> None:
         sys.path.append(os.getcwd())  # the installed script too finds a user's classes in the working directory
     words = sys.argv[1:] if args is None else list(args)
     try:
-        with errors_name_options():
+        with errors_name_options(), ending_by_signal():
             check_text(words)
             status = _run(words)
     except Exception as error:
@@ -47,6 +47,9 @@ def main(args: list[str] | None = None) -> None:
             details = f"{ours.details}\n" if ours.details else ""  # the traceback of the user's own code
             print(f"{details}lit-fed: error: {line}", file=sys.stderr)
         sys.exit(ours.status)
+    except Terminated as stop:
+        if not any(word in COMMANDS and COMMANDS[word].serves for word in words[:1]):
+            sys.exit(128 + stop.args[0])
     except KeyboardInterrupt:
         sys.exit(130)
     else:

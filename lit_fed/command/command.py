@@ -40,6 +40,7 @@ class Command:
             checkpoint.
         own_files: Whether the command has no ``--config`` with settings: it reads other files itself, or none.
         light: Whether its module imports neither PyTorch nor Lightning, so that it answers at once.
+        serves: Whether it is a service, for which SIGTERM is a good end, with status 0.
     """
 
     help: str
@@ -47,6 +48,7 @@ class Command:
     at_home: str = ""
     own_files: bool = False
     light: bool = False
+    serves: bool = False
 
     def room_of(self, words: Sequence[str]) -> str:
         """Import path of the module that runs a command line; empty for a method of the trainer."""

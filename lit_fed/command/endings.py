@@ -1,14 +1,16 @@
-"""Report of a run that ends without an error: killed from outside, crashed, or ended by ``sys.exit``."""
+"""The end of a run without an error: stopped or killed from outside, crashed, or ended by ``sys.exit``."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from lit_fed.errors import place_of
 
@@ -77,6 +79,34 @@ def witness(advice: str = "") -> Iterator[Callable[[str], None]]:
 def _close(descriptor: int) -> None:
     with suppress(OSError):
         os.close(descriptor)
+
+
+class Terminated(KeyboardInterrupt):
+    """A signal, its argument, that stops the process, which ends as after Ctrl-C: with whole files and free locks."""
+
+
+@contextmanager
+def ending_by_signal() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise `Terminated`, unless somebody handles or, as ``nohup`` does, ignores them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ours = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
+
+    def handle(action: Any) -> None:
+        for one in ours:
+            signal.signal(one, action)
+
+    def end(number: int, _: object) -> None:
+        handle(signal.SIG_IGN)  # a second one does not disturb the end, up to that of the interpreter
+        raise Terminated(number)
+
+    handle(end)
+    try:
+        yield
+    finally:
+        if ours and signal.getsignal(ours[0]) is end:
+            handle(signal.SIG_DFL)
 
 
 @contextmanager

@@ -1,12 +1,10 @@
-"""Server and nodes as processes: addresses, locked folders, signals, lines of their logs."""
+"""Server and nodes as processes: addresses, locked folders, lines of their logs."""
 
 from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
-import threading
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -151,27 +149,6 @@ def _holder(writer: Path) -> str:
 def keep_private() -> None:
     """Make files that this process creates from now on readable for the user alone."""
     os.umask(0o077)
-
-
-# ---------------------------------------------------------------------- signals
-
-
-@contextmanager
-def ending_by_signal() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP act as Ctrl-C does, so that the process signs off.
-
-    Raising SIGINT would not, because shells ignore it for background processes.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    wanted = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.default_int_handler) for number in wanted]
-    try:
-        yield
-    finally:
-        for signal_number, handler in zip(wanted, before, strict=True):
-            signal.signal(signal_number, handler)
 
 
 # ---------------------------------------------------------------------- log lines

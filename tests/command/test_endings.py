@@ -84,6 +84,44 @@ def test_ctrl_c_with_data_workers(tmp_path: Path) -> None:
     assert re.search(r"\ninterrupted in round \d+; continue with --ckpt_path lightning_logs/version_0/\S+\n$", out)
 
 
+def test_sigterm_ends_a_run_in_good_order(tmp_path: Path) -> None:
+    """Twice, as by an impatient scheduler; a job that was stopped is not done, so the status is a shell's 128 + 15."""
+    process = start_cli(*QUICK, "--trainer.max_rounds", "999", cwd=tmp_path)
+    run = tmp_path / "lightning_logs/version_0"
+    log = run / "metrics.csv"
+    while process.poll() is None and not (log.is_file() and len(log.read_text().splitlines()) > 1):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (143, "")
+    line = re.search(r"\ninterrupted in round (\d+); continue with --ckpt_path lightning_logs/version_0/\S+\n$", out)
+    assert line is not None
+    assert not (run / ".writer").exists()
+    done = read_checkpoint(run / "checkpoints/last.ckpt")["round_idx"]
+    assert done - int(line[1]) in (0, 1)  # 1: between a round's checkpoint and the next round
+
+
+def test_a_second_signal_is_for_a_while_part_of_the_first_and_nohup_stays() -> None:
+    program = (
+        "import os, signal, sys, time\nfrom lit_fed.command.endings import Terminated, ending_by_signal\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "try:\n"
+        "    with ending_by_signal():\n"
+        "        os.kill(os.getpid(), signal.SIGHUP)\n"
+        "        try:\n"
+        "            os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)\n"
+        "        finally:\n"
+        "            os.kill(os.getpid(), signal.SIGTERM); print('cleaned')\n"
+        "except Terminated as stop:\n"
+        "    os.kill(os.getpid(), signal.SIGTERM); print(stop.args[0])\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, text=True, capture_output=True, timeout=90)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "cleaned\n15\n", "")
+
+
 def test_a_full_disk_under_the_event_file(tmp_path: Path) -> None:
     done = run_cli(*QUICK, "--trainer.callbacks", "[tests.support.SmallDisk]", cwd=tmp_path)
     assert done.returncode == 2

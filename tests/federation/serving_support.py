@@ -25,7 +25,7 @@ class Echo:
         does: What else it does with it.
     """
 
-    limit = 2**31
+    limit, done = 2**31, False
 
     def __init__(self, does: Callable[[bytes], bytes] = bytes) -> None:
         self.does = does

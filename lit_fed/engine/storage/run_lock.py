@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from filelock import FileLock, Timeout
 from lightning import Fabric
@@ -15,14 +16,19 @@ from lightning import Fabric
 from lit_fed.engine.wire.workers import on_first_process
 from lit_fed.errors import ConfigError
 
+_held = WeakKeyDictionary[Fabric, Path]()  # the folder that a trainer's process holds
+
 
 @contextmanager
 def sole_writer(fabric: Fabric, folder: Path) -> Iterator[None]:
-    """Lock a run's folder; called on every process, held by the first.
+    """Lock a run's folder; called on every process, held by the first, and once more by the same trainer as a no-op.
 
     The system frees the lock when its holder ends in any way; the file ``.lock`` stays, unless it is the only one.
     ``.writer`` names the holder.
     """
+    if _held.get(fabric) == folder.resolve():
+        yield
+        return
     lock = FileLock(folder / ".lock", timeout=0)
     writer = folder / ".writer"
 
@@ -41,8 +47,10 @@ def sole_writer(fabric: Fabric, folder: Path) -> Iterator[None]:
 
     try:
         on_first_process(fabric, take)
+        _held[fabric] = folder.resolve()
         yield
     finally:
+        _held.pop(fabric, None)
         if lock.is_locked:
             writer.unlink(missing_ok=True)
             lock.release()

@@ -13,10 +13,11 @@ from lit_fed.federation.audit import Copy, audit_log
 from lit_fed.federation.commands.deployed import ServersEnd, add_run, keys_of, make
 from lit_fed.federation.ends import keep_private
 from lit_fed.federation.server.executor import Patience
-from lit_fed.federation.server.federate import federate
+from lit_fed.federation.server.federate import federate, run_to_continue
 from lit_fed.federation.server.roster import Gathering
-from lit_fed.federation.server.status import status_page
+from lit_fed.federation.server.status import Status
 from lit_fed.federation.transport.serving import rpc_grid
+from lit_fed.federation.transport.status_port import StatusPort, serving_status
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,11 @@ class _Options:
     Args:
         server: address by which nodes know the server
         ckpt_path: checkpoint to resume from: last, a file or a run
-        status_port: port on 127.0.0.1 of a page with the run's state, JSON at / and Prometheus text at /metrics
         log: where a copy of each line of the audit log goes, beside its file
     """
 
     server: str = "127.0.0.1:9092"
     ckpt_path: str | None = None
-    status_port: int | None = None
     log: Copy | None = None
 
 
@@ -41,6 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_run(parser)
     parser.add_class_arguments(_Options, as_group=False)
     parser.add_class_arguments(ServersEnd, as_group=False)
+    parser.add_class_arguments(StatusPort, as_group=False)
     parser.add_class_arguments(Gathering, "gathering")
     parser.add_class_arguments(Patience, "patience")
 
@@ -54,14 +54,15 @@ def run(call: Call) -> int:
     trainer, parts = make(call)
     with ExitStack() as stack:
         stack.enter_context(exit_reported())
+        ckpt_path = stack.enter_context(run_to_continue(trainer, settings.ckpt_path))  # before it listens
         audit = stack.enter_context(audit_log(trainer.settings.logs / "audit", settings.log))
         if node_keys is not None:
             node_keys.say = audit.say
         grid = stack.enter_context(rpc_grid(settings.server, security, settings.most_bytes, settings.bind, node_keys))
-        if settings.status_port is not None:
-            trainer.callbacks.append(stack.enter_context(status_page(settings.status_port, grid)))
+        trainer.callbacks.append(status := Status(grid))
+        stack.enter_context(serving_status(StatusPort.of(settings), status))
         federate(
-            grid, trainer, *parts, settings.ckpt_path, patience, Gathering(**settings.gathering), settings.most_bytes,
+            grid, trainer, *parts, ckpt_path, patience, Gathering(**settings.gathering), settings.most_bytes,
             node_clients=node_keys, audit=audit,
         )  # fmt: skip
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
@@ -18,11 +19,13 @@ from lit_fed.federation.ends import check_public, keep_private, log_line, proxy_
 from lit_fed.federation.messages.wire import MOST_BYTES
 from lit_fed.federation.node.audited import AuditedNode
 from lit_fed.federation.node.node import Node
+from lit_fed.federation.node.status import watched
 from lit_fed.federation.node.summing import signer_of
 from lit_fed.federation.node.withheld import Report, check_least
 from lit_fed.federation.statistics.over_nodes import StatisticsNode
 from lit_fed.federation.transport.calling import serve
 from lit_fed.federation.transport.security import Security
+from lit_fed.federation.transport.status_port import StatusPort
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class _Options:
         peers: list of the keys of all nodes of secure sums, this one's included
         smallest_sum: smallest number of nodes with clients in a secure sum; by default trainer.secure_sum.threshold
         log: where a copy of each line of the audit log goes, beside its file
+        until_done: end with status 0 once the server says that the run is done, and its end is saved here
     """
 
     server: str = "127.0.0.1:9092"
@@ -60,6 +64,7 @@ class _Options:
     peers: str | None = None
     smallest_sum: int | None = None
     log: Copy | None = None
+    until_done: bool = False
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -67,6 +72,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_run(parser)  # the data are enough for statistics
     add_clients(parser, "clients on this node")
     parser.add_class_arguments(_Options, as_group=False)
+    parser.add_class_arguments(StatusPort, as_group=False)
 
 
 def make_node(call: Call) -> Node:
@@ -87,6 +93,10 @@ def make_statistics_node(call: Call) -> StatisticsNode:
     settings, made = call.settings, make_data(call)
     if (clients := chosen(made.data, settings)) is None:
         raise ConfigError("--client is missing; see lit-fed node --help")
+    if settings.until_done or settings.status_port is not None:
+        raise ConfigError(
+            "--until_done and --status_port are for a run, and a node with --statistics has none; leave them out"
+        )
     together = settings.report == "aggregate"
     if together:
         check_least(settings.report_least, len(clients), "statistics")
@@ -96,7 +106,7 @@ def make_statistics_node(call: Call) -> StatisticsNode:
 
 
 def run(call: Call) -> int:
-    """Serve until Ctrl-C."""
+    """Serve until Ctrl-C or, with ``--until_done``, the end of the run."""
     settings = call.settings
     check_public(settings.server)
     keep_private()
@@ -114,5 +124,6 @@ def run(call: Call) -> int:
         log_line(f"client{'s' if len(node.clients) > 1 else ''} {who} of {settings.server}; Ctrl-C ends it")
         facts = {"settings": hash_of(node.settings), "clients": node.clients, "approved": None}
         with audit_log(Path(settings.state_dir) / "audit", settings.log, **facts) as audit:
-            serve(AuditedNode(node, audit), settings.server, security, proxy)
+            watch = partial(watched, node, settings)
+            serve(AuditedNode(node, audit), settings.server, security, proxy, settings.until_done, watch)
     return 0

@@ -47,10 +47,14 @@ def read_hashes(path: str | Path, option: str) -> frozenset[str]:
 
 
 class Grant(NamedTuple):
-    """The clients that a key may claim, and the most training samples that each may report; None for any number."""
+    """The clients that a key may claim, and the most training samples that each may report; None for any number.
+
+    The name is that of the certificate's file.
+    """
 
     clients: frozenset[int]
     most_samples: int | None = None
+    name: str = ""
 
 
 class NodeKeys(UserDict[str, Grant]):
@@ -133,7 +137,7 @@ def read_node_keys(path: Path) -> tuple[dict[str, Grant], list[Path]]:
         if (taken := next((client_id for client_id in ids if client_id in owners), None)) is not None:
             raise ConfigError(f"{where} gives client {taken} to {owners[taken]} and {name}; give it to one of them")
         owners |= dict.fromkeys(ids, name)
-        grants[key], names[key] = Grant(frozenset(ids), most), name
+        grants[key], names[key] = Grant(frozenset(ids), most, Path(name).stem), name
     return grants, [path.parent / name for name in names.values()]
 
 

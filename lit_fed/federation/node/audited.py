@@ -56,6 +56,11 @@ class AuditedNode:
             finally:
                 self._write(lasting=True)
 
+    @property
+    def done(self) -> bool:
+        """Whether the server has said that the run is done."""
+        return self.node.done
+
     def idle(self) -> None:
         """Write what has left so far: of clients' work at once, of the rest once a minute."""
         if self._clients or time.monotonic() > self._written + _PAUSE_S:

@@ -112,12 +112,14 @@ class Node:
             self.withheld = Withheld(samples, report_least, folder, self.say)
             self.say(f"metrics leave this node in sums over at least {report_least} clients; sums over fewer stay here")
         self.sums = own_work(trainer, signer, limit, report, self.say, folder, smallest_sum)
-        self._run_id = ""
+        self.run_id = ""
         self._given: dict[str, Counter[tuple[object, ...]]] = {}  # counts of equal requests, by run
         self._continued: dict[tuple[str, int], int] = {}  # the state that a client continued from last, by run
         self._errors: dict[str, int] = {}  # numbers of errors, by the text that the server gets
         self._heard = self._said = time.monotonic()
-        self._at = "nothing yet"
+        self.at = "nothing yet"
+        self.done = False
+        """Whether the server has said that the run is done."""
 
     @contextmanager
     def at_work(self) -> Iterator[Node]:
@@ -129,10 +131,10 @@ class Node:
     def idle(self) -> None:
         """Report a silent server at most once a minute; cheap to call at any rate."""
         now = time.monotonic()
-        if now > max(self._heard, self._said) + _SAY_S:
+        if not self.done and now > max(self._heard, self._said) + _SAY_S:
             self._said = now
             silent = f"silent for {(now - self._heard) / 60:.0f} min"
-            self.say(Alert(f"waiting for the server, {silent}; last message: {self._at}"))
+            self.say(Alert(f"waiting for the server, {silent}; last message: {self.at}"))
 
     def handle(self, blob: bytes) -> bytes:
         """Handle a message, and return the answer; every error becomes an answer, too."""
@@ -193,6 +195,7 @@ class Node:
     # ------------------------------------------------------------------ who lives here
 
     def _greet(self, message: Message) -> Message:
+        self.done = False
         if (cause := mismatch(self.settings, message.read(schema.Hello))) is None:
             clients = {str(client_id): schema.DataReport(**vars(report)) for client_id, report in self.reports.items()}
             self._say_where("registered with the server")
@@ -229,17 +232,18 @@ class Node:
             bases[kind] = {name: base.names[name] for name in received.keys() - frozen[kind].keys()}
             self._check(payloads[kind], round_idx, kind, "predict")
         versions_told = {int(name): version for name, version in versions.items()}
-        Kept(self._run_id, round_idx, versions_told, payloads, frozen, bases).write(self.folder)
+        Kept(self.run_id, round_idx, versions_told, payloads, frozen, bases).write(self.folder)
+        self.done = True
         self._say_where(f"the run ended after round {round_idx + 1}; its model is saved in {self.folder}")
         return Message.pack(schema.NodeAnswer())
 
     def _open(self, run_id: str) -> None:
-        if run_id != self._run_id:
+        if run_id != self.run_id:
             if run_id not in self._given and len(self._given) >= _MOST_RUNS:  # counts are never forgotten
                 raise WireError(f"the server began more than {_MOST_RUNS} runs; restart the node")
             self._given.setdefault(run_id, Counter())
             self.federation.store.open(self.folder / run_id)
-            self._run_id = run_id
+            self.run_id = run_id
 
     # ------------------------------------------------------------------ one client's work
 
@@ -257,10 +261,10 @@ class Node:
         self._count(*asked.question, client_id, round_idx)
         self._say_where(f"round {round_idx + 1} of {self.run.max_rounds}")
         if version is not None:
-            self._continued[self._run_id, client_id] = version[0]
+            self._continued[self.run_id, client_id] = version[0]
         newest = max((at for name, at in store.files.rounds() if name == str(client_id)), default=-1) if dropped else -1
         for drop_round in dropped:
-            if drop_round not in (newest, self._continued.get((self._run_id, client_id))):
+            if drop_round not in (newest, self._continued.get((self.run_id, client_id))):
                 store.files.forget([(str(client_id), drop_round)], delete=True)
         store.load_state_dict({} if version is None else {str(client_id): version}, round_idx)
         kind, device = federation.kinds[client_id], federation.fabric.device
@@ -291,7 +295,7 @@ class Node:
 
     def _count(self, *work: object) -> None:
         """Raise `WireError` if the server repeats a request more than `_OFTEN` times in a round."""
-        given = self._given[self._run_id]
+        given = self._given[self.run_id]
         given[work] += 1
         if given[work] > _OFTEN:
             what = shown(work[1] if work[0] == "ask" else work[0], 40)
@@ -299,8 +303,8 @@ class Node:
 
     def _say_where(self, at: str) -> None:
         """Print the server's request if it differs from the last one."""
-        if at != self._at:
-            self._at = at
+        if at != self.at:
+            self.at = at
             self.say(at)
 
     def _train(self, client_id: int, broadcast: Broadcast) -> ClientUpdate | ClientFailure:

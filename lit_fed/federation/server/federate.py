@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing_extensions import override
 
 from lit_fed.callbacks import Callback
 from lit_fed.data.partitions.cut import named
-from lit_fed.engine.loop.checkpoint import callback_states, read_checkpoint
+from lit_fed.engine.loop.checkpoint import callback_states, read_checkpoint, run_folder
 from lit_fed.engine.loop.run import Run
 from lit_fed.engine.loop.runs import checkpoint_to_continue
+from lit_fed.engine.storage.run_lock import sole_writer
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.federation.audit import Audit
@@ -81,6 +83,16 @@ class Parting(Callback):
             )
 
 
+@contextmanager
+def run_to_continue(trainer: FederatedTrainer, ckpt_path: str | None) -> Iterator[str | None]:
+    """Find the checkpoint to resume from, and lock its run's folder, so that a second server is refused at once."""
+    found = None if ckpt_path is None else checkpoint_to_continue(trainer.fabric, ckpt_path, trainer.settings.logs)
+    with ExitStack() as held:
+        if found is not None and found.name == "last.ckpt" and trainer.fabric.world_size == 1:  # others start a folder
+            held.enter_context(sole_writer(trainer.fabric, run_folder(found) or found.parent))
+        yield None if found is None else str(found)
+
+
 def federate(
     grid: Grid,
     trainer: FederatedTrainer,
@@ -118,12 +130,16 @@ def federate(
     say = log_line if audit is None else audit.say
     roster = Roster(grid, identity, settings, data.num_clients, say, limit, data.num_classes, node_clients)
     checkpoint = None if ckpt_path is None else checkpoint_to_continue(trainer.fabric, ckpt_path, trainer.settings.logs)
+    done = False
     if checkpoint is not None:  # before nodes are greeted, so that a changed client is refused alone
-        _learn(identity, checkpoint)
+        content = read_checkpoint(checkpoint)
+        done = content["round_idx"] >= trainer.max_rounds
+        states = callback_states(content, checkpoint)
+        _learn(identity, states, checkpoint)
         if arrivals is not None:
-            content = read_checkpoint(checkpoint)
-            arrivals.learn(callback_states(content, checkpoint), content["round_idx"], checkpoint)
-    roster.gather(gathering or Gathering())
+            arrivals.learn(states, content["round_idx"], checkpoint)
+        del content  # holds a model
+    roster.gather(gathering or Gathering(), done)
     patience = patience or Patience()
     sums = None
     if summed is not None:
@@ -149,9 +165,9 @@ def federate(
     trainer.fit(model, data, algorithm, None if checkpoint is None else str(checkpoint))
 
 
-def _learn(identity: Identity, checkpoint: Path) -> None:
-    """Take the clients' reports from a checkpoint; one of a simulation has none."""
-    saved = callback_states(read_checkpoint(checkpoint), checkpoint).get(Identity.__name__)
+def _learn(identity: Identity, states: Mapping[str, Any], checkpoint: Path) -> None:
+    """Take the clients' reports from the states of a checkpoint's callbacks; a simulation has none."""
+    saved = states.get(Identity.__name__)
     try:
         if saved is not None:
             identity.load_state_dict(saved)

@@ -125,8 +125,13 @@ class Roster:
         """Whether a node was connected at the last refresh, registered or not."""
         return node in self._keys
 
-    def gather(self, gathering: Gathering) -> None:
-        """Wait until every client is connected; print the missing clients every minute."""
+    def gather(self, gathering: Gathering, done: bool = False) -> None:
+        """Wait until every client is connected; print the missing clients every minute.
+
+        Args:
+            gathering: How long, and for how many.
+            done: The run is done, and has no work for nodes: go on with those that are here.
+        """
         begun = said = time.monotonic()
         self.refresh()
         while missing := [client_id for client_id in range(self.num_clients) if client_id not in self._owner]:
@@ -137,6 +142,8 @@ class Roster:
                 self.say(f"waiting for {named(missing)}: {now - begun:.0f} s of at most {gathering.wait_s:g} s")
             self._greetings.rest()
             self.refresh()
+        if missing and done:
+            return
         if missing:
             why = "".join(
                 f"; refused: {cause}" for cause in dict.fromkeys(refusal.why for refusal in self._refused.values())

@@ -1,125 +1,98 @@
-"""The state of a running federation for its operator: JSON and Prometheus text, on loopback, for reading only."""
+"""The state of a running federation, for the server's operator."""
 
 from __future__ import annotations
 
-import json
-import threading
+import math
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
-from socketserver import TCPServer
+from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
 from lit_fed.callbacks import Callback
-from lit_fed.checks import check_range
 from lit_fed.data.partitions.cut import named
-from lit_fed.engine.loop.run import Run
-from lit_fed.federation.ends import check_free
+from lit_fed.engine.loop.run import RoundRecord, Run
+from lit_fed.federation.server.executor import GridExecutor
 from lit_fed.federation.transport.serving import RpcGrid
+from lit_fed.federation.transport.status_port import LABELS, StatusSource
 
-_HOST = "127.0.0.1"
-_SLOW_S = 2.0  # time-out of a reader, because one is served after the other
-_MEANINGS = {
-    "round": "Completed rounds",
-    "rounds": "Rounds of the run",
-    "nodes": "Connected nodes",
-    "bytes": "Bytes of messages to and from nodes",
-    "failures": "Updates of clients that failed",
-    "last_answers": "Time of a node's last answer, seconds since 1970",
-}
+_MOST_POINTS = 500  # of the curve
 
 
-class Status(Callback):
+class Status(Callback, StatusSource):
     """The facts that the pages show: numbers of the server's own, and nothing that a node says.
 
     Under ``trainer.privacy.withhold``, and before the run knows whether it withholds, the facts tell neither who takes
-    part nor how many clients.
+    part nor how many clients, nor how long a round took.
     """
 
+    page = Path(__file__).with_name("status.html").read_text(encoding="utf-8")
+
     def __init__(self, grid: RpcGrid) -> None:
+        StatusSource.__init__(self, "round_seconds")
         self.grid = grid
         self._run: Run | None = None
+        self._curve: list[tuple[int, float]] = []
+        self._epsilon: float | None = None
 
     @override
     def on_fit_start(self, run: Run) -> None:
         self._run = run
 
+    @override
+    def on_round_end(self, run: Run, record: RoundRecord) -> None:
+        """Take what the record of a round tells; the record of a private run lacks what may not be told."""
+        metrics = {name: value for name, value in record.metrics.items() if math.isfinite(value)}
+        if "time/round_s" in metrics:
+            self.seconds.labels(*self._names(run)).observe(metrics["time/round_s"])
+        if run.names.monitor in metrics:
+            self._curve.append((record.round_idx, metrics[run.names.monitor]))
+        self._epsilon = metrics.get("privacy/epsilon", self._epsilon)
+
+    @override
+    def is_ready(self) -> bool:
+        """Whether nodes are gathered, and those that are connected have clients enough for a round."""
+        if self._run is None:
+            return False
+        executor, here = self._executor(self._run), {node for node, *_ in self.grid.answered()}
+        clients = sum(len(home.clients) for node, home in list(executor.roster.homes.items()) if node in here)
+        return clients >= max(1, executor.patience.smallest_cohort)
+
+    @override
     def facts(self) -> dict[str, Any]:
-        """Return the facts by name; last answers by the node's clients, or by its number without keys."""
-        run, answered, keys = self._run, self.grid.answered(), self.grid.keys
-        facts: dict[str, Any] = {
-            "round": 0 if run is None else run.next_round,
-            "rounds": None if run is None else run.max_rounds,
-            "nodes": len(answered),
-        }
-        if run is None or run.withholds:
+        run, answered = self._run, self.grid.answered()
+        facts: dict[str, Any] = {"now": time.time(), "rounds": 0, "max_rounds": None, "nodes": len(answered)}
+        if run is None:
             return facts
-        names = {node: f"node {node}" for node, *_ in answered}
-        if keys is not None:
-            names |= {node: named(keys[key].clients) for node, key, _ in answered if key in keys}
-        last = {names[node]: round(at, 3) for node, _, at in answered if at}
-        return facts | {"bytes": self.grid.num_bytes, "failures": run.failures.count, "last_answers": last}
+        curve = self._curve[:: len(self._curve) // _MOST_POINTS + 1]
+        facts |= dict(zip(LABELS, self._names(run), strict=True))
+        facts |= {
+            "rounds": run.next_round,
+            "max_rounds": run.max_rounds,
+            "epsilon": self._epsilon,
+            "metric": run.names.monitor,
+            "curve": curve,
+        }
+        if run.withholds:
+            return facts
+        sites = list(self._sites(run, answered))
+        return facts | {"bytes": self.grid.num_bytes, "failures": run.failures.count, "sites": sites}
 
+    def _sites(self, run: Run, answered: list[tuple[int, str, float]]) -> Iterator[dict[str, Any]]:
+        """Yield the nodes that are connected, and those with a key that are not."""
+        roster, keys = self._executor(run).roster, {} if self.grid.keys is None else dict(self.grid.keys.data)
+        for node, key, at in answered:
+            grant, home = keys.pop(key, None), roster.homes.get(node)
+            name = f"node {node}" if grant is None else f"{grant.name}, {named(grant.clients)}"
+            state = "late" if home is not None and home.boot in roster.late else "connected"
+            yield {"name": name, "state": state, "answered": round(at, 3) or None}
+        for grant in keys.values():
+            yield {"name": f"{grant.name}, {named(grant.clients)}", "state": "absent", "answered": None}
 
-def prometheus(facts: dict[str, Any]) -> str:
-    """Format facts as Prometheus's text, version 0.0.4."""
-    lines = list[str]()
-    for name, value in facts.items():
-        lines += [f"# HELP lit_fed_{name} {_MEANINGS[name]}", f"# TYPE lit_fed_{name} gauge"]
-        if isinstance(value, dict):
-            lines += [f"lit_fed_{name}{{node={json.dumps(node)}}} {at}" for node, at in value.items()]
-        elif value is not None:
-            lines.append(f"lit_fed_{name} {value}")
-    return "\n".join([*lines, ""])
+    def _names(self, run: Run) -> tuple[str, str]:
+        return run.log_dir.name, type(run.federation.algorithm).__name__
 
-
-@contextmanager
-def status_page(port: int, grid: RpcGrid) -> Iterator[Status]:
-    """Serve the state of a federation: ``/`` as JSON, ``/metrics`` as Prometheus text."""
-    check_range("--status_port", port, least=1, most=2**16 - 1)
-    check_free(f"{_HOST}:{port}", "--status_port")
-    status = Status(grid)
-
-    class Page(BaseHTTPRequestHandler):
-        timeout = _SLOW_S
-        server_version, sys_version = "lit_fed", ""
-        error_message_format = "%(code)d\n"  # what a reader asked for is not repeated
-        error_content_type = "text/plain"
-
-        def do_GET(self) -> None:
-            if self.headers.get("Host") not in (f"{_HOST}:{port}", f"localhost:{port}"):
-                self.send_error(403)  # a web page whose name resolves to loopback reads nothing
-            elif self.path == "/":
-                self._send("application/json", json.dumps(status.facts()) + "\n")
-            elif self.path == "/metrics":
-                self._send("text/plain; version=0.0.4", prometheus(status.facts()))
-            else:
-                self.send_error(404)
-
-        def _send(self, kind: str, text: str) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", f"{kind}; charset=utf-8")
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        @override
-        def log_message(self, format: str, *args: Any) -> None:
-            """Print nothing: what a reader asks for does not belong into the log."""
-
-    class Server(TCPServer):
-        allow_reuse_address = True
-
-        @override
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            """Drop a reader that hung up or was too slow."""
-
-    with Server((_HOST, port), Page) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True, name="status")
-        thread.start()
-        try:
-            yield status
-        finally:
-            server.shutdown()
-            thread.join(_SLOW_S)
+    def _executor(self, run: Run) -> GridExecutor:
+        assert isinstance(run.federation.executor, GridExecutor)
+        return run.federation.executor

@@ -91,6 +91,8 @@ class StatisticsNode:
         """Do nothing: statistics need no device."""
         yield self
 
+    done = False  # a server may ask again
+
     def idle(self) -> None:
         """Do nothing: a server asks within seconds."""
 

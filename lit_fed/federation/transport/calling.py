@@ -12,14 +12,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from itertools import chain, starmap
 from typing import Any
 from typing import Protocol as Interface
 
 from lit_fed.errors import ConfigError, WireError
-from lit_fed.federation.ends import Alert, ending_by_signal, split_address, without_userinfo
+from lit_fed.federation.ends import Alert, split_address, without_userinfo
 from lit_fed.federation.messages.wire import shown
 from lit_fed.federation.transport import frames  # before grpc, which it sets up
 from lit_fed.federation.transport.security import Security
@@ -27,6 +27,7 @@ from lit_fed.federation.transport.security import Security
 import grpc  # isort: skip
 
 _AGAIN_S = (0.05, 5.0)  # shortest and longest pause before a retry
+_AFTER_S = 15.0  # the same, once the run is done
 _BLIP_S = 3.0  # outage that is not reported
 _SAY_S = 60.0  # interval of messages during an outage
 _LET_IN_S = 120.0  # time for an operator to register an unknown key
@@ -41,6 +42,8 @@ class Handler(Interface):
     """Maximum size of a message, bytes."""
     say: Callable[[str], object]
     """Prints a line."""
+    done: bool
+    """Whether the server has said that the run is done."""
 
     def at_work(self) -> AbstractContextManager[Any]:
         """Prepare to handle messages."""
@@ -76,6 +79,11 @@ class Line:
         self._out: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
         self._room = threading.Condition()  # guards the five fields above
         self._closed = threading.Event()
+        self.done = False
+        """Whether the run is done, so that a server that is gone is no outage."""
+        self.num_bytes = 0
+        self.on_work: Callable[[float], object] = lambda seconds: None
+        """Called with the time that a message took."""
         self._waiting = _Waiting(address, say)
         self._met = False
         self._refused: float | None = None
@@ -104,6 +112,7 @@ class Line:
 
     def answer(self, session: str, message_id: int, blob: bytes, size: int) -> None:
         """Send the answer to a message of ``size`` bytes, unless the server has given the message up."""
+        self.num_bytes += size + len(blob)
         with self._room:
             self._held -= size + _MESSAGE_BYTES
             self._room.notify_all()
@@ -111,6 +120,15 @@ class Line:
                 self._answers[message_id] = blob
                 self._out.put((message_id, blob))
                 self._forget()
+
+    def is_settled(self) -> bool:
+        """Whether the server has acknowledged every answer, or is gone."""
+        return not self._answers or self.away() > _BLIP_S
+
+    def away(self) -> float:
+        """Return for how many seconds there has been no stream."""
+        begun = self._waiting.begun
+        return 0.0 if begun is None else time.monotonic() - begun
 
     def _forget(self) -> None:
         """Bound the memory of answers that a server does not acknowledge, the oldest first."""
@@ -146,7 +164,7 @@ class Line:
             finally:
                 out.put(None)
             self._closed.wait(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, _AGAIN_S[1])
+            pause = _AFTER_S if self.done else min(2 * pause, _AGAIN_S[1])
 
     def _listen(self, call: Any) -> bool:
         """Take in messages until the stream ends; return whether the server accepted it and sent nothing invalid."""
@@ -203,7 +221,7 @@ class Line:
             if not self._met:  # it may be the wrong server, for which retrying is futile
                 self.security.greet(self.address, self.proxy)
             why = _reason(details) if code is grpc.StatusCode.UNAVAILABLE else details
-            self._waiting.note(why if self.proxy is None else f"{why} (by way of --proxy)")
+            self._waiting.note(why if self.proxy is None else f"{why} (by way of --proxy)", self.done)
             return
         if code is grpc.StatusCode.UNIMPLEMENTED:
             details = "the program at this address is not a federation server; correct --server"
@@ -219,22 +237,28 @@ class _Waiting:
     def __init__(self, address: str, say: Callable[[str], object]) -> None:
         self.address, self.say = address, say
         self._contact: datetime | None = None
-        self._begun: float | None = None
+        self.begun: float | None = time.monotonic()
+        """Start of the outage; None while there is a stream."""
         self._said = 0.0
 
-    def note(self, why: str) -> None:
-        """Note a broken stream; print it unless the outage is short or was printed recently."""
+    def note(self, why: str, done: bool = False) -> None:
+        """Note a broken stream; print it unless the outage is short or was printed recently, and once after a run."""
         now = time.monotonic()
-        if self._begun is None:
-            self._begun, self._said = now, 0.0
+        if self.begun is None:
+            self.begun, self._said = now, 0.0
             self._contact = self._contact and datetime.now().astimezone()
-        if now < self._begun + _BLIP_S or (self._said and now < self._said + _SAY_S):
+        if done:
+            if not self._said:
+                self.say(f"the run is done, and the server at {self.address} ended")
+            self._said = now
+            return
+        if now < self.begun + _BLIP_S or (self._said and now < self._said + _SAY_S):
             return
         if self._contact is None:
             words = f"waiting for the server at {self.address}"
         else:
             words = f"lost the server at {self.address}, last heard of at {self._contact:%H:%M:%S}"
-        minutes = f" for {(now - self._begun) / 60:.0f} min" if self._said else ""
+        minutes = f" for {(now - self.begun) / 60:.0f} min" if self._said else ""
         self.say(Alert(f"{words}{minutes}: {why}; trying again"))
         self._said = now
 
@@ -242,32 +266,53 @@ class _Waiting:
         """Note that the server answered."""
         if self._said and self._contact is not None:
             self.say(f"the server at {self.address} answers again")
-        self._contact, self._begun, self._said = datetime.now().astimezone(), None, 0.0
+        self._contact, self.begun, self._said = datetime.now().astimezone(), None, 0.0
 
 
-def serve(node: Handler, address: str, security: Security, proxy: str | None = None) -> None:
-    """Run a node until the process is stopped."""
+def serve(
+    node: Handler,
+    address: str,
+    security: Security,
+    proxy: str | None = None,
+    until_done: bool = False,
+    watch: Callable[[Line], AbstractContextManager[Any]] = nullcontext,
+) -> None:
+    """Run a node until the process is stopped.
+
+    Args:
+        node: The node.
+        address: The server's.
+        security: The node's certificate and key.
+        proxy: URL of an HTTP proxy; None connects directly.
+        until_done: Return when the server has said that the run is done.
+        watch: Entered with the connection, to show it to an operator.
+    """
     security.check(address)
     security.try_out()
     split_address(address)
-    with ending_by_signal(), node.at_work():
+    with node.at_work():
         security.greet(address, proxy)
-        with Line(address, security, node.say, node.limit, proxy) as line:
-            attend(node, line)
+        with Line(address, security, node.say, node.limit, proxy) as line, watch(line):
+            attend(node, line, until_done)
 
 
-def attend(node: Handler, line: Line) -> None:
+def attend(node: Handler, line: Line, until_done: bool = False) -> None:
     """Do the server's work; raise `ConfigError` if the server rejects this node."""
     while True:
         try:
             entry = line.inbox.get(timeout=1.0)
         except queue.Empty:
+            if until_done and node.done and line.is_settled():
+                return
             node.idle()
             continue
         if isinstance(entry, Exception):
             raise entry
         session, message_id, blob = entry
-        line.answer(session, message_id, node.handle(blob), len(blob))
+        begun, answer = time.perf_counter(), node.handle(blob)
+        line.on_work(time.perf_counter() - begun)
+        line.done = node.done  # before the server can end
+        line.answer(session, message_id, answer, len(blob))
 
 
 def _reason(details: str) -> str:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from lit_fed.data.partitions.cut import named
 from lit_fed.errors import ConfigError, ProcessLost, WireError
-from lit_fed.federation.ends import Alert, check_free, check_public, ending_by_signal
+from lit_fed.federation.ends import Alert, check_free, check_public
 from lit_fed.federation.keys.node_keys import NodeKeys, key_of
 from lit_fed.federation.transport import frames  # before grpc, which it sets up
 from lit_fed.federation.transport.grid import Reply
@@ -345,7 +345,7 @@ def rpc_grid(
     _raise_open_files()
     check_free(bind or address, "--server" if bind is None else "--bind")  # its errors are clearer than gRPC's
     grid = RpcGrid(limit, keys)
-    with ending_by_signal(), _serving(grid, bind or address, security):
+    with _serving(grid, bind or address, security):
         yield grid
 
 

@@ -24,16 +24,16 @@ def hashed(keys: Path, name: str) -> str:
 def test_a_key_is_bound_to_its_clients(keys: Path) -> None:
     found = NodeKeys(written(keys, "node_0.crt: [0, 2]\nnode_1.crt: [1]\n"))
     assert dict(found) == {
-        hashed(keys, "node_0"): Grant(frozenset({0, 2})),
-        hashed(keys, "node_1"): Grant(frozenset({1})),
+        hashed(keys, "node_0"): Grant(frozenset({0, 2}), name="node_0"),
+        hashed(keys, "node_1"): Grant(frozenset({1}), name="node_1"),
     }
 
 
 def test_a_key_may_have_a_ceiling_of_samples(keys: Path) -> None:
     found = NodeKeys(written(keys, "node_0.crt: {clients: [0, 2], most_samples: 5000}\nnode_1.crt: [1]\n"))
     assert [found[hashed(keys, name)] for name in ("node_0", "node_1")] == [
-        Grant(frozenset({0, 2}), 5000),
-        Grant(frozenset({1})),
+        Grant(frozenset({0, 2}), 5000, "node_0"),
+        Grant(frozenset({1}), name="node_1"),
     ]
 
 
