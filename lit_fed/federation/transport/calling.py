@@ -42,8 +42,10 @@ class Handler(Interface):
     """Maximum size of a message, bytes."""
     say: Callable[[str], object]
     """Prints a line."""
-    done: bool
-    """Whether the server has said that the run is done."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the server has said that the run is done."""
 
     def at_work(self) -> AbstractContextManager[Any]:
         """Prepare to handle messages."""
