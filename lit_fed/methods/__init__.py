@@ -7,6 +7,7 @@ from lit_fed.methods.data_free import FedGen, HFedCKD, PseudoMap, PseudoTest
 from lit_fed.methods.distillation import UWA, FedDF, FederatedDistillation, FedMD, TeacherError
 from lit_fed.methods.ditto import Ditto
 from lit_fed.methods.fedala import FedALA
+from lit_fed.methods.fedamp import FedAMP
 from lit_fed.methods.fedasync import FedAsync
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.fedavgm import FedAvgM
@@ -64,6 +65,7 @@ __all__ = [
     "ClusterTest",
     "Ditto",
     "FedALA",
+    "FedAMP",
     "FedAdagrad",
     "FedAdam",
     "FedAsync",

@@ -19,7 +19,9 @@ pytest.importorskip("dp_accounting")
 _OTHER = "what its server makes of updates is not a mean of what clients send"
 _OTHERS = ["fd_avg", "feddf", "fedex_lora", "fedexp", "fedgen", "fedit", "fedmd", "fednova", "fedproto", "fedtgp"]
 _OTHERS += ["flora", "hetlora", "hfedckd", "ifca", "suwa", "uwa"]
+_ADDRESSED = "makes each client a message from others' updates, which trainer.privacy neither shows nor accounts for"
 REFUSED = {
+    **dict.fromkeys(["fedamp"], _ADDRESSED),
     **dict.fromkeys(_OTHERS, _OTHER),
     "local_only": "send nothing; leave it out",
 }
