@@ -91,7 +91,7 @@ CODE_LINES = {
     "lit_fed/federation": 6_610,
     "lit_fed/handover": 450,
     "lit_fed/losses": 100,
-    "lit_fed/methods": 4_110,
+    "lit_fed/methods": 4_310,
     "lit_fed/networks": 1_150,
     "lit_fed/participation": 710,
     "lit_fed/poses": 3_120,

@@ -20,6 +20,7 @@ from lit_fed.methods.fedlc import FedLC
 from lit_fed.methods.fednova import FedNova
 from lit_fed.methods.fedntd import FedNTD
 from lit_fed.methods.fedopt import FedAdagrad, FedAdam, FedYogi
+from lit_fed.methods.fedpac import FedPAC
 from lit_fed.methods.fedper import FedPer
 from lit_fed.methods.fedproto import FedProto
 from lit_fed.methods.fedprox import FedProx
@@ -45,6 +46,7 @@ from lit_fed.methods.local_only import LocalOnly
 from lit_fed.methods.low_rank import FedExLoRA, FedIT, FedSALoRA, FFALoRA, FLoRA, HetLoRA
 from lit_fed.methods.moon import Moon
 from lit_fed.methods.per_fedavg import PerFedAvg
+from lit_fed.methods.pfedhn import PFedHN
 from lit_fed.methods.pfedme import PFedMe
 from lit_fed.methods.raf import RAF, ClusterTest, FedRAF
 from lit_fed.methods.regularizers import FD, KD, LD, NTD, Prox
@@ -79,6 +81,7 @@ __all__ = [
     "FedLC",
     "FedNTD",
     "FedNova",
+    "FedPAC",
     "FedPer",
     "FedProto",
     "FedProx",
@@ -95,6 +98,7 @@ __all__ = [
     "LocalOnly",
     "MoFedSAM",
     "Moon",
+    "PFedHN",
     "PFedMe",
     "PerFedAvg",
     "Prox",

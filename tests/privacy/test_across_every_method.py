@@ -21,7 +21,7 @@ _OTHERS = ["fd_avg", "feddf", "fedex_lora", "fedexp", "fedgen", "fedit", "fedmd"
 _OTHERS += ["flora", "hetlora", "hfedckd", "ifca", "suwa", "uwa"]
 _ADDRESSED = "makes each client a message from others' updates, which trainer.privacy neither shows nor accounts for"
 REFUSED = {
-    **dict.fromkeys(["fedamp"], _ADDRESSED),
+    **dict.fromkeys(["fedamp", "fedpac", "pfedhn"], _ADDRESSED),
     **dict.fromkeys(_OTHERS, _OTHER),
     "local_only": "send nothing; leave it out",
 }

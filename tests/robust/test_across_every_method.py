@@ -17,7 +17,7 @@ from tests.support import ROOT, saved_weights
 
 _OTHER = "its server does not average what clients send"
 _OTHERS = ["fd_avg", "feddf", "fedex_lora", "fedexp", "fedgen", "fedit", "fedmd", "fednova", "fedproto", "fedtgp"]
-_OTHERS += ["fedamp"]
+_OTHERS += ["fedamp", "fedpac", "pfedhn"]
 _OTHERS += ["flora", "hetlora", "hfedckd", "ifca", "suwa", "uwa"]
 REFUSED = {
     **dict.fromkeys(_OTHERS, _OTHER),
