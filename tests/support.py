@@ -8,7 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from lightning import LightningModule
 from torch import Tensor, nn
 
 from lit_fed import Client, FederatedTrainer, Model, Split, Update
+from lit_fed.algorithm import Cohort, Gather, Population, Stage
 from lit_fed.callbacks import Callback, RoundRecord
 from lit_fed.callbacks.boards import COLUMNS_FILE, event_files
 from lit_fed.data import Arrays, Natural, TensorDataModule
@@ -119,6 +120,43 @@ class Wandering(FedAvg):
 
     def finish(self, client: Client) -> Update:
         return replace(super().finish(client), state={"rounds": client.state["rounds"] + 1})
+
+
+class Neighbours(FedAvg):
+    """FedAvg with equal weights, whose server addresses to client i of n the last model of client i + 1 (modulo n).
+
+    A client adds ½‖w − that model‖² to its loss, over parameters. Before its first update a client's last model is the
+    initial one.
+    """
+
+    needs = frozenset({"loss"})
+
+    def setup(self, models: Mapping[str, Model], population: Population) -> dict[str, Any]:
+        server = super().setup(models, population)
+        clients = population.num_clients
+        return {**server, "last": {name: torch.stack([one] * clients) for name, one in server["model"].items()}}
+
+    def address(
+        self, server: dict[str, Any], client_id: int, round_idx: int, kind: str, stage: Stage = "train"
+    ) -> dict[str, Tensor]:
+        return {f"next.{name}": stack[(client_id + 1) % len(stack)] for name, stack in server["last"].items()}
+
+    def objective(self, client: Client, batch: Any) -> dict[str, Tensor]:
+        assert {f"next.{name}" for name in client.model.names} == client.addressed.keys() <= client.received.keys()
+        away = [(w - client.addressed[f"next.{name}"]).square().sum() for name, w in client.parameters.items()]
+        return {**super().objective(client, batch), "away": 0.5 * torch.stack(away).sum()}
+
+    def reducer(self, server: dict[str, Any]) -> Any:
+        return Gather()
+
+    def step(self, server: dict[str, Any], aggregate: list[ClientUpdate], cohort: Cohort) -> dict[str, float]:  # type: ignore[override]
+        for update in aggregate:
+            for name, tensor in update.payload.items():
+                server["last"][name][update.client_id] = tensor
+        for name, tensor in server["model"].items():
+            mean = torch.stack([update.payload[name].double() for update in aggregate]).mean(0)
+            tensor.copy_(mean if tensor.is_floating_point() else mean.round())
+        return {}
 
 
 class Unlucky(FedAvg):

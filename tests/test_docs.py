@@ -31,6 +31,7 @@ from lit_fed.methods import FedAvg, Scaffold
 from lit_fed.studies.file.study import read_study
 from lit_fed.studies.running.cells import chosen, lay_out
 from lit_fed.studies.running.parts import check_metrics
+from tests.methods.support import Rota
 from tests.support import ROOT, assert_same, fit, rows, saved_weights, trainer, weights
 
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -180,6 +181,14 @@ def test_controlled_of_own_method_is_scaffold(tmp_path: Path, own: dict[str, Any
     made = [fit(tmp_path, algorithm=one, max_rounds=3, local_epochs=2) for one in methods]
     assert global_weight(made[0]) == global_weight(made[1])
     assert made[0].metrics["comm/total_bytes"] == made[1].metrics["comm/total_bytes"]
+
+
+def test_returning_of_own_method_by_hand(tmp_path: Path, own: dict[str, Any]) -> None:
+    # Client 0 in round 0, 1 round away: (0, 0) → (1, 0), where its gradient is (1 − 2) + 1·(1 − 0) = 0.
+    # Client 1 in round 1, 2 rounds away: (1, 0) → (1, 2), and from there along −(2 − 4) − ½·2 = 1 by ½.
+    settings: dict[str, Any] = {"max_rounds": 2, "local_epochs": 2, "participation": Rota()}
+    made = fit(tmp_path, algorithm=own["Returning"](mu=1.0), **settings)
+    assert global_weight(made) == [1.0, 2.5]
 
 
 def test_noisy_median_of_own_method_draws_the_same_in_a_resumed_run(tmp_path: Path, own: dict[str, Any]) -> None:

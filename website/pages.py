@@ -36,7 +36,7 @@ ROOMS = {
 }
 HOOKS = (
     *("adapt", "setup", "split", "initial_state", "start", "phases", "objective", "correct", "finish", "broadcast"),
-    *("reducer", "step"),
+    *("address", "reducer", "step"),
 )
 
 
@@ -126,7 +126,7 @@ def _hooks(cls: type) -> str:
         if owner is cls or owner.__name__ not in ("FedAvg", "Algorithm"):
             words = (inspect.getdoc(getattr(owner, hook)) or "").partition("\n")[0].replace("|", "\\|")
             rows.append(f"| `{hook}` | {words} |")
-    intro = "Hooks in which it is not as FedAvg; [all twelve](../own_method.md#the-twelve-hooks)."
+    intro = "Hooks in which it is not as FedAvg; [all thirteen](../own_method.md#the-thirteen-hooks)."
     return "\n".join([intro, "", "| hook | does |", "|---|---|", *rows]) if rows else "Nothing but what FedAvg does."
 
 

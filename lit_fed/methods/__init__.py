@@ -8,6 +8,7 @@ from lit_fed.methods.data_free import FedGen, HFedCKD, PseudoMap, PseudoTest
 from lit_fed.methods.distillation import UWA, FedDF, FederatedDistillation, FedMD, TeacherError
 from lit_fed.methods.ditto import Ditto
 from lit_fed.methods.fedala import FedALA
+from lit_fed.methods.fedamp import FedAMP
 from lit_fed.methods.fedasync import FedAsync
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.fedavgm import FedAvgM
@@ -20,6 +21,7 @@ from lit_fed.methods.fedlc import FedLC
 from lit_fed.methods.fednova import FedNova
 from lit_fed.methods.fedntd import FedNTD
 from lit_fed.methods.fedopt import FedAdagrad, FedAdam, FedYogi
+from lit_fed.methods.fedpac import FedPAC
 from lit_fed.methods.fedper import FedPer
 from lit_fed.methods.fedproto import FedProto
 from lit_fed.methods.fedprox import FedProx
@@ -45,6 +47,7 @@ from lit_fed.methods.local_only import LocalOnly
 from lit_fed.methods.low_rank import FedExLoRA, FedIT, FedSALoRA, FFALoRA, FLoRA, HetLoRA
 from lit_fed.methods.moon import Moon
 from lit_fed.methods.per_fedavg import PerFedAvg
+from lit_fed.methods.pfedhn import PFedHN
 from lit_fed.methods.pfedme import PFedMe
 from lit_fed.methods.qfedavg import QFedAvg
 from lit_fed.methods.raf import RAF, ClusterTest, FedRAF
@@ -67,6 +70,7 @@ __all__ = [
     "ClusterTest",
     "Ditto",
     "FedALA",
+    "FedAMP",
     "FedAdagrad",
     "FedAdam",
     "FedAsync",
@@ -80,6 +84,7 @@ __all__ = [
     "FedLC",
     "FedNTD",
     "FedNova",
+    "FedPAC",
     "FedPer",
     "FedProto",
     "FedProx",
@@ -96,6 +101,7 @@ __all__ = [
     "LocalOnly",
     "MoFedSAM",
     "Moon",
+    "PFedHN",
     "PFedMe",
     "PerFedAvg",
     "Prox",

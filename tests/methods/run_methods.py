@@ -74,6 +74,7 @@ OWN: dict[str, dict[str, str | None]] = {
         "model.init_args.optimizer.lr": "0.003",
         "trainer.local_epochs": "8",
     },
+    "pfedhn": {"algorithm.init_args.server_lr": "0.3"},  # the file's is for thousands of rounds
     "scaffold_with_raf": {
         "algorithm.init_args.regularizer": "RAF",
         "model.init_args.optimizer": "torch.optim.SGD",

@@ -17,21 +17,12 @@ from tests.support import ROOT, rows, saved_weights
 pytest.importorskip("dp_accounting")
 
 _OTHER = "what its server makes of updates is not a mean of what clients send"
-_OTHERS = [
-    "afl",
-    "fd_avg",
-    "feddf",
-    "fedex_lora",
-    "fedexp",
-    "fedgen",
-    "fedit",
-    "fedmd",
-    "fednova",
-    "fedproto",
-    "fedtgp",
-]
-_OTHERS += ["flora", "hetlora", "hfedckd", "ifca", "qfedavg", "suwa", "uwa"]
+_OTHERS = ["afl", "fd_avg", "feddf", "fedex_lora", "fedexp", "fedgen", "fedit"]
+_OTHERS += ["fedmd", "fednova", "fedproto", "fedtgp", "flora", "hetlora", "hfedckd"]
+_OTHERS += ["ifca", "qfedavg", "suwa", "uwa"]
+_ADDRESSED = "makes each client a message from others' updates, which trainer.privacy neither shows nor accounts for"
 REFUSED = {
+    **dict.fromkeys(["fedamp", "fedpac", "pfedhn"], _ADDRESSED),
     **dict.fromkeys(_OTHERS, _OTHER),
     "local_only": "send nothing; leave it out",
 }

@@ -31,6 +31,7 @@ from lit_fed.engine.method.model import Model, Split
 from lit_fed.engine.method.population import Population
 from lit_fed.engine.wire.payload import Channel, num_bytes
 from lit_fed.participation import Fate
+from lit_fed.private_names import tree_leaves
 from lit_fed.trainer import FederatedTrainer, Tasks
 
 _MOST_ROUNDS = 10**6
@@ -83,6 +84,7 @@ class RunCost:
         frozen: Bytes of parameters that freeze after training, which a client needs once; not counted in ``rounds``.
         parameters: Number of a model's parameters, by kind.
         memory: Bytes of all parameters, and of those that train, by kind; only where the task froze some.
+        server: Bytes of the server's first state, of a method that addresses clients one by one.
     """
 
     rounds: list[dict[str, Traffic]]
@@ -90,6 +92,7 @@ class RunCost:
     frozen: int
     parameters: dict[str, int]
     memory: dict[str, tuple[int, int]]
+    server: int = 0
 
     @property
     def total(self) -> int:
@@ -175,11 +178,12 @@ def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algor
             sent = channel.downlink.cross(algorithm.forecast(server, round_idx, kind))
             example = next((one.client_id for one in mine), next(i for i in itertools.count() if kinds[i] == kind))
             client = Client(example, round_idx, "train", trainer.settings.seed, model, data, trainer.local.work)
-            client.received = sent.payload
+            own = channel.downlink.cross(algorithm.address(server, example, round_idx, kind))
+            client.received, client.addressed = {**sent.payload, **own.payload}, own.payload
             up = channel.uplink.cross(untrained_answer(client, algorithm)).num_bytes
             arrived = sum(one.fate not in (Fate.LOST_BEFORE, Fate.LOST_AFTER, Fate.LATE) for one in mine)
             older = late.count(kind) * rounds[-1][kind].up if rounds else 0
-            found[kind] = Traffic(len(mine), arrived, sent.num_bytes, up, older)
+            found[kind] = Traffic(len(mine), arrived, sent.num_bytes + own.num_bytes, up, older)
             its_down, its_up = whole[kind]
             fedavg += len(mine) * its_down + (arrived + late.count(kind)) * its_up
         rounds.append(found)
@@ -189,7 +193,9 @@ def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algor
         for kind, model in models.items()
         if held[kind]
     }
-    return RunCost(rounds, fedavg, max(frozen.values()), sizes, memory)
+    entries = tree_leaves(server) if algorithm.addresses else []
+    server_bytes = sum(leaf.nbytes for leaf in entries if isinstance(leaf, torch.Tensor))
+    return RunCost(rounds, fedavg, max(frozen.values()), sizes, memory, server_bytes)
 
 
 def _model(task: LightningModule, algorithm: Algorithm[Any], data: Any, trainer: FederatedTrainer) -> Model:
@@ -272,6 +278,8 @@ def report(cost: RunCost) -> str:
     for kind, (whole, trained) in cost.memory.items():
         held = f"memory of a client{f' of {kind}' if several else ''}: {whole:,} bytes of parameters"
         lines.append(f"{held}, {trained:,} of gradients, {2 * trained:,} of Adam's moments")
+    if cost.server:
+        lines.append(f"memory of the server: {cost.server:,} bytes, on every process and in every checkpoint")
     titles = ("down a client", "up a client", "down a round", "up a round")
     width = max(map(len, cost.parameters)) + 1 if several else 0
     heads = " ".join(f"{title:>15}" for title in titles)

@@ -263,7 +263,7 @@ def layouts_of(session: Session, client_ids: Iterable[int], broadcast: Broadcast
             data = cast("Any", _RemoteClientsData(session.data))
             client = Client(
                 client_id, broadcast.round_idx, "train", session.seed, session.loops[kind].model, data, session.work,
-                received=broadcast.payloads[kind],
+                received=broadcast.received(client_id, kind),
             )  # fmt: skip
             layouts[kind] = layout_of(untrained_answer(client, session.algorithm))
     return layouts

@@ -38,7 +38,7 @@ _MOST = 32  # graphs kept; each holds a set of gradients
 _WARM_UPS = 3  # as torch.cuda.make_graphed_callables
 _HOOKS = ("on_before_backward", "on_after_backward", "on_before_zero_grad")
 _REPLACED = ("backward", "optimizer_zero_grad")
-_HELD = ("begun", "own", "left", "state", "received")
+_HELD = ("begun", "own", "left", "state", "received", "addressed")
 _KEY = "trainer.compile is graph"
 
 Replay = Callable[[], None]

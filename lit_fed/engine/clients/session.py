@@ -152,7 +152,7 @@ class Session:
     ) -> Client:
         """A client with the tensors that it starts from, not yet loaded into the task."""
         client = self._meet(client_id, broadcast, stage, fine_tuning)
-        if client.own or type(self.algorithm).start is not Algorithm.start:
+        if client.own or client.addressed or type(self.algorithm).start is not Algorithm.start:
             client.begun = self.algorithm.start(client)
         else:  # one mapping for all clients of the kind
             kind = self.kinds[client_id]
@@ -189,8 +189,10 @@ class Session:
         model = loop.model
         client = Client(
             client_id, broadcast.round_idx, stage, self.seed, model, self.data, self.work, fine_tuning,
-            received=broadcast.payloads[kind], wrap_loader=self.wrappers.loader_of(stage),
+            received=broadcast.received(client_id, kind), wrap_loader=self.wrappers.loader_of(stage),
         )  # fmt: skip
+        if broadcast.addressed is not None:
+            client.addressed = broadcast.addressed[client_id].payload
         frozen = broadcast.frozen.get(kind, {})  # the task may hold what another client began with
         client.model = ModelView(model, lambda name: _first(name, client.own, client.received, frozen, model.initial))
         client.task_run = TaskRunOn(loop.state.task_run, client.model)

@@ -18,9 +18,9 @@ from lit_fed.engine.method.client import Stage
 from lit_fed.engine.method.kinds import Kinds
 from lit_fed.engine.method.wrapper import Wrappers
 from lit_fed.engine.storage.store import ClientStore
-from lit_fed.engine.wire.payload import Broadcast, Channel, ClientUpdate, not_finite
+from lit_fed.engine.wire.payload import Addressed, Arrival, Broadcast, Channel, ClientUpdate, Payload, not_finite
 from lit_fed.engine.wire.workers import Workers
-from lit_fed.errors import ClientFailure, NonFiniteServer
+from lit_fed.errors import ClientFailure, ConfigError, NonFiniteServer
 from lit_fed.participation import Participation
 from lit_fed.tracking import tracked
 
@@ -89,15 +89,10 @@ class Federation:
             NonFiniteServer: If the downlink's codec turns a finite value into NaN or infinity.
         """
         self.session.divide(round_idx)
-        downlink, arrived = self.channel.downlink, {}
-        for kind in self.kinds.names:
-            sent = self.algorithm.broadcast(self.server, round_idx, kind, stage)
-            arrived[kind] = downlink.cross(sent)
-            if downlink.codec is not None and (odd := not_finite(arrived[kind].payload, not_finite(sent))):
-                raise NonFiniteServer(
-                    f"{odd[0]} of the server's payload in round {round_idx} is no longer finite after "
-                    "trainer.downlink_codec; choose one with a wider range"
-                )
+        arrived = {
+            kind: self._crossed(self.algorithm.broadcast(self.server, round_idx, kind, stage), round_idx)
+            for kind in self.kinds.names
+        }
         frozen = {}
         for kind, loop in self.loops.items():
             names = loop.model.split.frozen
@@ -109,7 +104,34 @@ class Federation:
             frozen,
             {kind: arrival.num_bytes for kind, arrival in arrived.items()},
             {kind: arrival.wire for kind, arrival in arrived.items()},
+            self._addressed(arrived, round_idx, stage) if self.algorithm.addresses else None,
         )
+
+    def _addressed(self, arrived: Mapping[str, Arrival], round_idx: int, stage: Stage) -> Addressed:
+        """What `Algorithm.address` gives each client beside its kind's payload, after the downlink."""
+
+        def make(client_id: int) -> Arrival:
+            kind = self.kinds[client_id]
+            sent = self.algorithm.address(self.server, client_id, round_idx, kind, stage)
+            if twice := sorted(sent.keys() & arrived[kind].payload.keys()):
+                method = type(self.algorithm).__name__
+                raise ConfigError(
+                    f"algorithm {method} broadcasts and addresses {twice[0]!r}; give one of them a prefix"
+                )
+            return self._crossed(sent, round_idx)
+
+        return Addressed(make)
+
+    def _crossed(self, sent: Payload, round_idx: int) -> Arrival:
+        """A payload after the downlink, whose codec must keep finite values finite."""
+        downlink = self.channel.downlink
+        arrival = downlink.cross(sent)
+        if downlink.codec is not None and (odd := not_finite(arrival.payload, not_finite(sent))):
+            raise NonFiniteServer(
+                f"{odd[0]} of the server's payload in round {round_idx} is no longer finite after "
+                "trainer.downlink_codec; choose one with a wider range"
+            )
+        return arrival
 
     def ask(self, question: Question, client_ids: Sequence[int], broadcast: Broadcast) -> Iterator[ClientUpdate]:
         """Ask clients, every process its own; yield this process's answers.
@@ -141,8 +163,11 @@ class Federation:
         """Before a round's step, keep the broadcasts on which clients still work, and no others."""
         needed = self.participation.in_flight(broadcast.round_idx)
         self.versions = {version: one for version, one in self.versions.items() if version in needed}
+        for version, one in self.versions.items():
+            if one.addressed is not None:
+                one.addressed = {client_id: one.addressed[client_id] for client_id in needed[version]}
         if broadcast.round_idx in needed:
-            self.versions[broadcast.round_idx] = broadcast.detached()
+            self.versions[broadcast.round_idx] = broadcast.detached(needed[broadcast.round_idx])
 
     def not_finite(self, round_idx: int) -> list[str]:
         """Names of NaN or infinite entries of the server's state and global models after a round.

@@ -172,11 +172,12 @@ def _crossing(federation: Federation) -> Callable[[int], tuple[int, int]]:
     broadcast, kinds = federation.broadcast(0), federation.kinds
     clients = [next(one for one in federation.data.census.clients if kinds[one] == kind) for kind in kinds.names]
     uplink = federation.channel.uplink
+    down = {kind: broadcast.bytes_down(client_id, kind) for kind, client_id in zip(kinds.names, clients, strict=True)}
     up = {
         kind: num_bytes(uplink.pack({name: torch.zeros(size, dtype=dtype) for name, (dtype, size) in layout.items()}))
         for kind, layout in layouts_of(federation.session, clients, broadcast).items()
     }
-    return lambda client_id: (broadcast.num_bytes[kinds[client_id]], up[kinds[client_id]])
+    return lambda client_id: (down[kinds[client_id]], up[kinds[client_id]])
 
 
 def _set_up_population(fabric: Fabric, workers: Workers, parts: RunParts, seed: int) -> None:

@@ -29,7 +29,7 @@ from lit_fed.engine.method.wrapper import STATE_PREFIX
 from lit_fed.engine.storage.files import unreadable_named, write_atomically
 from lit_fed.engine.storage.packs import Version
 from lit_fed.engine.storage.store import read_table
-from lit_fed.engine.wire.payload import Broadcast
+from lit_fed.engine.wire.payload import Arrival, Broadcast
 from lit_fed.engine.wire.workers import on_first_process
 from lit_fed.errors import CheckpointError
 from lit_fed.file_names import shown
@@ -176,12 +176,17 @@ def _malformed_versions(versions: Any) -> str | None:
     fits = isinstance(versions, dict) and all(
         type(version) is int
         and isinstance(one, dict)
-        and one.keys() == {*_SENT, "clients"}
+        and one.keys() - {"addressed"} == {*_SENT, "clients"}
         and all(isinstance(part, dict) for part in one.values())
         and all(type(count) is int for count in one["num_bytes"].values())
+        and all(map(_is_arrival, one.get("addressed", {}).values()))
         for version, one in versions.items()
     )
     return None if fits else "'versions' are not broadcasts"
+
+
+def _is_arrival(entry: Any) -> bool:
+    return type(entry) is tuple and list(map(type, entry)) == [dict, int]
 
 
 def _malformed_apart(content: Mapping[str, Any]) -> str | None:
@@ -347,7 +352,8 @@ def restore(run: Run, path: Path, trains: bool = True) -> None:
         _check_versions(run, content, path)
         placed = _placed(content.get("versions", {}), {}, run.fabric.device)
         federation.versions = {
-            version: Broadcast(version, **{name: one[name] for name in _SENT}) for version, one in placed.items()
+            version: Broadcast(version, **{name: one[name] for name in _SENT}, addressed=_arrivals(one))
+            for version, one in placed.items()
         }
     server = _placed(content["server"], federation.server, run.fabric.device)
     federation.server.clear()
@@ -437,13 +443,21 @@ def _placed(saved: Any, own: Any, device: torch.device) -> Any:
     return saved
 
 
+def _arrivals(saved: Mapping[str, Any]) -> dict[int, Arrival] | None:
+    """What is addressed to the clients of a saved broadcast."""
+    held = saved.get("addressed")
+    return None if held is None else {client_id: Arrival({}, *one) for client_id, one in held.items()}
+
+
 def _versions(federation: Federation, last_round: int) -> dict[int, dict[str, Any]]:
     """The broadcasts on which clients of an asynchronous federation still work, with these clients."""
     clients = federation.participation.in_flight(last_round)
-    return {
-        version: {name: getattr(one, name) for name in _SENT} | {"clients": clients[version]}
-        for version, one in federation.versions.items()
-    }
+    found = {}
+    for version, one in federation.versions.items():
+        found[version] = {name: getattr(one, name) for name in _SENT} | {"clients": clients[version]}
+        if one.addressed is not None:
+            found[version]["addressed"] = {i: (held.payload, held.num_bytes) for i, held in one.addressed.items()}
+    return found
 
 
 def _check_versions(run: Run, content: Mapping[str, Any], path: Path) -> None:
@@ -460,6 +474,8 @@ def _check_versions(run: Run, content: Mapping[str, Any], path: Path) -> None:
         for part in ("payloads", "frozen"):
             if odd := _difference(getattr(like, part), one[part], ("models",)):
                 raise CheckpointError(f"{path} holds a broadcast of round {version} that does not fit: {odd}")
+        if one.get("addressed", {}).keys() != (one["clients"] if federation.algorithm.addresses else {}).keys():
+            raise CheckpointError(f"{path} lacks what round {version} addressed to clients at work; start a new run")
 
 
 def _tasks(run: Run) -> dict[str, str]:

@@ -141,7 +141,7 @@ def _train_cohort(run: Run, current: Round) -> None:
     working = [client_id for client_id, one in plan.items() if one.fate is not Fate.LOST_BEFORE]
     broadcasts = {**federation.versions, current.round_idx: current.broadcast}
     for client_id in list(plan)[run.workers.rank :: run.workers.world_size]:  # also to dropouts
-        ledger.sent(client_id, broadcasts[versions[client_id]].num_bytes[federation.kinds[client_id]])
+        ledger.sent(client_id, broadcasts[versions[client_id]].bytes_down(client_id, federation.kinds[client_id]))
     mine = run.workers.share(working, federation.data.census.num_samples)
     # The same versions on every process, because an executor may exchange something with the others.
     for version in sorted({versions[client_id] for client_id in working}) or [current.round_idx]:
@@ -165,7 +165,7 @@ def _train_version(
         update.staleness = current.round_idx - broadcast.round_idx
         if plan[update.client_id].version is not None:
             update.metrics["staleness"] = update.staleness
-        ledger.trained(update, broadcast.payloads[update.kind])
+        ledger.trained(update, broadcast.received(update.client_id, update.kind))
         run.call("on_client_end", update)
         fate = plan[update.client_id].fate
         if fate is Fate.LATE:
@@ -179,7 +179,7 @@ def _add_late_updates(run: Run, current: Round) -> None:
     late = federation.participation.late(current.round_idx)
     for client_id in run.workers.share(late, federation.data.census.num_samples):
         kind = federation.kinds[client_id]
-        sent = current.broadcast.payloads[kind]
+        sent = current.broadcast.received(client_id, kind)
         update = federation.store.pop_update(client_id, run.fabric.device, kind, sent)
         if update is not None:
             _deliver(run, current, update, current.broadcast)
@@ -199,7 +199,7 @@ def _deliver(run: Run, current: Round, update: ClientUpdate, broadcast: Broadcas
         return
     if "probability" in current.needs:  # an estimate takes seconds in a large population
         update.probability = federation.participation.probability(update.client_id)
-    begun = broadcast.payloads[update.kind]
+    begun = broadcast.received(update.client_id, update.kind)
     current.reducer.add(federation.algorithm.arrive(update, begun, federation.server))
     current.ledger.arrived(update.client_id, update.uplink_bytes)
 

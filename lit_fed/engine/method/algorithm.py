@@ -1,6 +1,6 @@
 """A whole method: the client's work beside the task's loss, and the server's.
 
-Twelve hooks carry every method here. The client's hooks take a `lit_fed.engine.method.client.Client` and keep nothing
+Thirteen hooks carry every method here. The client's hooks take a `lit_fed.engine.method.client.Client` and keep nothing
 between calls; the state of a client or the server is a mapping of tensors. An algorithm's own attributes are its
 settings and what `Algorithm.setup` learnt about the population.
 """
@@ -251,6 +251,26 @@ class Algorithm(Checked, ABC, Generic[AggregateT]):
                 for tests.
         """
 
+    def address(self, server: Server, client_id: int, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
+        """Tensors for one client beside the broadcast to its kind; read-only for the client; by default none.
+
+        Called on the process or the server that trains the client, in any order and more than once a round: a pure
+        function of the state and the arguments. Its names differ from the broadcast's.
+
+        Args:
+            server: The server's state; read-only.
+            client_id: The client.
+            round_idx: The round, from 0.
+            kind: The client's kind of network.
+            stage: ``train``, or the stage of a test.
+        """
+        return {}
+
+    @property
+    def addresses(self) -> bool:
+        """Whether single clients get more than the broadcast."""
+        return type(self).address is not Algorithm.address
+
     @abstractmethod
     def reducer(self, server: Server) -> Reducer[AggregateT]:
         """A new reducer for a round."""
@@ -260,7 +280,7 @@ class Algorithm(Checked, ABC, Generic[AggregateT]):
 
         Args:
             update: As it arrived; ``update.staleness`` is above 0 only in an asynchronous federation.
-            begun: The broadcast that the client started from; read-only.
+            begun: What the client received at its start; read-only.
             server: The server's state before its step; read-only.
         """
         return update

@@ -218,7 +218,8 @@ class Client:
         fine_tuning: Adaptation of the model, in the ``personal`` stage.
         state: Tensors that the method keeps for this client between rounds; read-only.
         is_new: Whether the client has not taken part before.
-        received: The broadcast as it arrived; read-only.
+        received: The broadcast as it arrived, and what is addressed to this client; read-only.
+        addressed: The part of it that no other client gets (`lit_fed.algorithm.Algorithm.address`).
         begun: The model at the start, shared and personal tensors by name; empty under a plain trainer.
         left: The model before a phase that starts from other tensors.
         results: Results of passes and phases, by their names.
@@ -240,6 +241,7 @@ class Client:
     state: Payload = field(default_factory=dict)
     is_new: bool = True
     received: Payload = field(default_factory=dict)
+    addressed: Payload = field(default_factory=dict)
     begun: Tensors = field(default_factory=dict)
     left: Tensors = field(default_factory=dict)
     results: dict[str, Tensors] = field(default_factory=dict)

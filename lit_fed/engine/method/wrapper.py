@@ -291,8 +291,13 @@ class Wrappers:
                 raise ConfigError(f"trainer.{key} {reason.format(type(part).__name__)}; leave one out")
 
     def setup(self, run: WrappedRun) -> None:
-        """See `Wrapper.setup`."""
+        """See `Wrapper.setup`; refuse a method that addresses clients, if the server sees no single update to do so."""
         for wrapper in self.stack:
+            if run.algorithm.addresses and (wrapper.private or "updates" in wrapper.hides):
+                raise ConfigError(
+                    f"algorithm {type(run.algorithm).__name__} makes each client a message from others' updates, which "
+                    f"trainer.{wrapper.name} neither shows nor accounts for; leave one out"
+                )
             wrapper.run = run
             wrapper.setup()
             run.server[_key(wrapper)] = wrapper.state.as_state()

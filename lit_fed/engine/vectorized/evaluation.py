@@ -128,7 +128,7 @@ class SharedEvaluation:
         """Clients that start from the first one's tensors and do no work before a test; the first is entered."""
         alike: list[int] = []
         session, begun, method = self.session, None, type(self.session.algorithm)
-        plain = method.start is Algorithm.start and method.phases is Algorithm.phases
+        plain = method.start is Algorithm.start and method.phases is Algorithm.phases and broadcast.addressed is None
         for client_id in ids:
             become = session.admit if alike else session.enter
             client = become(client_id, broadcast, "test")

@@ -233,6 +233,7 @@ class GroupObjective:
         self._layers = GroupLayers()
         self._stepper = Stepper(loop.objective, loop.objective.training_step)
         self._rebound: list[str] = []
+        self._received = clients[0].received
         self._common, begun = clients[0].begun, Tensors()
         if any(one.begun is not self._common for one in clients):
             self._common, begun = _common({name: [one.begun[name] for one in clients] for name in clients[0].begun})
@@ -245,6 +246,7 @@ class GroupObjective:
             "own": self._stacked("own", own),
             "left": self._stacked("left", [one.left for one in clients]),
             "state": self._stacked("state", [one.state for one in clients]),
+            "addressed": self._stacked("addressed", [one.addressed for one in clients]),
             "results": {
                 key: self._stacked(f"results[{key!r}]", [one.results[key] for one in clients])
                 for key in clients[0].results
@@ -397,6 +399,9 @@ class GroupObjective:
         client.own = {**{name: client.begun[name] for name in self._started}, **own["own"], **self._refusing("own")}
         client.left = {**own["left"], **self._refusing("left")}
         client.state = {**own["state"], **self._refusing("state")}
+        client.addressed = own["addressed"]
+        if client.addressed:
+            client.received = {**self._received, **client.addressed}
         client.results = {key: {**held, **self._refusing(f"results[{key!r}]")} for key, held in own["results"].items()}
         client._anchor = None
         client.forget()

@@ -54,9 +54,9 @@ class Trained(NamedTuple):
 
 def holdings(client: Client) -> Any:
     """Key of a group: names and shapes of a client's tensors, and whether it is new; equal for all its clients."""
-    if not client.state and not client.results:
+    if not client.state and not client.results and not client.addressed:
         return client.is_new, tuple(client.begun)
-    held = (client.state, *client.results.values())
+    held = (client.state, client.addressed, *client.results.values())
     shapes = tuple([tuple([(name, tensor.shape) for name, tensor in tensors.items()]) for tensors in held])
     return client.is_new, tuple(client.begun), tuple(client.results), shapes
 

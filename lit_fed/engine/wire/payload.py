@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -242,6 +242,7 @@ class Broadcast:
         frozen: Parameters that neither train nor travel in this round, with the server's values, by kind.
         num_bytes: Bytes that one client downloads, by kind.
         wire: Payloads as they travel, by kind.
+        addressed: By client, what it alone gets beside its kind's payload; None where the method addresses nobody.
     """
 
     round_idx: int
@@ -249,14 +250,30 @@ class Broadcast:
     frozen: Mapping[str, Payload] = field(default_factory=dict)
     num_bytes: Mapping[str, int] = field(default_factory=dict)
     wire: Mapping[str, Payload] = field(default_factory=dict)
+    addressed: dict[int, Arrival] | None = None
 
-    def detached(self) -> Broadcast:
-        """A copy that outlives the server's step, without `wire`."""
+    def received(self, client_id: int, kind: str) -> Payload:
+        """The tensors that a client of a kind receives."""
+        sent = self.payloads[kind]
+        return sent if self.addressed is None else {**sent, **self.addressed[client_id].payload}
 
-        def copied(part: Mapping[str, Payload]) -> dict[str, Payload]:
-            return {kind: {n: tensor.detach().clone() for n, tensor in one.items()} for kind, one in part.items()}
+    def bytes_down(self, client_id: int, kind: str) -> int:
+        """Bytes that a client of a kind downloads."""
+        return self.num_bytes[kind] + (0 if self.addressed is None else self.addressed[client_id].num_bytes)
 
-        return replace(self, payloads=copied(self.payloads), frozen=copied(self.frozen), wire={})
+    def detached(self, clients: Iterable[int] = ()) -> Broadcast:
+        """A copy that outlives the server's step, without `wire`, and with what is addressed to some clients."""
+
+        def copied(payload: Payload) -> Payload:
+            return {name: tensor.detach().clone() for name, tensor in payload.items()}
+
+        addressed = None
+        if self.addressed is not None:
+            found = {client_id: self.addressed[client_id] for client_id in clients}
+            addressed = {one: Arrival({}, copied(held.payload), held.num_bytes) for one, held in found.items()}
+        payloads = {kind: copied(one) for kind, one in self.payloads.items()}
+        frozen = {kind: copied(one) for kind, one in self.frozen.items()}
+        return replace(self, payloads=payloads, frozen=frozen, wire={}, addressed=addressed)
 
 
 class Codec(Checked, ABC):
@@ -286,6 +303,24 @@ class Arrival(NamedTuple):
     wire: Payload
     payload: Payload
     num_bytes: int
+
+
+class Addressed(dict[int, Arrival]):
+    """What is addressed to each client, made when it is asked for; only the last client's is held.
+
+    Args:
+        make: Makes a client's.
+    """
+
+    def __init__(self, make: Callable[[int], Arrival]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, client_id: int) -> Arrival:
+        made = self._make(client_id)
+        self.clear()
+        self[client_id] = made
+        return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lit_fed.data.population.naming import called
 from lit_fed.engine.evaluation.prediction import write_predictions
 from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol, check_protocols
-from lit_fed.engine.wire.payload import Broadcast
+from lit_fed.engine.wire.payload import Arrival, Broadcast
 from lit_fed.errors import ConfigError
 from lit_fed.federation.node.kept import read
 from lit_fed.federation.node.run import settle
@@ -64,8 +64,11 @@ class Home:
         own = {kind: self.federation.loops[kind].model.initial for kind in self.end.payloads}
         bases = {kind: given(self.end.base.get(kind, {}), own[kind], folder) for kind in own}
         frozen = {kind: {**entry, **bases.get(kind, {})} for kind, entry in self.end.frozen.items()}
-        moved = map_tensors((self.end.payloads, frozen), lambda tensor: tensor.to(device))
-        self.broadcast = Broadcast(self.end.round_idx, *moved)
+        held = (self.end.payloads, frozen, self.end.addressed)
+        payloads, frozen, own_messages = map_tensors(held, lambda tensor: tensor.to(device))
+        self.broadcast = Broadcast(self.end.round_idx, payloads, frozen)
+        if self.federation.algorithm.addresses:
+            self.broadcast.addressed = {i: Arrival({}, payload, 0) for i, payload in own_messages.items()}
 
     def predict(self, client_id: int, output: Path, inputs: Path | None = None) -> None:
         """Write predictions of a client's model.

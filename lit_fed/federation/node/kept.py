@@ -32,6 +32,7 @@ class Kept:
         payloads: The broadcast payloads by kind of network.
         frozen: The frozen parameters by kind, without those in `base`.
         base: By kind, the pretrained parameters that the node reads again.
+        addressed: By client, what the server addressed to it alone; empty where the method addresses nobody.
     """
 
     run_id: str
@@ -40,6 +41,7 @@ class Kept:
     payloads: Mapping[str, Payload]
     frozen: Mapping[str, Payload]
     base: Mapping[str, Names]
+    addressed: Mapping[int, Payload]
 
     def write(self, folder: Path) -> None:
         """Write it, replacing an earlier one."""
@@ -50,6 +52,7 @@ class Kept:
             "payloads": {kind: dict(payload) for kind, payload in self.payloads.items()},
             "frozen": {kind: dict(payload) for kind, payload in self.frozen.items()},
             "base": {kind: dict(names) for kind, names in self.base.items()},
+            "addressed": {client_id: dict(payload) for client_id, payload in self.addressed.items()},
         }
         write_atomically(content, folder / NAME)
 
@@ -64,13 +67,14 @@ def read(folder: Path) -> Kept:
         check_bytes(path)
         versions = {int(name): _version(name, version) for name, version in content["versions"].items()}
         groups = [{kind: _tensors(entry) for kind, entry in content[key].items()} for key in ("payloads", "frozen")]
+        addressed = {int(client_id): _tensors(entry) for client_id, entry in content.get("addressed", {}).items()}
         if not RUN_ID.fullmatch(content["run"]) or type(content["round"]) is not int:
             raise ValueError("the run's id is malformed")
         if not is_base(content["base"]):
             raise ValueError("the names of pretrained parameters are malformed")
     except Exception as error:  # damaged bytes raise many exceptions
         raise CheckpointError(f"{path} cannot be read ({' '.join(str(error).split())[:120]})") from error
-    return Kept(content["run"], content["round"], versions, groups[0], groups[1], content["base"])
+    return Kept(content["run"], content["round"], versions, groups[0], groups[1], content["base"], addressed)
 
 
 def _version(name: Any, version: Any) -> Version | None:

@@ -231,8 +231,13 @@ class Node:
             frozen[kind] = {name: tensor for name, tensor in received.items() if not base.holds(name, tensor)}
             bases[kind] = {name: base.names[name] for name in received.keys() - frozen[kind].keys()}
             self._check(payloads[kind], round_idx, kind, "predict")
+        addressed = dict[int, Payload]()
+        for client_id in self.clients if self.federation.algorithm.addresses else ():
+            wire = message.tensors.get(f"addressed/{client_id}", {})
+            addressed[client_id] = self.federation.channel.downlink.arrive(wire).payload
+            self._check(addressed[client_id], round_idx, self.federation.kinds[client_id], "predict", client_id)
         versions_told = {int(name): version for name, version in versions.items()}
-        Kept(self.run_id, round_idx, versions_told, payloads, frozen, bases).write(self.folder)
+        Kept(self.run_id, round_idx, versions_told, payloads, frozen, bases, addressed).write(self.folder)
         self.done = True
         self._say_where(f"the run ended after round {round_idx + 1}; its model is saved in {self.folder}")
         return Message.pack(schema.NodeAnswer())
@@ -271,14 +276,21 @@ class Node:
         groups = {
             "payload": tensors.get("payload", {}),
             "frozen": self._frozen(kind, tensors.get("frozen", {}), asked.frozen),
+            **({"addressed": tensors.get("addressed", {})} if federation.algorithm.addresses else {}),
         }
         self._request = cache(lambda: asked.request([client_id], hash_of_groups(groups)))  # not every method needs it
         if isinstance(store.files, StateFiles):
             store.files.number = lambda: self._request().digest(version)
         received = map_tensors(groups, lambda tensor: tensor.to(device))
-        payload = federation.channel.downlink.arrive(received["payload"]).payload
-        self._check(payload, round_idx, kind, "test" if isinstance(asked, schema.Ask) else "train")
-        return Broadcast(round_idx, {kind: payload}, {kind: received["frozen"]})
+        downlink = federation.channel.downlink
+        stage: Stage = "test" if isinstance(asked, schema.Ask) else "train"
+        payload = downlink.arrive(received["payload"]).payload
+        self._check(payload, round_idx, kind, stage)
+        broadcast = Broadcast(round_idx, {kind: payload}, {kind: received["frozen"]})
+        if federation.algorithm.addresses:
+            broadcast.addressed = {client_id: downlink.arrive(received["addressed"])}
+            self._check(broadcast.addressed[client_id].payload, round_idx, kind, stage, client_id)
+        return broadcast
 
     def _frozen(self, kind: str, sent: Payload, named: Mapping[str, str]) -> Payload:
         """All frozen tensors of a message, checked against the model."""
@@ -286,11 +298,17 @@ class Node:
         check_payload(sent, layout_of({name: model.tensor(name) for name in sent if name in model}), "the server")
         return self.frozen.complete(kind, sent, named)
 
-    def _check(self, payload: Payload, round_idx: int, kind: str, stage: Stage) -> None:
-        """Refuse a payload that lacks a tensor of the round's first broadcast; a later broadcast may hold more."""
-        federation = self.federation
-        federation.session.divide(round_idx)
-        layout = layout_of(federation.algorithm.broadcast(federation.server, round_idx, kind, stage))
+    def _check(self, payload: Payload, round_idx: int, kind: str, stage: Stage, client_id: int | None = None) -> None:
+        """Refuse a payload that lacks a tensor of the round's first broadcast, or of what it addresses to a client.
+
+        A later one may hold more.
+        """
+        method, server = self.federation.algorithm, self.federation.server
+        self.federation.session.divide(round_idx)
+        if client_id is None:
+            layout = layout_of(method.broadcast(server, round_idx, kind, stage))
+        else:
+            layout = layout_of(method.address(server, client_id, round_idx, kind, stage))
         check_payload({name: payload[name] for name in layout if name in payload}, layout, "the server")
 
     def _count(self, *work: object) -> None:

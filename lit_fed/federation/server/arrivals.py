@@ -24,13 +24,14 @@ from lit_fed.engine.clients.executor import layouts_of
 from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.loop.run import RoundRecord, Run
 from lit_fed.engine.storage.files import cannot_write
-from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
+from lit_fed.engine.wire.payload import Arrival, Broadcast, ClientUpdate, Direction, Payload
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import CheckpointError, ClientFailure, ConfigError, NobodyLeft
 from lit_fed.federation.ends import Alert
 from lit_fed.federation.server.executor import Asked, CohortWork, GridExecutor
 from lit_fed.participation import Asynchronous, Fate, Participant, Participation
 from lit_fed.participation.asynchronous import COLUMNS, Flight, Step, cells_of, read_order
+from lit_fed.tensors import map_tensors
 
 ORDER = "order.csv"
 """The file of a run's order, in its folder."""
@@ -130,15 +131,10 @@ class Arrivals(Asynchronous):
         for one in self.begun:
             if (version := one.version or 0) not in self._sent:
                 kept = federation.versions[version]
-                crossed = {kind: downlink.cross(payload) for kind, payload in kept.payloads.items()}
-                for kind, payload in kept.payloads.items():
-                    if any(not torch.equal(tensor, crossed[kind].payload[name]) for name, tensor in payload.items()):
-                        raise CheckpointError(
-                            "trainer.downlink_codec changes what it has once decoded, so that clients at work cannot "
-                            "be sent the same again; start a new run"
-                        )
-                wire = {kind: arrival.wire for kind, arrival in crossed.items()}
-                self._sent[version] = replace(kept, wire=wire)
+                wire = {kind: _again(downlink, payload).wire for kind, payload in kept.payloads.items()}
+                self._sent[version] = sent = replace(kept, wire=wire)
+                if kept.addressed is not None:
+                    sent.addressed = {i: _again(downlink, held.payload) for i, held in kept.addressed.items()}
             self.flights.start(one.client_id, self._sent[version])
 
     @property
@@ -182,6 +178,10 @@ class Arrivals(Asynchronous):
             }
             self._sent = {v: one for v, one in self._sent.items() if v in {f[3].version for f in self._flying}}
             self._sent[version] = replace(broadcast.detached(), wire=wire)
+        if (addressed := self._sent[version].addressed) is not None:  # the version's step is still to come
+            made = self.federation.broadcast(version).addressed
+            assert made is not None
+            addressed[client_id] = map_tensors(made[client_id], torch.clone)
         self.flights.start(client_id, self._sent[version])
         return Participant(client_id, Fate.ON_TIME, version, self._now(), math.inf)
 
@@ -195,6 +195,17 @@ class Arrivals(Asynchronous):
 
     def _now(self) -> float:
         return self.offset + time.monotonic() - self._since
+
+
+def _again(downlink: Direction, payload: Payload) -> Arrival:
+    """A decoded payload, sent once more."""
+    crossed = downlink.cross(payload)
+    if any(not torch.equal(tensor, crossed.payload[name]) for name, tensor in payload.items()):
+        raise CheckpointError(
+            "trainer.downlink_codec changes what it has once decoded, so that clients at work cannot be sent the same "
+            "again; start a new run"
+        )
+    return crossed
 
 
 class ArrivalOrder(Callback):

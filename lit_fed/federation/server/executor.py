@@ -324,7 +324,10 @@ class GridExecutor(Executor):
         }  # fmt: skip
         there = home.frozen.setdefault(kind, {})
         frozen, fields["frozen"] = self._hashes.divide(kind, broadcast.frozen.get(kind, {}), there)
-        return Message.pack(_KINDS[work.word](**fields), {"payload": broadcast.wire[kind], "frozen": frozen})
+        tensors = {"payload": broadcast.wire[kind], "frozen": frozen}
+        if broadcast.addressed is not None:
+            tensors["addressed"] = broadcast.addressed[client_id].wire
+        return Message.pack(_KINDS[work.word](**fields), tensors)
 
     def _expected(self, asked: Asked) -> ExpectedAnswer:
         """Return the constraints on the answer to a message."""

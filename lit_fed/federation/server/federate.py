@@ -70,6 +70,8 @@ class Parting(Callback):
                 known = home.frozen.setdefault(kind, {})
                 frozen, held[kind] = hashes.divide(kind, broadcast.frozen.get(kind, {}), known)
                 tensors |= {f"payload/{kind}": broadcast.wire[kind], f"frozen/{kind}": frozen}
+            if broadcast.addressed is not None:
+                tensors |= {f"addressed/{one}": broadcast.addressed[one].wire for one in home.clients}
             versions = {str(client_id): federation.store.version(client_id) for client_id in home.clients}
             messages[node] = Message.pack(Keep(self.roster.identity.run_id, round_idx, versions, held), tensors)
         reached = self.roster.ask(messages, _PARTING_S, lambda _, answer: answer_of(answer, NodeAnswer))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_fed.data import Arrays
-from lit_fed.engine.method.client import Client, EffectiveSteps, Pass, Phase, Tensors, Update
+from lit_fed.engine.method.client import Client, EffectiveSteps, Pass, Phase, Stage, Tensors, Update
 from lit_fed.engine.method.model import Model
 from lit_fed.engine.method.task_run import TaskRun
 from lit_fed.engine.vectorized.objective import NotVectorizable
@@ -124,6 +124,11 @@ class Reads(FedPer):
         for name, value in zip(NAMES, self.read(hook, client).tolist(), strict=True):
             self.seen[hook, client.round_idx * NUM_CLIENTS + client.id, name] = value
 
+    def address(
+        self, server: dict[str, Any], client_id: int, round_idx: int, kind: str, stage: Stage = "train"
+    ) -> Tensors:
+        return {"own number": torch.tensor([1.0, 10 * client_id + round_idx])}
+
     def initial_state(self, client: Client) -> Tensors:
         self.note("initial_state", client)
         return {"rounds": torch.zeros(1)}
@@ -201,7 +206,8 @@ def test_every_attribute_is_right_in_every_hook_or_refused_by_name(
         if name in FIELDS:
             assert f"client.{name}," in why, why
     # What is a tensor, or the same for all, is refused in no hook; what is a client's own number is.
-    right = {"model", "state", "received", "begun", "left", "own", "results", "parameters", "anchor", "phase", "is_new"}
+    right = {"model", "state", "received", "addressed", "begun", "left", "own", "results", "parameters", "anchor"}
+    right |= {"phase", "is_new"}
     assert not {name for _, name in refused} & right
     assert {name for hook, name in refused if hook == "objective"} >= {"id", "steps", "num_samples"}
 

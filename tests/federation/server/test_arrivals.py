@@ -30,7 +30,7 @@ from lit_fed.privacy import SecureSum
 from tests.federation.serving_support import free_address, served, working
 from tests.federation.support import Make, Parts, nodes_of, simulate
 from tests.federation.transport.test_serving_grid import logged
-from tests.support import LeastSquares, Points, Wanderer, Wandering, assert_same, rows, trainer, weights
+from tests.support import LeastSquares, Neighbours, Points, Wanderer, Wandering, assert_same, rows, trainer, weights
 
 HOMES = [[0, 3], [1, 5, 6], [2, 4, 7]]
 
@@ -93,6 +93,7 @@ def replay(with_: Any, folder: Path, of: FederatedTrainer, **kwargs: Any) -> Fed
         pytest.param(FedAdam, {"local_epochs": 2}, id="fedadam"),
         pytest.param(Scaffold, {"local_steps": 3, "gradient_clip_val": 0.1}, id="scaffold"),
         pytest.param(Wandering, {"gradient_clip_val": 0.1}, id="personal layer"),
+        pytest.param(Neighbours, {"downlink_codec": CastCodec("float16")}, id="addressed"),
         pytest.param(FedAvg, {"uplink_codec": CastCodec(), "downlink_codec": CastCodec("float16")}, id="codecs"),
     ],
 )
@@ -189,10 +190,12 @@ class Stop(Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("stop", [1, 4, 7])
-def test_a_killed_server_sends_the_work_again_and_replays_to_the_same_bits(tmp_path: Path, stop: int) -> None:
-    with_ = wanderers(Wandering, downlink_codec=CastCodec())
-    killed = wanderers(Wandering, downlink_codec=CastCodec(), callbacks=[Stop(stop), Checkpoint()])
+@pytest.mark.parametrize(("algorithm", "stop"), [(Wandering, 1), (Wandering, 4), (Wandering, 7), (Neighbours, 4)])
+def test_a_killed_server_sends_the_work_again_and_replays_to_the_same_bits(
+    tmp_path: Path, algorithm: Any, stop: int
+) -> None:
+    with_ = wanderers(algorithm, downlink_codec=CastCodec())
+    killed = wanderers(algorithm, downlink_codec=CastCodec(), callbacks=[Stop(stop), Checkpoint()])
     with pytest.raises(KeyboardInterrupt):
         deploy(killed(live), tmp_path / "nodes")
     done = deploy(with_(live), tmp_path / "nodes", 1, "last")
