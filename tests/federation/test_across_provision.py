@@ -447,12 +447,12 @@ def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
     for words, told in (
         (["-algorithm", "ED25519"], "is not for an ECDSA key on P-384; make one with openssl genpkey"),
         ([*curve, "ec_paramgen_curve:P-256"], "is not for an ECDSA key on P-384"),
-        ([*curve, "ec_paramgen_curve:P-384", "-aes256", "-pass", "pass:secret"], "has a password; remove it"),
+        ([*curve, "ec_paramgen_curve:P-384", "-aes256", "-pass", "pass:secret"], "has a passphrase; give or remove it"),
     ):
         subprocess.run(["openssl", "genpkey", *words, "-out", own], check=True, capture_output=True)
         with pytest.raises(ConfigError, match=told):
             read_key(own)
-        if "password" not in told:
+        if "passphrase" not in told:
             words = ["openssl", "req", "-new", "-key", str(own), "-subj", "/CN=x", "-out", str(request)]
             subprocess.run(words, check=True, capture_output=True)
             with pytest.raises(ConfigError, match=told):

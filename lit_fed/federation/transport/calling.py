@@ -79,14 +79,19 @@ class Line:
         self._waiting = _Waiting(address, say)
         self._met = False
         self._refused: float | None = None
-        # the environment's proxies are for the web; only an option selects one
-        through: tuple[str, Any] = ("grpc.enable_http_proxy", 0) if proxy is None else ("grpc.http_proxy", proxy)
-        own_options = [through, ("grpc.use_local_subchannel_pool", 1)]
-        if security.is_on:
-            self._channel = grpc.secure_channel(address, security.of_node(), [*frames.options(), *own_options])
-        else:
-            self._channel = grpc.insecure_channel(address, [*frames.options(), *own_options])
+        self._renewed = security.renewed(self._dial, say)
+        self._channel = self._dial()
         self._thread = threading.Thread(target=self._stay, daemon=True, name="grpc")
+
+    def _dial(self) -> grpc.Channel:
+        # the environment's proxies are for the web; only an option selects one
+        through: tuple[str, Any] = (
+            ("grpc.enable_http_proxy", 0) if self.proxy is None else ("grpc.http_proxy", self.proxy)
+        )
+        options = [*frames.options(), through, ("grpc.use_local_subchannel_pool", 1)]
+        if self.security.is_on:
+            return grpc.secure_channel(self.address, self.security.of_node(), options)
+        return grpc.insecure_channel(self.address, options)
 
     def __enter__(self) -> Line:
         self._thread.start()
@@ -128,7 +133,6 @@ class Line:
 
     def _stay(self) -> None:
         """Keep a stream open, until the line is closed or an error ends it."""
-        attend = self._channel.stream_stream(f"/{frames.SERVICE}/{frames.METHOD}")
         pause = _AGAIN_S[0]
         while not self._closed.is_set():
             with self._room:
@@ -136,6 +140,10 @@ class Line:
                     return
                 out = self._out = queue.SimpleQueue()
             try:
+                if (channel := self._renewed()) is not None:
+                    self._channel.close()
+                    self._channel = channel
+                attend = self._channel.stream_stream(f"/{frames.SERVICE}/{frames.METHOD}")
                 outgoing = chain.from_iterable(starmap(frames.divide, iter(out.get, None)))
                 call = attend(outgoing, metadata=(("boot", self.boot),))
                 if self._listen(call):
