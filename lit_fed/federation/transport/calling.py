@@ -20,6 +20,7 @@ from typing import Protocol as Interface
 
 from lit_fed.errors import ConfigError, WireError
 from lit_fed.federation.ends import Alert, ending_by_signal, split_address, without_userinfo
+from lit_fed.federation.messages.body import Bytes
 from lit_fed.federation.messages.wire import shown
 from lit_fed.federation.transport import frames  # before grpc, which it sets up
 from lit_fed.federation.transport.security import Security
@@ -45,7 +46,7 @@ class Handler(Interface):
     def at_work(self) -> AbstractContextManager[Any]:
         """Prepare to handle messages."""
 
-    def handle(self, blob: bytes) -> bytes:
+    def handle(self, blob: Bytes) -> Bytes:
         """Handle a message, and return the answer; every error becomes an answer, too."""
 
     def idle(self) -> None:
@@ -68,12 +69,12 @@ class Line:
     ) -> None:
         self.address, self.security, self.say, self.limit, self.proxy = address, security, say, limit, proxy
         self.boot = secrets.token_hex(16)
-        self.inbox: queue.Queue[tuple[str, int, bytes] | Exception] = queue.Queue()
+        self.inbox: queue.Queue[tuple[str, int, Bytes] | Exception] = queue.Queue()
         """Messages with their session, and the error that ends the node."""
         self._session = ""
-        self._answers: dict[int, bytes | None] = {}  # by message; None until the node has answered
+        self._answers: dict[int, Bytes | None] = {}  # by message; None until the node has answered
         self._held = 0  # bytes of messages in the inbox and at work
-        self._out: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
+        self._out: queue.SimpleQueue[tuple[int, Bytes] | None] = queue.SimpleQueue()
         self._room = threading.Condition()  # guards the five fields above
         self._closed = threading.Event()
         self._waiting = _Waiting(address, say)
@@ -107,7 +108,7 @@ class Line:
         self._thread.join(2.0)
         self._channel.close()
 
-    def answer(self, session: str, message_id: int, blob: bytes, size: int) -> None:
+    def answer(self, session: str, message_id: int, blob: Bytes, size: int) -> None:
         """Send the answer to a message of ``size`` bytes, unless the server has given the message up."""
         with self._room:
             self._held -= size + _MESSAGE_BYTES
@@ -191,7 +192,7 @@ class Line:
                 if not isinstance(entry, Exception):
                     self._held -= len(entry[2]) + _MESSAGE_BYTES
 
-    def _take_in(self, session: str, message_id: int, blob: bytes) -> None:
+    def _take_in(self, session: str, message_id: int, blob: Bytes) -> None:
         """Queue a message, or answer it again; wait while too many bytes are queued."""
         with self._room:
             if not blob:
@@ -276,6 +277,7 @@ def attend(node: Handler, line: Line) -> None:
             raise entry
         session, message_id, blob = entry
         line.answer(session, message_id, node.handle(blob), len(blob))
+        del entry, blob  # no message stays in memory while the node waits
 
 
 def _reason(details: str) -> str:

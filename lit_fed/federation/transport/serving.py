@@ -24,6 +24,7 @@ from lit_fed.data.partitions.cut import named
 from lit_fed.errors import ConfigError, ProcessLost, WireError
 from lit_fed.federation.ends import Alert, check_free, check_public, ending_by_signal
 from lit_fed.federation.keys.node_keys import NodeKeys, key_of
+from lit_fed.federation.messages.body import Blob, Bytes
 from lit_fed.federation.transport import frames  # before grpc, which it sets up
 from lit_fed.federation.transport.grid import Reply
 from lit_fed.federation.transport.security import Security
@@ -53,7 +54,7 @@ class Refused(Exception):
 class Pending(NamedTuple):
     """A message without an answer, and the maximum size of its answer, bytes."""
 
-    blob: bytes
+    blob: Bytes | Blob
     most: int
 
 
@@ -70,7 +71,7 @@ class Peer:
         self.number = secrets.randbits(62) + 2
         self.certificate = b""  # of the last stream, in PEM
         self.pending: dict[int, Pending] = {}
-        self.outbox: deque[tuple[int, bytes]] = deque()
+        self.outbox: deque[tuple[int, Bytes | Blob]] = deque()
         self.wake = asyncio.Event()
         self.end: asyncio.Future[str] | None = None  # ends the open stream, with the reason
         self.left = 0.0  # when the last stream ended
@@ -127,7 +128,7 @@ class RpcGrid:
         with self._lock:
             return [(peer.number, peer.key, peer.answered) for peer in self._peers.values()]
 
-    def push(self, node: int, blob: bytes, most: int) -> str:
+    def push(self, node: int, blob: Bytes | Blob, most: int) -> str:
         """Send a message, and return its id; an answer of more than ``most`` bytes is not read."""
         self._check()
         with self._lock:
@@ -210,7 +211,7 @@ class RpcGrid:
     def _fail(self, message_id: int, why: str) -> None:
         self._replies[str(message_id)] = Reply(str(message_id), b"", why)
 
-    def _send_soon(self, peer: Peer, message_id: int, blob: bytes) -> None:
+    def _send_soon(self, peer: Peer, message_id: int, blob: Bytes | Blob) -> None:
         peer.outbox.append((message_id, blob))
         self.loop.call_soon_threadsafe(peer.wake.set)
 
@@ -244,7 +245,7 @@ class RpcGrid:
         if receiving.done() and isinstance(odd := receiving.exception(), WireError):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(odd))
 
-    def _admit(self, context: Any) -> tuple[Peer, asyncio.Future[str], deque[tuple[int, bytes]]]:
+    def _admit(self, context: Any) -> tuple[Peer, asyncio.Future[str], deque[tuple[int, Bytes | Blob]]]:
         """Authenticate a node; return it, the future that ends its stream, and the stream's outbox; raise `Refused`."""
         boot = dict(context.invocation_metadata() or ()).get("boot", "")
         if not isinstance(boot, str) or not _BOOT.fullmatch(boot):
@@ -275,7 +276,7 @@ class RpcGrid:
             peer.outbox = deque((message_id, message.blob) for message_id, message in peer.pending.items())
             return peer, peer.end, peer.outbox
 
-    async def _send(self, peer: Peer, outbox: deque[tuple[int, bytes]], context: Any) -> None:
+    async def _send(self, peer: Peer, outbox: deque[tuple[int, Bytes | Blob]], context: Any) -> None:
         while True:
             while outbox:
                 message_id, blob = outbox.popleft()
