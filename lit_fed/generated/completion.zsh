@@ -10,6 +10,7 @@
 
 _shtab_lit_fed_commands() {
   local _commands=(
+    clean:'List and remove the folders of runs that a node holds.'
     completion:'Print a script that completes commands in a shell.'
     configs:'List the configuration files of the package.'
     copy:'Copy a configuration file or the examples of the package, to change them.'
@@ -39,6 +40,15 @@ _shtab_lit_fed_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_lit_fed_defaults_added=0
+
+_shtab_lit_fed_clean_options=(
+  "(- : *)"{-h,--help}"[Show this help message and exit.]"
+  "--state_dir[folder that the node was started with (required, type\: str)]:state_dir:"
+  "*--remove[remove the clients\' states of these runs (default\: \[\])]:RUN:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lit_fed_clean_defaults_added=0
 
 _shtab_lit_fed_completion_options=(
   "(- : *)"{-h,--help}"[Show this help message and exit.]"
@@ -3351,6 +3361,7 @@ _shtab_lit_fed() {
       (( CURRENT += 1 ))
       curcontext="${curcontext%:*:*}:_shtab_lit_fed-$line[1]:"
       case $line[1] in
+        clean) _arguments -C -s $_shtab_lit_fed_clean_options ;;
         completion) _arguments -C -s $_shtab_lit_fed_completion_options ;;
         configs) _arguments -C -s $_shtab_lit_fed_configs_options ;;
         copy) _arguments -C -s $_shtab_lit_fed_copy_options ;;
