@@ -95,7 +95,7 @@ def in_memory(run: list[str], folder: Path) -> float:
 
     spent, handle = [0.0], Node.handle
 
-    def timed(node: Node, blob: bytes) -> bytes:
+    def timed(node: Node, blob: bytes | bytearray) -> bytearray:
         begun = time.process_time()
         try:
             return handle(node, blob)

@@ -16,6 +16,7 @@ COMMANDS = {
         "Write certificates, keys and a folder for each end of a federation.", _own("provision"), own_files=True
     ),
     "split": Command("Write a data set as one folder per client, to try a federation out.", _own("split")),
+    "clean": Command("List and remove the folders of runs that a node holds.", _own("clean"), own_files=True),
     "statistics": Command("Count and describe a federation's data, before any training.", _own("statistics")),
     "log": Command(
         "Check the audit log of a server or a node, and print it as a table.", _own("log"), own_files=True, light=True

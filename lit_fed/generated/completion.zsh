@@ -10,6 +10,7 @@
 
 _shtab_lit_fed_commands() {
   local _commands=(
+    clean:'List and remove the folders of runs that a node holds.'
     completion:'Print a script that completes commands in a shell.'
     configs:'List the configuration files of the package.'
     copy:'Copy a configuration file or the examples of the package, to change them.'
@@ -40,6 +41,15 @@ _shtab_lit_fed_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_lit_fed_defaults_added=0
+
+_shtab_lit_fed_clean_options=(
+  "(- : *)"{-h,--help}"[Show this help message and exit.]"
+  "--state_dir[folder that the node was started with (required, type\: str)]:state_dir:"
+  "*--remove[remove the clients\' states of these runs (default\: \[\])]:RUN:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lit_fed_clean_defaults_added=0
 
 _shtab_lit_fed_completion_options=(
   "(- : *)"{-h,--help}"[Show this help message and exit.]"
@@ -513,8 +523,10 @@ _shtab_lit_fed_federate_options=(
   "--ca[certificate of the authority, for TLS (type\: str \| null, default\: null)]:ca:"
   "--certificate[the server\'s certificate, for TLS (type\: str \| null, default\: null)]:certificate:"
   "--key[private key of the server\'s certificate (type\: str \| null, default\: null)]:key:"
+  "--key_passphrase_file[file with the passphrase of an encrypted key (type\: str \| null, default\: null)]:key_passphrase_file:"
   "--node_keys[file of nodes\' certificates, each with the clients that the node may serve (type\: str \| null, default\: null)]:node_keys:"
   "--revoked[list of keys that are refused from now on (type\: str \| null, default\: null)]:revoked:"
+  "--crl[authorities\' lists of revoked certificates, in PEM or DER (type\: str \| null, default\: null)]:crl:"
   "--status_port[port of pages with the state\: \/metrics, \/status.json, \/healthz, \/readyz, and of a server \/ to watch (type\: int \| null, default\: null)]:status_port:"
   "--status_host[address of these pages\; one that is not loopback needs --status_token (type\: str, default\: 127.0.0.1)]:status_host:"
   "--status_token[file with the token of their readers\: a Bearer token, or in a browser the password of lit_fed (type\: str \| null, default\: null)]:status_token:"
@@ -1262,6 +1274,7 @@ _shtab_lit_fed_node_options=(
   "--ca[certificate of the authority, for TLS (type\: str \| null, default\: null)]:ca:"
   "--certificate[this node\'s certificate, for TLS (type\: str \| null, default\: null)]:certificate:"
   "--key[private key of the node\'s certificate (type\: str \| null, default\: null)]:key:"
+  "--key_passphrase_file[file with the passphrase of an encrypted key (type\: str \| null, default\: null)]:key_passphrase_file:"
   "--proxy[URL of an HTTP proxy, or environment for that of https_proxy (type\: str \| null, default\: null)]:proxy:"
   "--peers[list of the keys of all nodes of secure sums, this one\'s included (type\: str \| null, default\: null)]:peers:"
   "--smallest_sum[smallest number of nodes with clients in a secure sum\; by default trainer.secure_sum.threshold (type\: int \| null, default\: null)]:smallest_sum:"
@@ -2407,8 +2420,10 @@ _shtab_lit_fed_statistics_options=(
   "--ca[certificate of the authority, for TLS (type\: str \| null, default\: null)]:ca:"
   "--certificate[the server\'s certificate, for TLS (type\: str \| null, default\: null)]:certificate:"
   "--key[private key of the server\'s certificate (type\: str \| null, default\: null)]:key:"
+  "--key_passphrase_file[file with the passphrase of an encrypted key (type\: str \| null, default\: null)]:key_passphrase_file:"
   "--node_keys[file of nodes\' certificates, each with the clients that the node may serve (type\: str \| null, default\: null)]:node_keys:"
   "--revoked[list of keys that are refused from now on (type\: str \| null, default\: null)]:revoked:"
+  "--crl[authorities\' lists of revoked certificates, in PEM or DER (type\: str \| null, default\: null)]:crl:"
   "--overwrite[replace existing files (type\: bool, default\: False)]:{true,false}:(true false)"
   "--gathering[Path to a configuration file.]:CONFIG:"
   "--gathering.wait_s[Seconds within which all clients must connect. (type\: float, default\: 300.0)]:gathering.wait_s:"
@@ -3454,6 +3469,7 @@ _shtab_lit_fed() {
       (( CURRENT += 1 ))
       curcontext="${curcontext%:*:*}:_shtab_lit_fed-$line[1]:"
       case $line[1] in
+        clean) _arguments -C -s $_shtab_lit_fed_clean_options ;;
         completion) _arguments -C -s $_shtab_lit_fed_completion_options ;;
         configs) _arguments -C -s $_shtab_lit_fed_configs_options ;;
         copy) _arguments -C -s $_shtab_lit_fed_copy_options ;;

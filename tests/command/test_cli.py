@@ -275,6 +275,7 @@ def test_help_names_commands_and_settings(capsys):
         "federate",
         "provision",
         "split",
+        "clean",
         "statistics",
         "study",
         "results",

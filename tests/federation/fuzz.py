@@ -74,12 +74,12 @@ class Fuzzer:
         """How many messages have been mutated."""
         return self.done.total()
 
-    def mutate(self, blob: bytes) -> bytes:
+    def mutate(self, blob: bytes | bytearray) -> bytes:
         """Another message, made of a valid one."""
         ways = [self._bytes, self._header, self._header, self._schema, self._schema, self._tensors, self._bomb]
         how = self.random.choice(ways)
         self.done[how.__name__.strip("_")] += 1
-        return how(blob)
+        return how(bytes(blob))
 
     def _bytes(self, blob: bytes) -> bytes:
         """Some of its bytes changed, lost, doubled or made up."""

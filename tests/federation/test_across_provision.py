@@ -266,7 +266,8 @@ def test_a_key_that_was_replaced_or_revoked_opens_nothing(ready: Path) -> None:
     new = key(ready)
     assert old not in bound(ready)
     assert bound(ready)[new].clients == {0}
-    provisioned(ready, revoke=("north",))
+    (said,) = provisioned(ready, revoke=("north",)).values()
+    assert said == f"north       its key is revoked; copy {ready}/out/server/revoked.txt to the server"
     for _ in range(2):  # it stays so
         assert new not in bound(ready)
         said = provisioned(ready, now=NOW + 360 * DAY)
@@ -447,12 +448,12 @@ def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
     for words, told in (
         (["-algorithm", "ED25519"], "is not for an ECDSA key on P-384; make one with openssl genpkey"),
         ([*curve, "ec_paramgen_curve:P-256"], "is not for an ECDSA key on P-384"),
-        ([*curve, "ec_paramgen_curve:P-384", "-aes256", "-pass", "pass:secret"], "has a password; remove it"),
+        ([*curve, "ec_paramgen_curve:P-384", "-aes256", "-pass", "pass:secret"], "has a passphrase; give or remove it"),
     ):
         subprocess.run(["openssl", "genpkey", *words, "-out", own], check=True, capture_output=True)
         with pytest.raises(ConfigError, match=told):
             read_key(own)
-        if "password" not in told:
+        if "passphrase" not in told:
             words = ["openssl", "req", "-new", "-key", str(own), "-subj", "/CN=x", "-out", str(request)]
             subprocess.run(words, check=True, capture_output=True)
             with pytest.raises(ConfigError, match=told):
@@ -598,6 +599,38 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
         provisioned(tmp_path, revoke=("north",))
     with pytest.raises(ConfigError, match=r"federation\.yaml is not a folder"):
         provision(read_federation(described(tmp_path)), tmp_path / "federation.yaml", (), NOW)
+
+
+def test_a_stolen_key_is_revoked_whatever_else_is_wrong(ready: Path) -> None:
+    """In a folder with notes, with a configuration and a site's request that nobody can read, and without authority."""
+    out, stolen = ready / "out", key(ready)
+    path = described(ready)
+    (out / "notes.txt").write_text("who rang, and when")
+    (out / "sites" / "south" / "node.csr").write_text("a draft")
+    shutil.move(out / "authority", ready / "authority")
+    (ready / "run.yaml").write_text("data: {class_path: Nowhere}\n")
+    revoked, other = out / "server" / "revoked.txt", key(ready, "west")
+    revoked.write_text(f"# {stolen}\n{other}  # west, by hand")  # in a comment it is not revoked; no end of the line
+    before = files(out)
+    for _ in range(2):
+        provision(read_federation(path), out, (), NOW, ("north",))
+        assert changed(out, before) == {"server/revoked.txt"}
+        assert read_hashes(revoked, "--revoked") == {stolen, other}
+    assert revoked.read_text().splitlines()[2:] == [f"{stolen}  # north, 2026-03-01"]
+    assert stolen not in bound(ready)
+    revoked.write_text("half a line\n")
+    with pytest.raises(ConfigError, match=r"--revoked .*revoked.txt has 'half a line'; write the SHA-256 of a public"):
+        provision(read_federation(path), out, (), NOW, ("north",))
+    (out / "server" / "keys" / "north.crt").write_text("half a file")
+    with pytest.raises(ConfigError, match=r"north.crt is not a certificate; restore the file"):
+        provision(read_federation(path), out, (), NOW, ("north",))
+
+
+@pytest.mark.parametrize("new_key", [(), ("north",)])
+def test_notes_in_a_folder_of_a_federation_stop_nothing(ready: Path, new_key: tuple[str, ...]) -> None:
+    (ready / "out" / "notes.txt").write_text("who rang, and when")
+    assert "revoked" not in provisioned(ready, *new_key)["north"]
+    assert (ready / "out" / "notes.txt").read_text() == "who rang, and when"
 
 
 def test_a_folder_that_cannot_be_written_is_told(ready: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from jsonargparse import ArgumentParser, Namespace
@@ -15,6 +16,7 @@ from lit_fed.data import FederatedDataModule
 from lit_fed.errors import ConfigError
 from lit_fed.federation.ends import log_line
 from lit_fed.federation.keys.node_keys import NodeKeys
+from lit_fed.federation.keys.passphrase import read_passphrase
 from lit_fed.federation.messages.wire import MOST_BYTES
 from lit_fed.federation.statistics.noise import Noise
 from lit_fed.federation.transport.security import Security
@@ -37,8 +39,10 @@ class ServersEnd:
         ca: certificate of the authority, for TLS
         certificate: the server's certificate, for TLS
         key: private key of the server's certificate
+        key_passphrase_file: file with the passphrase of an encrypted key
         node_keys: file of nodes' certificates, each with the clients that the node may serve
         revoked: list of keys that are refused from now on
+        crl: authorities' lists of revoked certificates, in PEM or DER
     """
 
     bind: str | None = None
@@ -46,14 +50,20 @@ class ServersEnd:
     ca: str | None = None
     certificate: str | None = None
     key: str | None = None
+    key_passphrase_file: str | None = None
     node_keys: str | None = None
     revoked: str | None = None
+    crl: str | None = None
 
 
 def keys_of(settings: Any) -> tuple[Security, NodeKeys | None]:
     """The server's certificate and keys, and its file of nodes' certificates."""
-    node_keys = None if settings.node_keys is None else NodeKeys(settings.node_keys, settings.revoked, log_line)
-    return Security(settings.ca, settings.certificate, settings.key), node_keys
+    if settings.crl is not None and None in (settings.ca, settings.node_keys):
+        raise ConfigError("--crl is given without --ca and --node_keys; give all three")
+    crl = None if settings.crl is None else (Path(settings.crl), Path(settings.ca))
+    node_keys = None if settings.node_keys is None else NodeKeys(settings.node_keys, settings.revoked, log_line, crl)
+    passphrase = read_passphrase(settings.key_passphrase_file)
+    return Security(settings.ca, settings.certificate, settings.key, passphrase), node_keys
 
 
 def make(call: Call) -> tuple[FederatedTrainer, ReadParts]:

@@ -16,6 +16,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.federation.audit import Copy, audit_log, hash_of
 from lit_fed.federation.commands.deployed import add_run, make, make_data
 from lit_fed.federation.ends import check_public, keep_private, log_line, proxy_of, sole_user
+from lit_fed.federation.keys.passphrase import read_passphrase
 from lit_fed.federation.messages.wire import MOST_BYTES
 from lit_fed.federation.node.audited import AuditedNode
 from lit_fed.federation.node.node import Node
@@ -43,6 +44,7 @@ class _Options:
         ca: certificate of the authority, for TLS
         certificate: this node's certificate, for TLS
         key: private key of the node's certificate
+        key_passphrase_file: file with the passphrase of an encrypted key
         proxy: URL of an HTTP proxy, or environment for that of https_proxy
         peers: list of the keys of all nodes of secure sums, this one's included
         smallest_sum: smallest number of nodes with clients in a secure sum; by default trainer.secure_sum.threshold
@@ -60,6 +62,7 @@ class _Options:
     ca: str | None = None
     certificate: str | None = None
     key: str | None = None
+    key_passphrase_file: str | None = None
     proxy: str | None = None
     peers: str | None = None
     smallest_sum: int | None = None
@@ -75,7 +78,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_class_arguments(StatusPort, as_group=False)
 
 
-def make_node(call: Call) -> Node:
+def make_node(call: Call, passphrase: bytes | None) -> Node:
     """Make the node that the settings describe."""
     settings = call.settings
     trainer, parts = make(call)
@@ -84,7 +87,8 @@ def make_node(call: Call) -> Node:
         raise ConfigError("--client is missing; see lit-fed node --help")
     return Node(
         trainer, *parts, clients, folder, settings.histogram, settings.most_bytes, settings.report,
-        settings.report_least, log_line, signer_of(trainer, settings.key, settings.peers), settings.smallest_sum,
+        settings.report_least, log_line, signer_of(trainer, settings.key, settings.peers, passphrase),
+        settings.smallest_sum,
     )  # fmt: skip
 
 
@@ -110,12 +114,13 @@ def run(call: Call) -> int:
     settings = call.settings
     check_public(settings.server)
     keep_private()
-    security, proxy = Security(settings.ca, settings.certificate, settings.key), proxy_of(settings.proxy)
+    passphrase, proxy = read_passphrase(settings.key_passphrase_file), proxy_of(settings.proxy)
+    security = Security(settings.ca, settings.certificate, settings.key, passphrase)
     security.check(settings.server)
     with suppress(KeyboardInterrupt), sole_user(Path(settings.state_dir), "--state_dir"):
         node: Node | StatisticsNode
         if settings.statistics is None:
-            node = make_node(call)
+            node = make_node(call, passphrase)
             data = node.federation.data
         else:
             node = make_statistics_node(call)

@@ -132,24 +132,26 @@ def provision(
         revoked: Sites whose keys are revoked.
 
     Returns:
-        A line per end: which files were kept, which are new.
+        A line per end: which files were kept, which are new; if keys are only revoked, a line per key.
     """
-    from lit_fed.federation.keys.authority import AUTHORITY, KEYS, SITES, Keyring, write
+    from lit_fed.federation.keys.authority import AUTHORITY, KEYS, REVOKED, SITES, Keyring, write
     from lit_fed.federation.keys.node_keys import key_of
 
     ends = [SERVER, *(site.name for site in file.sites)]
-    _check(output)
     _check_names("new_key", anew, ends, file)
     _check_names("revoke", revoked, ends[1:], file)
-    configs = _configurations(file)
     keyring = Keyring(output, file.names, now, anew)
+    for name in revoked:  # before anything else that could fail
+        keyring.revoke(name)
+    if revoked and not anew:
+        return [f"{name:11} its key is revoked; copy {output / SERVER / REVOKED} to the server" for name in revoked]
+    _check(output)
+    configs = _configurations(file)
     keyring.check(site.name for site in file.sites)
     homes = {SERVER: output / SERVER, **{site.name: output / SITES / site.name for site in file.sites}}
     for folder in (output, output / AUTHORITY, *homes.values()):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_half_written(folder, names=".+")
-    for name in revoked:
-        keyring.revoke(name)
     keyring.list_revoked()
     done = {
         AUTHORITY: keyring.authority(),
@@ -174,11 +176,12 @@ def provision(
 
 
 def _check(output: Path) -> None:
-    """Refuse a folder with other content."""
+    """Refuse a folder with other content and no federation."""
     if output.exists() and not output.is_dir():
         raise ConfigError(f"--output {output} is not a folder; name a new one")
     there = {path.name for path in output.iterdir()} if output.is_dir() else set[str]()
-    if odd := sorted(name for name in there - _FOLDERS if not name.startswith(".")):
+    odd = sorted(name for name in there - _FOLDERS if not name.startswith("."))
+    if odd and "authority" not in there:
         raise ConfigError(f"--output {output} holds {odd[0]}, which is not part of a federation; name a new folder")
 
 

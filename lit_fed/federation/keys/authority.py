@@ -26,7 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from lit_fed.engine.storage.files import in_place_of
 from lit_fed.errors import ConfigError
-from lit_fed.federation.keys.node_keys import key_of
+from lit_fed.federation.keys.node_keys import key_of, read_hashes
 
 AUTHORITY, SERVER, SITES, KEYS = "authority", "server", "sites", "keys"
 """Folders of the authority, the server and the sites, and the server's subfolder of the sites' certificates."""
@@ -103,7 +103,7 @@ class Keyring:
             elif old is not None:
                 public, done = _public_of(old, path), f"key kept{_ELSEWHERE}"
         if old is not None and public is not None:
-            if key_of(certificate_bytes(old)) in self._revoked() and old.public_key() == public:
+            if key_of(certificate_bytes(old)) in self._revoked_keys() and old.public_key() == public:
                 return f"its key is revoked; replace it with --new_key {name}"
             why = unfit(old, ca, public, names, self.now)
             if not why:
@@ -128,13 +128,18 @@ class Keyring:
         path = self._files(name)[2]
         if not path.is_file():
             raise ConfigError(f"--revoke {name} has no certificate in {path.parent}; run the command without it first")
-        key = key_of(path.read_bytes())
-        if key not in (before := self._revoked()):
-            write(self.folder / SERVER / REVOKED, f"{before}{key}  # {name}, {self.now:%Y-%m-%d}\n".encode())
+        key = key_of(certificate_bytes(read_certificate(path)))
+        if key not in self._revoked_keys():
+            before = self._revoked().rstrip()  # somebody's last line may have no end
+            write(self.folder / SERVER / REVOKED, f"{before}\n{key}  # {name}, {self.now:%Y-%m-%d}\n".encode())
 
     def list_revoked(self) -> None:
         """Create the list of revoked keys, unless it is there."""
         write(self.folder / SERVER / REVOKED, self._revoked().encode())
+
+    def _revoked_keys(self) -> frozenset[str]:
+        path = self.folder / SERVER / REVOKED
+        return read_hashes(path, "--revoked") if path.is_file() else frozenset()
 
     def _revoked(self) -> str:
         path = self.folder / SERVER / REVOKED
@@ -233,14 +238,14 @@ def pem_of(key: EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def read_key(path: Path) -> EllipticCurvePrivateKey:
+def read_key(path: Path, passphrase: bytes | None = None) -> EllipticCurvePrivateKey:
     """Read a private key in PEM; raise `ConfigError` if the file is not a private key on P-384."""
     content = _content(path)
     try:
-        key = load_pem_private_key(content, password=None)
+        key = load_pem_private_key(content, passphrase)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         locked = isinstance(error, TypeError)  # before cryptography 45, any ValueError names passwords
-        why = "has a password; remove it" if locked else "is not a private key; restore the original file"
+        why = "has a passphrase; give or remove it" if locked else "is not a private key; restore the original file"
         raise ConfigError(f"{path} {why}") from error
     if not isinstance(key, EllipticCurvePrivateKey) or not isinstance(key.curve, SECP384R1):
         raise ConfigError(f"{path} {_NOT_ON_P384}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import time
 from collections import UserDict
@@ -14,12 +15,16 @@ import yaml
 
 from lit_fed.errors import ConfigError
 from lit_fed.federation.ends import Alert
+from lit_fed.federation.keys.changes import Changes
+from lit_fed.federation.keys.revocation import RevocationLists
 
 _MOST_BYTES = 2**24
 _EXAMPLE = "write a line a node, such as  keys/north.crt: [0, 1, 2]"
 _WITH_CEILING = "{clients: [0, 1, 2], most_samples: 5000}"
 _HASH = re.compile("[0-9a-f]{64}")
 _LOOK_S = 1.0  # interval of looking for changes
+_UNKNOWN = "the server does not know its key; send node.crt to the server's operator, who enters it in --node_keys"
+_REVOKED = "its certificate is revoked; get another one from the authority"
 
 
 def key_of(certificate: bytes) -> str:
@@ -65,47 +70,59 @@ class NodeKeys(UserDict[str, Grant]):
             ``clients`` to such a list and of ``most_samples`` to a number.
         revoked: A list of hashes of keys, one a line, with comments after ``#``.
         say: Prints a line.
+        crl: Authorities' lists of revoked certificates, and the authorities' certificates; None for no such lists.
     """
 
     def __init__(
-        self, path: str | Path, revoked: str | Path | None = None, say: Callable[[str], object] = print
+        self,
+        path: str | Path,
+        revoked: str | Path | None = None,
+        say: Callable[[str], object] = print,
+        crl: tuple[Path, Path] | None = None,
     ) -> None:
         self.path, self.revoked, self.say = Path(path), None if revoked is None else Path(revoked), say
+        self.crl = crl
+        self.lists: RevocationLists | None = None
+        self._end = math.inf  # when a list ends, which is said once
         self._looked = time.monotonic()
-        self._seen: list[tuple[int, int, int] | None] = []
         self.data = self._read()
+        self._read_lists()
 
     def refresh(self) -> None:
         """Read changed files again; while they cannot be read, print why and keep the content before."""
         if time.monotonic() < self._looked + _LOOK_S:
             return
-        self._looked, seen = time.monotonic(), self._stamps()
-        if seen == self._seen:
+        self._looked = time.monotonic()
+        if not self._changes.noticed() and time.time() < self._end:
             return
-        self._seen = seen
+        self._end = math.inf
         try:
             self.data = self._read()
+            self.say(f"read {self.path} again: {len(self.data)} keys are accepted")
         except ConfigError as error:
             self.say(Alert(f"{error}; until then the keys stay as they were"))
-        else:
-            self.say(f"read {self.path} again: {len(self.data)} keys are accepted")
+        try:
+            self._read_lists()
+        except ConfigError as error:
+            self.say(Alert(f"{error}; until then the list stays as it was, and after its end no stream is opened"))
 
-    def _stamps(self) -> list[tuple[int, int, int] | None]:
-        stamps: list[tuple[int, int, int] | None] = []
-        for path in self._files:
-            try:
-                stat = path.stat()
-                stamps.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
-            except OSError:
-                stamps.append(None)
-        return stamps
+    def objection(self, key: str, certificate: bytes) -> str:
+        """Return why a node with this key and certificate in PEM is refused for good; empty if it is not."""
+        if key not in self:
+            return _UNKNOWN
+        return _REVOKED if self.lists is not None and self.lists.has(certificate) else ""
 
     def _read(self) -> dict[str, Grant]:
         clients, files = read_node_keys(self.path)
-        self._files = [self.path, *([] if self.revoked is None else [self.revoked]), *files]
-        self._seen = self._stamps()
+        others = [path for path in (self.revoked, *(self.crl or ())) if path is not None]
+        self._changes = Changes([self.path, *others, *files])
         barred = frozenset() if self.revoked is None else read_hashes(self.revoked, "--revoked")
         return {key: ids for key, ids in clients.items() if key not in barred}
+
+    def _read_lists(self) -> None:
+        if self.crl is not None:
+            self.lists = RevocationLists(*self.crl)
+            self._end = self.lists.end.timestamp()
 
 
 def read_node_keys(path: Path) -> tuple[dict[str, Grant], list[Path]]:

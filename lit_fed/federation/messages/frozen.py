@@ -103,7 +103,8 @@ class FrozenTensors:
         if odd := [name for name, one in named.items() if hashes.get(name) != one]:
             raise UnknownTensor(f"the frozen tensor {odd[0][:100]!r} that the server names is not on this node")
         if sent:
-            self._received.setdefault(kind, {}).update(sent)
+            own = {name: tensor.clone() for name, tensor in sent.items()}  # which keep no message in memory
+            self._received.setdefault(kind, {}).update(own)
             hashes.update({name: hash_of(tensor) for name, tensor in sent.items()})
             with suppress(CheckpointError):  # a full disk: the next process receives them again
                 write_atomically(self._received, self._path)

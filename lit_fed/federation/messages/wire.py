@@ -14,15 +14,16 @@ import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from lit_fed.engine.wire.payload import CLAIMS, Layout, Payload
 from lit_fed.engine.wire.totals import Total, exact_sum
 from lit_fed.errors import WireError
+from lit_fed.federation.messages.body import ALIGNED, LENGTH, Blob, Body, Bytes, pack_tensors, read_tensors
 from lit_fed.federation.messages.schema import Content, Sum, Word
 
 T = TypeVar("T", bound=Content)
@@ -35,7 +36,6 @@ MOST_BYTES = 2**31
 
 _MAGIC = b"LFW1"
 _START = struct.Struct("<4sI")
-_BODY = struct.Struct("<Q")  # the length of safetensors' header
 _MOST_HEADER = 2**20  # maximum size of the header and of safetensors' header, bytes
 _MOST_ELEMENTS = 2**18  # maximum number of elements of lists and mappings in a header
 _MOST_TEXT = 4096  # maximum size of a string in a header, bytes
@@ -71,6 +71,11 @@ class Message:
     fields: Mapping[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, Payload] = field(default_factory=dict)
 
+    @property
+    def every_tensor(self) -> list[Tensor]:
+        """The tensors of all groups, in order."""
+        return [tensor for payload in self.tensors.values() for tensor in payload.values()]
+
     @classmethod
     def pack(cls, content: Content, tensors: Mapping[str, Payload] | None = None) -> Message:
         """Return a message of some fields."""
@@ -105,21 +110,36 @@ def shown(text: object, most: int = 300) -> str:
     return "".join(plain)[:most]
 
 
-def encode(message: Message) -> bytes:
+Bodies = WeakValueDictionary[tuple[int, ...], Body]
+"""Bodies of messages by the identities of their tensors, as long as a message awaits its answer."""
+
+
+def encode(message: Message) -> bytearray:
     """Serialise a message, with exact tensors; raise `WireError` if the header exceeds a limit."""
+    return pack_tensors(message.every_tensor, _head(message))
+
+
+def encode_shared(message: Message, bodies: Bodies) -> Blob:
+    """Serialise a message; messages with the same tensors, which must not change meanwhile, share their bytes."""
+    tensors = message.every_tensor
+    key = tuple(map(id, tensors))
+    if (body := bodies.get(key)) is None:
+        body = bodies[key] = Body(pack_tensors(tensors), tensors)
+    return Blob(_head(message), body)
+
+
+def _head(message: Message) -> bytes:
     names = [(group, name) for group, payload in message.tensors.items() for name in payload]
     header = {"word": message.word, "groups": list(message.tensors), "names": names, "fields": dict(message.fields)}
     text = json.dumps(header, separators=(",", ":"), default=msgspec.to_builtins).encode()
     if why := _too_much(text):
         raise WireError(f"the header of a message {message.word!r} {why}; distribute the clients over more nodes")
-    tensors = (tensor for payload in message.tensors.values() for tensor in payload.values())
-    # a copy, because safetensors refuses tensors that share memory
-    body = {str(place): tensor.detach().to("cpu", copy=True).contiguous() for place, tensor in enumerate(tensors)}
-    return _START.pack(_MAGIC, len(text)) + text + safetensors.torch.save(body)
+    text += b" " * (-len(text) % ALIGNED)
+    return _START.pack(_MAGIC, len(text)) + text
 
 
-def decode(blob: bytes, limit: int = MOST_BYTES) -> Message:
-    """Parse a message from untrusted bytes.
+def decode(blob: bytes | bytearray, limit: int = MOST_BYTES) -> Message:
+    """Parse a message from untrusted bytes; its tensors are views of a bytearray, and else of a copy.
 
     Raises:
         WireError: If the message is malformed, or has more than ``limit`` bytes.
@@ -131,17 +151,17 @@ def decode(blob: bytes, limit: int = MOST_BYTES) -> Message:
     if len(blob) < _START.size:
         raise WireError(f"{len(blob)} bytes are not a message; run the same lit_fed on both ends")
     magic, length = _START.unpack_from(blob)
-    if magic != _MAGIC or len(blob) < _START.size + length + _BODY.size:
+    if magic != _MAGIC or len(blob) < _START.size + length + LENGTH.size:
         raise WireError(f"{len(blob)} bytes are not a whole message; run the same lit_fed on both ends")
-    text = blob[_START.size : _START.size + min(length, _MOST_HEADER + 1)]
+    text = bytes(blob[_START.size : _START.size + min(length, _MOST_HEADER + 1)])
     why = _too_much(text)
-    if not why and _BODY.unpack_from(blob, _START.size + length)[0] > _MOST_HEADER:
+    if not why and LENGTH.unpack_from(blob, _START.size + length)[0] > _MOST_HEADER:
         why = f"lists more than {_MOST_HEADER:,} bytes of tensors"
     if why:
         raise WireError(f"the header of a received message {why}; run the same lit_fed on both ends")
     try:
         header = msgspec.convert(json.loads(text), _Header)
-        body = safetensors.torch.load(bytes(blob[_START.size + length :]))
+        body = read_tensors(blob if isinstance(blob, bytearray) else bytearray(blob), _START.size + length)
         tensors: dict[str, dict[str, Tensor]] = {group: {} for group in header.groups}
         for place, (group, name) in enumerate(header.names):
             if name in tensors[group]:
@@ -154,7 +174,7 @@ def decode(blob: bytes, limit: int = MOST_BYTES) -> Message:
     return Message(header.word, header.fields, tensors)
 
 
-def header_of(blob: bytes) -> dict[str, Any]:
+def header_of(blob: Bytes) -> dict[str, Any]:
     """Return the header of a message that this end wrote, or has read without an error: nothing is checked."""
     _, length = _START.unpack_from(blob)
     header: dict[str, Any] = json.loads(blob[_START.size : _START.size + length])

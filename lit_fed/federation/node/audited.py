@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from lit_fed.federation.audit import Audit
+from lit_fed.federation.messages.body import Bytes
 from lit_fed.federation.messages.wire import header_of, shown
 from lit_fed.federation.transport.calling import Handler
 
@@ -67,7 +68,7 @@ class AuditedNode:
             self._write(lasting=True)
         self.node.idle()
 
-    def handle(self, blob: bytes) -> bytes:
+    def handle(self, blob: Bytes) -> Bytes:
         """Handle a message, and return the answer."""
         answer = self.node.handle(blob)
         said = header_of(answer)

@@ -136,7 +136,7 @@ class Node:
             silent = f"silent for {(now - self._heard) / 60:.0f} min"
             self.say(Alert(f"waiting for the server, {silent}; last message: {self.at}"))
 
-    def handle(self, blob: bytes) -> bytes:
+    def handle(self, blob: bytes | bytearray) -> bytearray:
         """Handle a message, and return the answer; every error becomes an answer, too."""
         self._heard = time.monotonic()
         client_id, round_idx, asked, broadcast = -1, -1, None, None

@@ -51,7 +51,9 @@ def own_work(
     return OwnWork(summed, made, limit, smallest, folder)
 
 
-def signer_of(trainer: FederatedTrainer, key: str | None, peers: str | None) -> Signer | None:
+def signer_of(
+    trainer: FederatedTrainer, key: str | None, peers: str | None, passphrase: bytes | None = None
+) -> Signer | None:
     """Return what signs a node's part in secure sums: its certificate's key; None without TLS, or without such sums.
 
     Raises:
@@ -70,4 +72,4 @@ def signer_of(trainer: FederatedTrainer, key: str | None, peers: str | None) -> 
     from lit_fed.federation.keys.node_keys import read_hashes
     from lit_fed.federation.secure.signer import Signer
 
-    return Signer(read_key(Path(key)), read_hashes(peers, "--peers"))
+    return Signer(read_key(Path(key), passphrase), read_hashes(peers, "--peers"))

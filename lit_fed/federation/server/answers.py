@@ -39,7 +39,7 @@ LONGEST_GREETING = 2**22
 """Maximum size of an answer without tensors, bytes."""
 
 
-def hear(blob: bytes, limit: int, most: int, read: Callable[[Message], T]) -> T:
+def hear(blob: bytes | bytearray, limit: int, most: int, read: Callable[[Message], T]) -> T:
     """Decode and validate a node's message.
 
     Args:

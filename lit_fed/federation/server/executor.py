@@ -21,7 +21,7 @@ from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import ClientFailure, NobodyLeft, WireError
 from lit_fed.federation.messages.frozen import KnownHashes
 from lit_fed.federation.messages.schema import MOST_DROPPED, Ask, ListStates, Train
-from lit_fed.federation.messages.wire import MOST_METRICS, OF_WORK, Message, Ranges, encode
+from lit_fed.federation.messages.wire import MOST_METRICS, OF_WORK, Bodies, Message, Ranges, encode_shared
 from lit_fed.federation.server.absences import Absences
 from lit_fed.federation.server.answers import ClientAnswer, ExpectedAnswer, answer, held
 from lit_fed.federation.server.means import Clients, NodeTotals, PlausibleMeans
@@ -79,6 +79,7 @@ class CohortWork:
         begun: When the cohort was lined up.
         together: By node's process, all clients that get the same request.
         summed: The processes that have sent sums, and the clients of these sums.
+        bodies: The tensors as they travel, once for all messages.
     """
 
     word: Literal["train", "ask"]
@@ -88,6 +89,7 @@ class CohortWork:
     begun: float = field(default_factory=time.monotonic)
     together: dict[str, Clients] = field(default_factory=dict)
     summed: set[tuple[str, Clients]] = field(default_factory=set)
+    bodies: Bodies = field(default_factory=Bodies)
 
 
 @dataclass(eq=False)
@@ -247,7 +249,7 @@ class GridExecutor(Executor):
                     there = {one.client_id for one in requests.queue if one.work is work}
                     work.together[home.boot] = tuple(sorted({asked.client_id, *(there & home.clients.keys())}))
                 asked.boot, asked.withholds, asked.together = home.boot, home.sums, work.together[home.boot]
-                blob = encode(self._message(asked, home))
+                blob = encode_shared(self._message(asked, home), work.bodies)
                 if len(blob) > self.roster.limit:
                     raise WireError(
                         f"the message to client {asked.client_id} has {len(blob):,} bytes and exceeds the limit of "

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from lit_fed.errors import WireError
+from lit_fed.federation.messages.body import Blob, Bytes
 from lit_fed.federation.messages.wire import Message, shown
 from lit_fed.federation.server.answers import LONGEST_GREETING, hear
 from lit_fed.federation.transport.grid import Grid, Reply
@@ -39,7 +40,7 @@ class Envelope(Generic[A]):
 
     about: A
     node: int
-    blob: bytes
+    blob: Bytes | Blob
     read: Callable[[Message], Any]
     end: float = math.inf
     most: int = LONGEST_GREETING
@@ -81,8 +82,9 @@ class Requests(Generic[A]):
         for an answer after its deadline.
         """
         ids = [*self._sent, *self._late]
-        for reply in list(self.grid.pull(ids)) if ids else ():
-            self._pause = 0.0
+        replies = deque(self.grid.pull(ids) if ids else ())
+        while replies:
+            reply, self._pause = replies.popleft(), 0.0  # and no longer in memory than its outcome
             if (late := self._late.pop(reply.message_id, None)) is not None:
                 yield late.about, None
             elif (sent := self._sent.pop(reply.message_id, None)) is not None:

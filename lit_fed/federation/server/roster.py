@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -15,7 +15,7 @@ from lit_fed.errors import ConfigError, WireError
 from lit_fed.federation.ends import Alert
 from lit_fed.federation.messages.frozen import Hashes
 from lit_fed.federation.messages.schema import Hello
-from lit_fed.federation.messages.wire import MOST_BYTES, PROTOCOL, Message, encode
+from lit_fed.federation.messages.wire import MOST_BYTES, PROTOCOL, Bodies, Message, encode, encode_shared
 from lit_fed.federation.server.answers import LONGEST_GREETING, Greeting, greeting
 from lit_fed.federation.server.identity import Identity
 from lit_fed.federation.server.requests import Envelope, NoAnswer, Requests
@@ -68,7 +68,7 @@ class KnownNode:
     smallest: int = 0
     most_bytes: int = MOST_BYTES
 
-    def objection(self, blob: bytes) -> str | None:
+    def objection(self, blob: Sized) -> str | None:
         """Return why the node does not read a message; None if it does."""
         if len(blob) <= self.most_bytes:
             return None
@@ -209,8 +209,9 @@ class Roster:
             strict: Ask the nodes that missed the time-out nothing more in this round.
         """
         requests, end = Requests[int](self.grid, self.limit), time.monotonic() + seconds
+        bodies = Bodies()
         for node, message in messages.items():
-            blob = encode(message)
+            blob = encode_shared(message, bodies)
             if (objection := self.homes[node].objection(blob)) is not None:
                 self.say(Alert(f"node {node} is not asked: {objection}"))
                 continue

@@ -96,7 +96,7 @@ class StatisticsNode:
     def idle(self) -> None:
         """Do nothing: a server asks within seconds."""
 
-    def handle(self, blob: bytes) -> bytes:
+    def handle(self, blob: bytes | bytearray) -> bytearray:
         """Handle a message, and return the answer; every error becomes an answer, too."""
         try:
             message = decode(blob, self.limit)

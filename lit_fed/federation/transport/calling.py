@@ -20,6 +20,7 @@ from typing import Protocol as Interface
 
 from lit_fed.errors import ConfigError, WireError
 from lit_fed.federation.ends import Alert, split_address, without_userinfo
+from lit_fed.federation.messages.body import Bytes
 from lit_fed.federation.messages.wire import shown
 from lit_fed.federation.transport import frames  # before grpc, which it sets up
 from lit_fed.federation.transport.security import Security
@@ -50,7 +51,7 @@ class Handler(Interface):
     def at_work(self) -> AbstractContextManager[Any]:
         """Prepare to handle messages."""
 
-    def handle(self, blob: bytes) -> bytes:
+    def handle(self, blob: Bytes) -> Bytes:
         """Handle a message, and return the answer; every error becomes an answer, too."""
 
     def idle(self) -> None:
@@ -73,12 +74,12 @@ class Line:
     ) -> None:
         self.address, self.security, self.say, self.limit, self.proxy = address, security, say, limit, proxy
         self.boot = secrets.token_hex(16)
-        self.inbox: queue.Queue[tuple[str, int, bytes] | Exception] = queue.Queue()
+        self.inbox: queue.Queue[tuple[str, int, Bytes] | Exception] = queue.Queue()
         """Messages with their session, and the error that ends the node."""
         self._session = ""
-        self._answers: dict[int, bytes | None] = {}  # by message; None until the node has answered
+        self._answers: dict[int, Bytes | None] = {}  # by message; None until the node has answered
         self._held = 0  # bytes of messages in the inbox and at work
-        self._out: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
+        self._out: queue.SimpleQueue[tuple[int, Bytes] | None] = queue.SimpleQueue()
         self._room = threading.Condition()  # guards the five fields above
         self._closed = threading.Event()
         self.done = False
@@ -89,14 +90,19 @@ class Line:
         self._waiting = _Waiting(address, say)
         self._met = False
         self._refused: float | None = None
-        # the environment's proxies are for the web; only an option selects one
-        through: tuple[str, Any] = ("grpc.enable_http_proxy", 0) if proxy is None else ("grpc.http_proxy", proxy)
-        own_options = [through, ("grpc.use_local_subchannel_pool", 1)]
-        if security.is_on:
-            self._channel = grpc.secure_channel(address, security.of_node(), [*frames.options(), *own_options])
-        else:
-            self._channel = grpc.insecure_channel(address, [*frames.options(), *own_options])
+        self._renewed = security.renewed(self._dial, say)
+        self._channel = self._dial()
         self._thread = threading.Thread(target=self._stay, daemon=True, name="grpc")
+
+    def _dial(self) -> grpc.Channel:
+        # the environment's proxies are for the web; only an option selects one
+        through: tuple[str, Any] = (
+            ("grpc.enable_http_proxy", 0) if self.proxy is None else ("grpc.http_proxy", self.proxy)
+        )
+        options = [*frames.options(), through, ("grpc.use_local_subchannel_pool", 1)]
+        if self.security.is_on:
+            return grpc.secure_channel(self.address, self.security.of_node(), options)
+        return grpc.insecure_channel(self.address, options)
 
     def __enter__(self) -> Line:
         self._thread.start()
@@ -112,7 +118,7 @@ class Line:
         self._thread.join(2.0)
         self._channel.close()
 
-    def answer(self, session: str, message_id: int, blob: bytes, size: int) -> None:
+    def answer(self, session: str, message_id: int, blob: Bytes, size: int) -> None:
         """Send the answer to a message of ``size`` bytes, unless the server has given the message up."""
         self.num_bytes += size + len(blob)
         with self._room:
@@ -148,7 +154,6 @@ class Line:
 
     def _stay(self) -> None:
         """Keep a stream open, until the line is closed or an error ends it."""
-        attend = self._channel.stream_stream(f"/{frames.SERVICE}/{frames.METHOD}")
         pause = _AGAIN_S[0]
         while not self._closed.is_set():
             with self._room:
@@ -156,6 +161,10 @@ class Line:
                     return
                 out = self._out = queue.SimpleQueue()
             try:
+                if (channel := self._renewed()) is not None:
+                    self._channel.close()
+                    self._channel = channel
+                attend = self._channel.stream_stream(f"/{frames.SERVICE}/{frames.METHOD}")
                 outgoing = chain.from_iterable(starmap(frames.divide, iter(out.get, None)))
                 call = attend(outgoing, metadata=(("boot", self.boot),))
                 if self._listen(call):
@@ -203,7 +212,7 @@ class Line:
                 if not isinstance(entry, Exception):
                     self._held -= len(entry[2]) + _MESSAGE_BYTES
 
-    def _take_in(self, session: str, message_id: int, blob: bytes) -> None:
+    def _take_in(self, session: str, message_id: int, blob: Bytes) -> None:
         """Queue a message, or answer it again; wait while too many bytes are queued."""
         with self._room:
             if not blob:
@@ -315,6 +324,7 @@ def attend(node: Handler, line: Line, until_done: bool = False) -> None:
         line.on_work(time.perf_counter() - begun)
         line.done = node.done  # before the server can end
         line.answer(session, message_id, answer, len(blob))
+        del entry, blob, answer  # no message stays in memory while the node waits
 
 
 def _reason(details: str) -> str:

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Iterator
 
 from lit_fed.errors import WireError
+from lit_fed.federation.messages.body import Blob, Bytes
 
 # gRPC reads these once, before its first use. It has no setting for TLS's version; the only cipher of TLS 1.2 that we
 # leave needs a pre-shared key, which neither end has, so that TLS 1.3 remains, whose ciphers cannot be configured. Data
@@ -57,11 +58,14 @@ def options() -> list[tuple[str, int]]:
     ]
 
 
-def divide(message_id: int, blob: bytes) -> Iterator[bytes]:
+def divide(message_id: int, blob: Bytes | Blob) -> Iterator[bytes]:
     """Divide a message into frames."""
-    head, view = HEAD.pack(message_id, len(blob)), memoryview(blob)
+    head = HEAD.pack(message_id, len(blob))
+    parts = (blob.head, blob.body.content) if isinstance(blob, Blob) else (blob, b"")
+    views, split = [memoryview(part) for part in parts], len(parts[0])
     for at in range(0, max(len(blob), 1), CHUNK):
-        yield b"".join((head, view[at : at + CHUNK]))
+        end = at + CHUNK
+        yield b"".join((head, views[0][at:end], views[1][max(at - split, 0) : max(end - split, 0)]))
 
 
 class Joiner:
@@ -78,9 +82,9 @@ class Joiner:
         self.discarded = 0
         """Number of discarded messages."""
         self._total = self._size = 0
-        self._parts: list[bytes] = []
+        self._content = bytearray()
 
-    def take(self, frame: bytes) -> tuple[int, bytes] | None:
+    def take(self, frame: bytes) -> tuple[int, bytearray] | None:
         """Return a message's id and content if this frame is its last.
 
         Raises:
@@ -99,11 +103,11 @@ class Joiner:
             raise WireError(f"a message of {total:,} bytes exceeds the {most:,} that are due, or --most_bytes")
         self._size += size
         if most is None:
-            self._parts.clear()
+            self._content.clear()
         else:
-            self._parts.append(frame[HEAD.size :])
+            self._content += memoryview(frame)[HEAD.size :]
         if self._size < total:
             return None
-        parts, self._parts, self._size = self._parts, [], 0
+        content, self._content, self._size = self._content, bytearray(), 0
         self.discarded += most is None
-        return None if most is None else (message_id, b"".join(parts))
+        return None if most is None else (message_id, content)

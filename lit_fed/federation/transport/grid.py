@@ -6,12 +6,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 from typing import Protocol as Interface
 
+from lit_fed.federation.messages.body import Blob, Bytes
+
 
 class Reply(NamedTuple):
     """The reply to a message: a blob, or the reason why there is none."""
 
     message_id: str
-    blob: bytes
+    blob: Bytes
     error: str = ""
 
 
@@ -24,7 +26,7 @@ class Grid(Interface):
     def nodes(self) -> Mapping[int, str]:
         """Return the connected nodes with their public keys; an empty key without authentication."""
 
-    def push(self, node: int, blob: bytes, most: int) -> str:
+    def push(self, node: int, blob: Bytes | Blob, most: int) -> str:
         """Send a message, and return its id.
 
         Args:
@@ -43,7 +45,7 @@ class Grid(Interface):
 class MemoryGrid:
     """Nodes in this process, by their message handlers; they answer when `pull` asks for a reply."""
 
-    def __init__(self, handlers: Mapping[int, Callable[[bytes], bytes]]) -> None:
+    def __init__(self, handlers: Mapping[int, Callable[[bytes], Bytes]]) -> None:
         self.handlers = dict(handlers)
         self.num_bytes = 0
         self._waiting: dict[str, tuple[int, bytes]] = {}
@@ -53,10 +55,10 @@ class MemoryGrid:
         """Return the nodes."""
         return dict.fromkeys(self.handlers, "")
 
-    def push(self, node: int, blob: bytes, most: int) -> str:
+    def push(self, node: int, blob: Bytes | Blob, most: int) -> str:
         """Queue a message for a node; the answer is in memory already, whatever its size."""
         self._count += 1
-        self._waiting[str(self._count)] = node, blob
+        self._waiting[str(self._count)] = node, bytes(blob)
         self.num_bytes += len(blob)
         return str(self._count)
 

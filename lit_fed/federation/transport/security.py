@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from lit_fed.errors import ConfigError
-from lit_fed.federation.ends import connect, is_loopback, split_address
+from lit_fed.federation.ends import Alert, connect, is_loopback, split_address
+from lit_fed.federation.keys.changes import Changes
+from lit_fed.federation.keys.passphrase import unlocked
 from lit_fed.federation.transport.frames import HANDSHAKE_S  # before grpc, which it sets up
 
 import grpc  # isort: skip
 
 _FILES = ("ca", "certificate", "key")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -20,14 +25,16 @@ class Security:
     """Files of certificates and keys: all of them, or, on loopback only, none.
 
     Args:
-        ca: The authority's certificate.
-        certificate: This end's certificate.
+        ca: The authority's certificate, or those of a root and of intermediate authorities.
+        certificate: This end's certificate, which those of intermediate authorities may follow.
         key: The certificate's private key.
+        passphrase: The private key's passphrase; None for a key that is not encrypted.
     """
 
     ca: str | None = None
     certificate: str | None = None
     key: str | None = None
+    passphrase: bytes | None = field(default=None, repr=False)
 
     @property
     def is_on(self) -> bool:
@@ -45,11 +52,21 @@ class Security:
             raise ConfigError(f"--{absent[0]} is missing, and {address} is not on this machine; see docs/deployment.md")
         if absent and len(absent) < len(given):
             raise ConfigError(f"--{absent[0]} is missing; give certificates and keys together, or neither on loopback")
+        if self.key is not None:
+            unlocked(Path(self.key), self.passphrase)
 
-    def of_server(self) -> grpc.ServerCredentials:
-        """Return gRPC's credentials of a server, which refuses nodes without a certificate of the authority."""
-        ca, certificate, key = self._contents()
-        return grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
+    def of_server(self, address: str, say: Callable[[str], object]) -> grpc.ServerCredentials:
+        """Return gRPC's credentials of a server, which refuses nodes without a certificate of the authority.
+
+        New connections get renewed files.
+        """
+
+        def made() -> grpc.ServerCertificateConfiguration:
+            ca, certificate, key = self._contents()
+            return grpc.ssl_server_certificate_configuration([(key, certificate)], ca)
+
+        renewed = self.renewed(made, say, address)
+        return grpc.dynamic_ssl_server_credentials(made(), renewed, require_client_authentication=True)
 
     def of_node(self) -> grpc.ChannelCredentials:
         """Return gRPC's credentials of a node."""
@@ -57,7 +74,36 @@ class Security:
         return grpc.ssl_channel_credentials(ca, key, certificate)
 
     def _contents(self) -> list[bytes]:
-        return [Path(str(getattr(self, name))).read_bytes() for name in _FILES]
+        ca, certificate = (Path(str(file)).read_bytes() for file in (self.ca, self.certificate))
+        return [ca, certificate, unlocked(Path(str(self.key)), self.passphrase)]
+
+    def renewed(
+        self, make: Callable[[], T], say: Callable[[str], object], address: str | None = None
+    ) -> Callable[[], T | None]:
+        """Return a function that makes something anew when the files have changed, and else returns None.
+
+        While the files do not belong together, it prints why.
+
+        Args:
+            make: Reads the files.
+            say: Prints a line.
+            address: The server's address, if this end is the server.
+        """
+        changes = Changes(file for file in (self.ca, self.certificate, self.key) if file is not None)
+
+        def made_anew() -> T | None:
+            if not changes.noticed():
+                return None
+            try:
+                self.try_out(address)
+                made = make()
+            except (ConfigError, OSError) as error:
+                say(Alert(f"{error}; until then the certificate and the key stay as they were"))
+                return None
+            say(f"read {self.certificate} again, for new connections")
+            return made
+
+        return made_anew
 
     # ------------------------------------------------------------------ errors before the first message
 
@@ -73,10 +119,12 @@ class Security:
             raise ConfigError(f"--ca {self.ca} is not a certificate ({_reason(error)}); correct the path") from error
         try:
             # An empty password prevents a prompt on the terminal.
-            context.load_cert_chain(str(self.certificate), self.key, password="")
+            context.load_cert_chain(str(self.certificate), self.key, password=self.passphrase or "")
         except (ssl.SSLError, OSError) as error:
             words = f"--certificate {self.certificate} and --key {self.key} do not match"
-            raise ConfigError(f"{words} ({_reason(error)}); correct one of them") from error
+            raise ConfigError(
+                f"{words} ({_reason(error)}); correct one of them, or give the key's passphrase"
+            ) from error
         return context
 
     def try_out(self, address: str | None = None) -> None:

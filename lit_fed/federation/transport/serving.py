@@ -24,6 +24,7 @@ from lit_fed.data.partitions.cut import named
 from lit_fed.errors import ConfigError, ProcessLost, WireError
 from lit_fed.federation.ends import Alert, check_free, check_public
 from lit_fed.federation.keys.node_keys import NodeKeys, key_of
+from lit_fed.federation.messages.body import Blob, Bytes
 from lit_fed.federation.transport import frames  # before grpc, which it sets up
 from lit_fed.federation.transport.grid import Reply
 from lit_fed.federation.transport.security import Security
@@ -39,7 +40,7 @@ _ALLOWED = (100.0, 1.0)  # streams and unasked answers of a key: at once, and pe
 _SAY_S = 60.0  # interval of messages about a key that exceeds it
 _OFTEN = "it opens streams, or sends answers that nobody asked for, too often"
 _TAKEN = "another node with this key is connected; stop it, or give this node its own key"
-_UNKNOWN = "the server does not know its key; send node.crt to the server's operator, who enters it in --node_keys"
+_NO_LIST = "the server has no valid list of revoked certificates of its authority; ask the server's operator for --crl"
 
 
 class Refused(Exception):
@@ -53,7 +54,7 @@ class Refused(Exception):
 class Pending(NamedTuple):
     """A message without an answer, and the maximum size of its answer, bytes."""
 
-    blob: bytes
+    blob: Bytes | Blob
     most: int
 
 
@@ -68,8 +69,9 @@ class Peer:
     def __init__(self, key: str, boot: str) -> None:
         self.key, self.boot = key, boot
         self.number = secrets.randbits(62) + 2
+        self.certificate = b""  # of the last stream, in PEM
         self.pending: dict[int, Pending] = {}
-        self.outbox: deque[tuple[int, bytes]] = deque()
+        self.outbox: deque[tuple[int, Bytes | Blob]] = deque()
         self.wake = asyncio.Event()
         self.end: asyncio.Future[str] | None = None  # ends the open stream, with the reason
         self.left = 0.0  # when the last stream ended
@@ -126,7 +128,7 @@ class RpcGrid:
         with self._lock:
             return [(peer.number, peer.key, peer.answered) for peer in self._peers.values()]
 
-    def push(self, node: int, blob: bytes, most: int) -> str:
+    def push(self, node: int, blob: Bytes | Blob, most: int) -> str:
         """Send a message, and return its id; an answer of more than ``most`` bytes is not read."""
         self._check()
         with self._lock:
@@ -175,8 +177,8 @@ class RpcGrid:
         if self.keys is not None:
             self.keys.refresh()
         for peer in list(self._peers.values()):
-            if self.keys is not None and peer.key not in self.keys:
-                self._drop(peer, _UNKNOWN)
+            if self.keys is not None and (why := self.keys.objection(peer.key, peer.certificate)):
+                self._drop(peer, why)
             elif peer.end is None and time.monotonic() > peer.left + GRACE_S:
                 self._drop(peer, "its node disconnected")
 
@@ -209,7 +211,7 @@ class RpcGrid:
     def _fail(self, message_id: int, why: str) -> None:
         self._replies[str(message_id)] = Reply(str(message_id), b"", why)
 
-    def _send_soon(self, peer: Peer, message_id: int, blob: bytes) -> None:
+    def _send_soon(self, peer: Peer, message_id: int, blob: Bytes | Blob) -> None:
         peer.outbox.append((message_id, blob))
         self.loop.call_soon_threadsafe(peer.wake.set)
 
@@ -243,16 +245,19 @@ class RpcGrid:
         if receiving.done() and isinstance(odd := receiving.exception(), WireError):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(odd))
 
-    def _admit(self, context: Any) -> tuple[Peer, asyncio.Future[str], deque[tuple[int, bytes]]]:
+    def _admit(self, context: Any) -> tuple[Peer, asyncio.Future[str], deque[tuple[int, Bytes | Blob]]]:
         """Authenticate a node; return it, the future that ends its stream, and the stream's outbox; raise `Refused`."""
         boot = dict(context.invocation_metadata() or ()).get("boot", "")
         if not isinstance(boot, str) or not _BOOT.fullmatch(boot):
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "the node's id is malformed; run the same lit_fed")
-        key = "" if self.keys is None else key_of(context.auth_context()["x509_pem_cert"][0])
+        certificate = b"" if self.keys is None else context.auth_context()["x509_pem_cert"][0]
+        key = "" if self.keys is None else key_of(certificate)
         with self._lock:
             self._sweep()
-            if self.keys is not None and key not in self.keys:
-                raise Refused(grpc.StatusCode.PERMISSION_DENIED, _UNKNOWN)
+            if self.keys is not None and (why := self.keys.objection(key, certificate)):
+                raise Refused(grpc.StatusCode.PERMISSION_DENIED, why)
+            if self.keys is not None and self.keys.lists is not None and not self.keys.lists.cover(certificate):
+                raise Refused(grpc.StatusCode.FAILED_PRECONDITION, _NO_LIST)
             if not self._allows(key):
                 raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_OFTEN}; wait")
             peer = self._peers.get(key or boot)
@@ -266,11 +271,12 @@ class RpcGrid:
                     raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the server has {MOST_NODES:,} nodes")
                 peer = self._peers[key or boot] = Peer(key, boot)
             self._end(peer, "the node opened another stream")
+            peer.certificate = certificate
             peer.end = asyncio.get_running_loop().create_future()
             peer.outbox = deque((message_id, message.blob) for message_id, message in peer.pending.items())
             return peer, peer.end, peer.outbox
 
-    async def _send(self, peer: Peer, outbox: deque[tuple[int, bytes]], context: Any) -> None:
+    async def _send(self, peer: Peer, outbox: deque[tuple[int, Bytes | Blob]], context: Any) -> None:
         while True:
             while outbox:
                 message_id, blob = outbox.popleft()
@@ -345,12 +351,13 @@ def rpc_grid(
     _raise_open_files()
     check_free(bind or address, "--server" if bind is None else "--bind")  # its errors are clearer than gRPC's
     grid = RpcGrid(limit, keys)
-    with _serving(grid, bind or address, security):
+    credentials = None if keys is None else security.of_server(address, keys.say)
+    with _serving(grid, bind or address, credentials):
         yield grid
 
 
 @contextmanager
-def _serving(grid: RpcGrid, address: str, security: Security) -> Iterator[None]:
+def _serving(grid: RpcGrid, address: str, credentials: grpc.ServerCredentials | None) -> Iterator[None]:
     """Run the gRPC server in a thread."""
     begun, end = Future[None](), asyncio.Event()
 
@@ -360,10 +367,10 @@ def _serving(grid: RpcGrid, address: str, security: Security) -> Iterator[None]:
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(frames.SERVICE, {frames.METHOD: handler}),)
         )
-        if security.is_on:
-            server.add_secure_port(address, security.of_server())
-        else:
+        if credentials is None:
             server.add_insecure_port(address)
+        else:
+            server.add_secure_port(address, credentials)
         await server.start()
         begun.set_result(None)
         await end.wait()

@@ -55,7 +55,7 @@ def test_a_message_that_nobody_asked_for_takes_no_memory() -> None:
     joiner = Joiner(lambda message_id: 2**40 if message_id == 2 else None)
     for part in divide(1, bytes(3 * CHUNK)):
         assert joiner.take(part) is None
-        assert joiner._parts == []
+        assert joiner._content == b""
     assert joiner.take(next(divide(2, b"x"))) == (2, b"x")
 
 
