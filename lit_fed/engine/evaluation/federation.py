@@ -18,7 +18,8 @@ from lit_fed.engine.method.client import Stage
 from lit_fed.engine.method.kinds import Kinds
 from lit_fed.engine.method.wrapper import Wrappers
 from lit_fed.engine.storage.store import ClientStore
-from lit_fed.engine.wire.payload import Broadcast, Channel, ClientUpdate, not_finite
+from lit_fed.engine.wire.channel import Channel
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, not_finite
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ClientFailure, NonFiniteServer
 from lit_fed.participation import Participation
@@ -92,7 +93,7 @@ class Federation:
         downlink, arrived = self.channel.downlink, {}
         for kind in self.kinds.names:
             sent = self.algorithm.broadcast(self.server, round_idx, kind, stage)
-            arrived[kind] = downlink.cross(sent)
+            arrived[kind] = downlink.cross(sent, self.channel.down(round_idx, kind))
             if downlink.codec is not None and (odd := not_finite(arrived[kind].payload, not_finite(sent))):
                 raise NonFiniteServer(
                     f"{odd[0]} of the server's payload in round {round_idx} is no longer finite after "

@@ -126,11 +126,14 @@ class Arrivals(Asynchronous):
         """Begin, or go on: send the clients that were at work their work again."""
         assert isinstance(federation.executor, FlightExecutor)
         self.federation, self.flights, self._since = federation, federation.executor, time.monotonic()
-        downlink = federation.channel.downlink
+        channel = federation.channel
         for one in self.begun:
             if (version := one.version or 0) not in self._sent:
                 kept = federation.versions[version]
-                crossed = {kind: downlink.cross(payload) for kind, payload in kept.payloads.items()}
+                crossed = {
+                    kind: channel.downlink.cross(payload, channel.down(version, kind))
+                    for kind, payload in kept.payloads.items()
+                }
                 for kind, payload in kept.payloads.items():
                     if any(not torch.equal(tensor, crossed[kind].payload[name]) for name, tensor in payload.items()):
                         raise CheckpointError(

@@ -135,7 +135,8 @@ def federate(
         trainer.participation = arrivals
         trainer.callbacks.insert(0, ArrivalOrder(arrivals))
     trainer.callbacks.append(Parting(roster))
-    channel = trainer.channel = ServerEnd(trainer.channel.uplink.codec, trainer.channel.downlink.codec)
+    ends = trainer.channel
+    channel = trainer.channel = ServerEnd(ends.uplink.codec, ends.downlink.codec, ends.seed)
     kind = GridExecutor if arrivals is None else FlightExecutor
     executor = partial(kind, roster=roster, channel=channel, patience=patience, tolerant=tolerant, sums=sums)
     trainer.local = replace(trainer.local, executor=executor)
