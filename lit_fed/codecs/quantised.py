@@ -14,7 +14,7 @@ from lit_fed.codecs.compressor import Compressor, pack, unpack
 from lit_fed.errors import WireError
 
 
-class Quantised(Compressor):
+class _Quantised(Compressor):
     """Sends each value as a multiple of the scale of its row, by stochastic rounding to 2s + 1 levels.
 
     On the wire a tensor is one vector of bytes: the rows' scales, of 4 bytes (8 for float64), and then the codes.
@@ -64,7 +64,7 @@ class Quantised(Compressor):
         return (_rows(values, width) * scale).reshape(-1)[:size].to(like.dtype)
 
 
-class QSGD(Quantised):
+class QSGD(_Quantised):
     r"""Sends each value as a stochastic multiple of its bucket's norm: unbiased (Alistarh et al., NeurIPS 2017).
 
     .. math:: Q_s(v_i) = \lVert v \rVert_2 \, \mathrm{sgn}(v_i) \, \xi_i, \qquad
@@ -94,7 +94,7 @@ class QSGD(Quantised):
         return min(self.bucket, shape.numel())
 
 
-class Int8(Quantised):
+class Int8(_Quantised):
     r"""Sends each value in 8 or 4 bits, of its channel's largest absolute value: unbiased.
 
     A channel is a slice along a tensor's first dimension, and the whole tensor if it has one dimension. Its largest
@@ -116,7 +116,7 @@ class Int8(Quantised):
         return shape.numel() // shape[0] if len(shape) > 1 else shape.numel()
 
 
-class SignSGD(Quantised):
+class SignSGD(_Quantised):
     r"""Sends signs, of one bit each, and the 1-norm of each tensor (Bernstein et al., ICML 2018).
 
     .. math:: C(x) = \lVert x \rVert_1 / d \cdot \mathrm{sgn}(x)

@@ -14,7 +14,7 @@ from lit_fed.codecs.compressor import Compressor, pack, unpack
 from lit_fed.errors import WireError
 
 
-class Sparse(Compressor):
+class _Sparse(Compressor):
     """Sends k = ⌈share · d⌉ of the d entries of each tensor, and 0 for the others.
 
     Args:
@@ -43,7 +43,7 @@ def _bits(size: int) -> int:
     return max(1, (size - 1).bit_length())
 
 
-class TopK(Sparse):
+class TopK(_Sparse):
     r"""Sends the largest entries of each tensor, and their places, of :math:`\lceil \log_2 d \rceil` bits each.
 
     Its error is bounded: :math:`\lVert C(x) - x \rVert^2 \le (1 - k/d) \lVert x \rVert^2`. With error feedback
@@ -74,7 +74,7 @@ class TopK(Sparse):
         return self._filled(parts, unpack(parts["places"], _bits(like.numel()), self._count(like.numel())), like)
 
 
-class RandomK(Sparse):
+class RandomK(_Sparse):
     r"""Sends k random entries of each tensor; both ends draw their places from one seed, so that no places travel.
 
     With error feedback as `TopK`. Without it entries are multiplied by d/k, so that the mean over draws is the tensor,

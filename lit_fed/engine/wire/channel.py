@@ -91,7 +91,7 @@ class Codec(Checked, ABC):
         """The tensors as the receiver uses them."""
 
 
-class Chain(Codec):
+class _Chain(Codec):
     """Several codecs: each packs what the one before it made.
 
     Args:
@@ -129,7 +129,7 @@ def codec_of(key: str, given: Codec | Sequence[Codec] | None) -> Codec | None:
         if key == "trainer.downlink_codec" and (codec.difference or codec.feedback):
             why = "difference or feedback, for which all clients would need what the server sent before"
             raise ConfigError(f"{key} {name} has {why}; set difference and feedback to false")
-    return Chain(codecs) if len(codecs) > 1 else next(iter(codecs), None)
+    return _Chain(codecs) if len(codecs) > 1 else next(iter(codecs), None)
 
 
 @dataclass(frozen=True, slots=True)
