@@ -47,7 +47,7 @@ from lit_fed.engine.method.kinds import ONLY, Kinds, assign
 from lit_fed.engine.method.model import BufferPolicy
 from lit_fed.engine.method.wrapper import Aggregation, Attack, Privacy, Wrappers
 from lit_fed.engine.storage.store import ClientStore
-from lit_fed.engine.wire.payload import Channel, Codec
+from lit_fed.engine.wire.channel import Channel, Codec, codec_of
 from lit_fed.engine.wire.workers import Devices, launch, leave_processes, on_first_process, raise_if_lost
 from lit_fed.errors import ConfigError, LitFedError, ProcessLost
 from lit_fed.participation import FullParticipation, Participation
@@ -142,8 +142,8 @@ class FederatedTrainer(Checked):
             with the state, such as momentum, Adam's moments and step counts, that the phase of this name left when the
             client last trained; each client keeps its own beside its other state. Learning rates and schedules stay
             those of the round. Tests and fine-tuning begin fresh and leave it alone. Not in groups.
-        uplink_codec: Packs the clients' payloads for the wire.
-        downlink_codec: Packs the broadcast for the wire.
+        uplink_codec: Packs the clients' payloads for the wire; of several, each packs what the one before it made.
+        downlink_codec: Packs the broadcast for the wire; may be a list, too.
         client_store: Keeps client states between rounds on ``disk``, or also in ``memory``, which is faster and grows
             with the population.
         enable_progress_bar: Show progress on the terminal, that of reading data and of evaluation included.
@@ -200,8 +200,8 @@ class FederatedTrainer(Checked):
         accumulate_grad_batches: int = 1,
         schedule_steps: ScheduleSteps = "round",
         client_optimizer: ClientOptimizer = "fresh",
-        uplink_codec: Codec | None = None,
-        downlink_codec: Codec | None = None,
+        uplink_codec: Codec | list[Codec] | None = None,
+        downlink_codec: Codec | list[Codec] | None = None,
         client_store: Literal["memory", "disk"] = "disk",
         enable_progress_bar: bool = True,
         enable_checkpointing: bool = True,
@@ -214,8 +214,9 @@ class FederatedTrainer(Checked):
         secure_sum: SecureSum | None = None,
     ) -> None:
         wrappers = Wrappers([privacy, aggregation, attack, None if secure_sum is None else secure_sum.wrapper()])
-        if uplink_codec is not None:
-            wrappers.check_view("uplink_codec", uplink_codec, "payloads")
+        uplink = codec_of("trainer.uplink_codec", uplink_codec)
+        if uplink is not None:
+            wrappers.check_view("uplink_codec", uplink, "payloads")
         given, watchers = lightning_watchers(callbacks or [])
         self._trial: TemporaryDirectory[str] | None = None
         if check_range("trainer.fast_dev_run", fast_dev_run, least=0):
@@ -254,7 +255,7 @@ class FederatedTrainer(Checked):
             enable_pictures,
             is_trial=self._trial is not None,
         )
-        self.channel = Channel(uplink_codec, downlink_codec)
+        self.channel = Channel(uplink, codec_of("trainer.downlink_codec", downlink_codec), seed)
         self.participation = participation or FullParticipation()
         self.kinds, self.client_store = kinds, client_store
         self._shows_progress = enable_progress_bar

@@ -32,7 +32,7 @@ from lit_fed.studies.file.study import read_study
 from lit_fed.studies.running.cells import chosen, lay_out
 from lit_fed.studies.running.parts import check_metrics
 from tests.methods.support import Rota
-from tests.support import ROOT, assert_same, fit, rows, saved_weights, trainer, weights
+from tests.support import ROOT, assert_same, fit, kept, rows, saved_weights, trainer, weights
 
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("configs/**/*.md"), *ROOT.glob("docs/**/*.md")])
@@ -218,17 +218,16 @@ def test_readings_of_own_method_are_those_of_the_sent_model(tmp_path: Path, own:
     assert float(logs["server/loss_after"]) == pytest.approx(float((losses[0] + 3 * losses[1]) / 4), rel=1e-6)
 
 
-def test_top_k_of_own_method_keeps_the_largest_entries(tmp_path: Path, own: dict[str, Any]) -> None:
-    codec = own["TopK"](share=0.5)
-    wire = codec.encode({"w": torch.tensor([[1.0, -3.0], [2.0, 0.5]]), "b": torch.tensor(4.0)})
-    assert codec.decode(wire)["w"].tolist() == [[0.0, -3.0], [2.0, 0.0]]
-    assert codec.decode(wire)["b"].item() == 4.0
-    # A client of Points moves along one of two axes, so that half of the entries is all of them. They are 4 bytes of a
-    # value, 4 of a place and 2 · 4 of a shape for each of two clients.
-    settings: dict[str, Any] = {"max_rounds": 3, "local_epochs": 2}
-    coded = fit(tmp_path, algorithm=own["Movements"](), uplink_codec=codec, **settings)
-    assert global_weight(coded) == global_weight(fit(tmp_path, algorithm=FedAvg(), **settings))
-    assert coded.metrics["comm/uplink_bytes"] == 2 * 16
+def test_steps_of_own_method_round_movements_and_keep_the_rest(tmp_path: Path, own: dict[str, Any]) -> None:
+    """In steps of a quarter. Round 0 moves (1, 0) and (0, 2), whole steps: w = (¼, 1½), as FedAvg's.
+
+    Round 1: client 0 moves ½ (2 - ¼) = 7/8, 3½ steps, and sends 4; client 1 moves ½ (4 - 1½) = 5/4, 5 steps.
+             w = (¼ + 1 / 4, 1½ + 3 · 5/4 / 4) = (½, 2 7/16)
+    """
+    made = fit(tmp_path, uplink_codec=own["Steps"](step=0.25))
+    assert global_weight(made) == [0.5, 2.4375]
+    assert kept(made, 0)["codec/error/network.weight"].tolist() == [[-0.125, 0.0]]
+    assert (made.metrics["comm/uplink_bytes"], made.metrics["comm/uplink_uncoded_bytes"]) == (2 * 2, 2 * 8)
 
 
 def test_round_robin_of_own_method_deals_every_sample_once(own: dict[str, Any]) -> None:

@@ -57,6 +57,7 @@ SEAMS: dict[str, set[str]] = {
         "lit_fed.engine.storage.files",
         "lit_fed.engine.storage.packs",
         "lit_fed.engine.storage.run_lock",
+        "lit_fed.engine.wire.channel",
         "lit_fed.engine.wire.payload",
         "lit_fed.engine.wire.request",
         "lit_fed.engine.wire.totals",

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lit_fed.algorithm import Payload
-from lit_fed.codecs import Codec
+from lit_fed.codecs import Codec, Context
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAvg, FedBuff
 from lit_fed.participation import Asynchronous, FullParticipation, Speeds
@@ -102,10 +102,10 @@ def test_bad_settings() -> None:
 class Whole(Codec):
     """Rounds to whole numbers, halves to even ones."""
 
-    def encode(self, payload: Payload) -> Payload:
+    def encode(self, payload: Payload, context: Context) -> Payload:
         return {name: tensor.round() for name, tensor in payload.items()}
 
-    def decode(self, payload: Payload) -> Payload:
+    def decode(self, payload: Payload, context: Context) -> Payload:
         return payload
 
 

@@ -29,7 +29,8 @@ from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.kinds import ONLY
 from lit_fed.engine.method.model import Model, Split
 from lit_fed.engine.method.population import Population
-from lit_fed.engine.wire.payload import Channel, num_bytes
+from lit_fed.engine.wire.channel import Channel
+from lit_fed.engine.wire.payload import Broadcast, num_bytes
 from lit_fed.participation import Fate
 from lit_fed.private_names import tree_leaves
 from lit_fed.trainer import FederatedTrainer, Tasks
@@ -175,12 +176,16 @@ def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algor
             if round_idx:  # clients have parameters that never trained from the start
                 frozen[kind] += num_bytes(model.tensors(set(model.split.frozen) - before))
             mine = [one for one in plan if kinds[one.client_id] == kind]
-            sent = channel.downlink.cross(algorithm.forecast(server, round_idx, kind))
+            forecast = algorithm.forecast(server, round_idx, kind)
+            sent = channel.downlink.cross(forecast, channel.down(round_idx, kind))
             example = next((one.client_id for one in mine), next(i for i in itertools.count() if kinds[i] == kind))
             client = Client(example, round_idx, "train", trainer.settings.seed, model, data, trainer.local.work)
-            own = channel.downlink.cross(algorithm.address(server, example, round_idx, kind))
+            own = channel.downlink.cross(
+                algorithm.address(server, example, round_idx, kind), channel.down(round_idx, kind)
+            )
             client.received, client.addressed = {**sent.payload, **own.payload}, own.payload
-            up = channel.uplink.cross(untrained_answer(client, algorithm)).num_bytes
+            context = channel.up(example, Broadcast(round_idx, {kind: client.received}), kind, buffers=model.buffers)
+            up = channel.uplink.cross(untrained_answer(client, algorithm), context).num_bytes
             arrived = sum(one.fate not in (Fate.LOST_BEFORE, Fate.LOST_AFTER, Fate.LATE) for one in mine)
             older = late.count(kind) * rounds[-1][kind].up if rounds else 0
             found[kind] = Traffic(len(mine), arrived, sent.num_bytes + own.num_bytes, up, older)
@@ -219,10 +224,12 @@ def _fedavg(model: Model, channel: Channel, held: Collection[nn.Parameter]) -> t
     still = [name for name in model.fixed if id(model.parameters[name]) not in frozen_ids]
     before = model.split
     model.divide(Split(tuple(model.parameters)))
-    down = channel.downlink.cross(model.tensors([*model.shared_names("down"), *still])).num_bytes
-    up = channel.uplink.cross(model.tensors([*model.shared_names("up"), *still])).num_bytes
+    sent, answer = (model.tensors([*model.shared_names(way), *still]) for way in ("down", "up"))
+    arrived = channel.downlink.cross(sent, channel.down(0, ONLY))
+    context = channel.up(0, Broadcast(0, {ONLY: arrived.payload}), ONLY, buffers=model.buffers)
+    up = channel.uplink.cross(answer, context).num_bytes
     model.divide(before)
-    return down, up
+    return arrived.num_bytes, up
 
 
 # ---------------------------------------------------------------------- the command

@@ -203,10 +203,11 @@ class SequentialExecutor(Executor):
         else:  # each process saw its part of the batches: batch-norm statistics differ
             metrics = meter.merged(Workers(loop.fabric, everyone=True), loop.metrics)
             loop.workers.agree(client.model.tensors(client.model.buffers))
-        update = session.take(client, session.answer(client), metrics)
+        answer = session.answer(client)
+        update = session.take(client, answer, metrics)
         update.metrics["time_s"] = time.perf_counter() - started
         (update,) = session.wrappers.on_clients([update], [client])
-        return update
+        return session.send(update, client, answer)
 
 
 def failure(client_id: int, round_idx: int, error: BaseException) -> ClientFailure:

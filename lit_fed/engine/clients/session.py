@@ -24,6 +24,7 @@ from lit_fed.engine.method.model import ModelView
 from lit_fed.engine.method.task_run import TaskRunOn
 from lit_fed.engine.method.wrapper import Wrappers
 from lit_fed.engine.storage.store import ClientStore
+from lit_fed.engine.wire.channel import NOT_FINITE, Channel
 from lit_fed.engine.wire.payload import (
     Broadcast,
     ClientUpdate,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 _STATE = "state/"  # prefix of the method's state in a client's file, beside the personal tensors' own names
 _OPTIMIZER = "optimizer/"  # prefix of what its optimizers keep
+_CODEC = "codec/"  # prefix of what the uplink's codec keeps there
 
 
 class Answer(NamedTuple):
@@ -77,6 +79,7 @@ class Session:
         seed: The run's.
         guard: Limits a client's time.
         wrappers: Wrappers around the method.
+        channel: The wire, of which the session has the clients' ends.
     """
 
     loops: Mapping[str, LocalLoop]
@@ -88,9 +91,11 @@ class Session:
     seed: int
     guard: Guard = field(default_factory=Guard)
     wrappers: Wrappers = field(default_factory=Wrappers)
+    channel: Channel = field(default_factory=Channel)
 
     def __post_init__(self) -> None:
         self._taken: Broadcast | None = None
+        self._memories: dict[int, Tensors] = {}  # by client: what the codec keeps, from entering to sending
         self._starts: dict[str, Tensors] = {}  # by kind: start of clients that keep nothing of the model
         self._fits: dict[str, Layout] = {}  # by kind: layout of a state that the method can continue from
         self._layout: Mapping[str, torch.Size] = {}  # of the last payload, shared by equal ones
@@ -183,7 +188,7 @@ class Session:
             self.divide(broadcast.round_idx)
             for kind, frozen in broadcast.frozen.items():
                 self.loops[kind].model.load(frozen)
-            self._taken, self._starts = broadcast, {}
+            self._taken, self._starts, self._memories = broadcast, {}, {}
         kind = self.kinds[client_id]
         loop = self.loops[kind]
         model = loop.model
@@ -196,10 +201,12 @@ class Session:
         frozen = broadcast.frozen.get(kind, {})  # the task may hold what another client began with
         client.model = ModelView(model, lambda name: _first(name, client.own, client.received, frozen, model.initial))
         client.task_run = TaskRunOn(loop.state.task_run, client.model)
-        stored = self.store.get(client_id)
-        client.is_new = stored is None
+        memory, stored = split_prefix(_CODEC, self.store.get(client_id) or {})
+        if memory and stage == "train":
+            self._memories[client_id] = memory
+        client.is_new = not stored
         names = model.personal_names
-        if stored is None:
+        if not stored:
             client.own = {name: model.initial[name] for name in names}
             client.state = self.algorithm.initial_state(client)
         else:
@@ -258,7 +265,7 @@ class Session:
         return Answer(made.payload, kept, made.weight, flat, are_finite([*sent, *kept.values()]))
 
     def take(self, client: Client, answer: Answer, metrics: dict[str, float]) -> ClientUpdate:
-        """Store a client's state, and make its update before `Wrappers.on_clients`.
+        """Make a client's update, for `send`.
 
         The metrics gain the learning rate of the round.
 
@@ -266,12 +273,27 @@ class Session:
             NonFiniteUpdate: See `check_finite`.
         """
         self.check_finite(client, metrics, answer)
-        if answer.local_state:
-            self.store.put(client.id, answer.local_state)
         if (rate := self.loop(client).optimizers.rate_of(client.round_idx)) is not None:
             metrics["lr"] = rate
         weight = client.num_samples if answer.weight is None else answer.weight
         return ClientUpdate(client.id, answer.payload, weight, metrics, self.kinds[client.id], flat=answer.flat)
+
+    def send(self, update: ClientUpdate, client: Client, answer: Answer) -> ClientUpdate:
+        """Pack a client's update for the wire, after `Wrappers.on_clients`, and store the client's state.
+
+        Raises:
+            NonFiniteUpdate: If the uplink's codec would keep NaN or infinity; the stored state stays unchanged.
+        """
+        memory = dict(self._memories.pop(client.id, {}))
+        if self.channel.uplink.codec is not None and self._taken is not None:
+            buffers = self.loop(client).model.buffers
+            context = self.channel.up(client.id, self._taken, update.kind, buffers=buffers, memory=memory)
+            update.arrival = self.channel.uplink.cross(update.payload, context)
+            if not are_finite(memory.values()):
+                raise NonFiniteUpdate(f"its update {NOT_FINITE}")
+        if kept := {**answer.local_state, **add_prefix(_CODEC, memory)}:
+            self.store.put(client.id, kept)
+        return update
 
     def check_finite(self, client: Client, metrics: Mapping[str, float], answer: Answer) -> None:
         """Refuse a trained client's metrics and answer where they are not finite.

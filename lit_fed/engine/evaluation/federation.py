@@ -18,7 +18,8 @@ from lit_fed.engine.method.client import Stage
 from lit_fed.engine.method.kinds import Kinds
 from lit_fed.engine.method.wrapper import Wrappers
 from lit_fed.engine.storage.store import ClientStore
-from lit_fed.engine.wire.payload import Addressed, Arrival, Broadcast, Channel, ClientUpdate, Payload, not_finite
+from lit_fed.engine.wire.channel import Channel
+from lit_fed.engine.wire.payload import Addressed, Arrival, Broadcast, ClientUpdate, Payload, not_finite
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ClientFailure, ConfigError, NonFiniteServer
 from lit_fed.participation import Participation
@@ -90,7 +91,7 @@ class Federation:
         """
         self.session.divide(round_idx)
         arrived = {
-            kind: self._crossed(self.algorithm.broadcast(self.server, round_idx, kind, stage), round_idx)
+            kind: self._crossed(self.algorithm.broadcast(self.server, round_idx, kind, stage), round_idx, kind)
             for kind in self.kinds.names
         }
         frozen = {}
@@ -118,14 +119,14 @@ class Federation:
                 raise ConfigError(
                     f"algorithm {method} broadcasts and addresses {twice[0]!r}; give one of them a prefix"
                 )
-            return self._crossed(sent, round_idx)
+            return self._crossed(sent, round_idx, kind)
 
         return Addressed(make)
 
-    def _crossed(self, sent: Payload, round_idx: int) -> Arrival:
+    def _crossed(self, sent: Payload, round_idx: int, kind: str) -> Arrival:
         """A payload after the downlink, whose codec must keep finite values finite."""
         downlink = self.channel.downlink
-        arrival = downlink.cross(sent)
+        arrival = downlink.cross(sent, self.channel.down(round_idx, kind))
         if downlink.codec is not None and (odd := not_finite(arrival.payload, not_finite(sent))):
             raise NonFiniteServer(
                 f"{odd[0]} of the server's payload in round {round_idx} is no longer finite after "

@@ -35,7 +35,8 @@ from lit_fed.engine.method.population import Population
 from lit_fed.engine.method.wrapper import WrappedRun
 from lit_fed.engine.storage.store import ClientStore
 from lit_fed.engine.vectorized.executor import AutoExecutor, VectorizedExecutor
-from lit_fed.engine.wire.payload import Broadcast, Channel, Layout, num_bytes
+from lit_fed.engine.wire.channel import Channel
+from lit_fed.engine.wire.payload import Broadcast, Layout, num_bytes
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.machine import keep_freed_memory
@@ -139,7 +140,9 @@ def assemble(
         for kind, model in models.items()
     }  # fmt: skip
     population.server_loop = ServerLoop(fabric, loops)
-    session = Session(loops, kinds, algorithm, store, data, local.work, settings.seed, local.guard, local.wrappers)
+    session = Session(
+        loops, kinds, algorithm, store, data, local.work, settings.seed, local.guard, local.wrappers, channel
+    )
     with session.at_work():
         for kind in models:
             tested = bool(settings.evaluate_every) and settings.evaluate_on == "test"
@@ -171,12 +174,13 @@ def _crossing(federation: Federation) -> Callable[[int], tuple[int, int]]:
     """The bytes of a client's download and upload in round 0, by its id, as its kind's."""
     broadcast, kinds = federation.broadcast(0), federation.kinds
     clients = [next(one for one in federation.data.census.clients if kinds[one] == kind) for kind in kinds.names]
-    uplink = federation.channel.uplink
-    down = {kind: broadcast.bytes_down(client_id, kind) for kind, client_id in zip(kinds.names, clients, strict=True)}
-    up = {
-        kind: num_bytes(uplink.pack({name: torch.zeros(size, dtype=dtype) for name, (dtype, size) in layout.items()}))
-        for kind, layout in layouts_of(federation.session, clients, broadcast).items()
-    }
+    channel, down, up = federation.channel, dict[str, int](), dict[str, int]()
+    layouts = layouts_of(federation.session, clients, broadcast)
+    for kind, client_id in zip(kinds.names, clients, strict=True):
+        context = channel.up(client_id, broadcast, kind, buffers=federation.loops[kind].model.buffers)
+        zeros = {name: torch.zeros(size, dtype=dtype) for name, (dtype, size) in layouts[kind].items()}
+        down[kind] = broadcast.bytes_down(client_id, kind)
+        up[kind] = num_bytes(channel.uplink.pack(zeros, context))
     return lambda client_id: (down[kinds[client_id]], up[kinds[client_id]])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -171,6 +172,7 @@ class RoundLedger:
         failures: Clients that could not finish.
         rates: The client with the lowest id and its first learning rate, by kind of network.
         totals: Summed metrics of clients that do not report individually.
+        uncoded: By metric, the bytes that would have crossed without a codec, where there is one.
     """
 
     drift: DriftMeter | None = field(default_factory=DriftMeter)
@@ -180,6 +182,7 @@ class RoundLedger:
     failures: list[ClientFailure] = field(default_factory=list)
     rates: dict[str, tuple[int, float]] = field(default_factory=dict)
     totals: list[Totals] = field(default_factory=list)
+    uncoded: Counter[str] = field(default_factory=Counter)
     local_s: float = 0.0
     _moves: list[Moves] = field(default_factory=list)
 
@@ -211,9 +214,10 @@ class RoundLedger:
         failures = [(f.client_id, f.round_idx, f.cause, f.details) for f in self.failures]  # errors are not picklable
         moves = [] if self.drift is None else [self.drift.moves()]
         gathered = (self.downloads, self.logged, self.uploads, failures, self.local_s, self.rates, self.totals, moves)
-        downloads, logged, uploads, every_failure, seconds, rates, totals, moved = zip(
-            *workers.gather(gathered), strict=True
+        downloads, logged, uploads, every_failure, seconds, rates, totals, moved, uncoded = zip(
+            *workers.gather((*gathered, self.uncoded)), strict=True
         )
+        self.uncoded = sum(uncoded, Counter())
         self.downloads = dict(sorted(item for part in downloads for item in part.items()))
         self.logged = {client_id: part[client_id] for part in logged for client_id in part}
         self.uploads = sorted(upload for part in uploads for upload in part)
@@ -258,7 +262,7 @@ class RoundLedger:
         down, up = sum(self.downloads.values()), sum(num_bytes for _, num_bytes in self.uploads)
         metrics = {"train/lr" if kind == ONLY else f"train/lr_{kind}": rate for kind, (_, rate) in self.rates.items()}
         metrics |= self._training_means(num_samples)
-        metrics |= {"comm/uplink_bytes": up, "comm/downlink_bytes": down, "comm/total_bytes": up + down}
+        metrics |= {"comm/uplink_bytes": up, "comm/downlink_bytes": down, "comm/total_bytes": up + down} | self.uncoded
         if self.drift is not None:
             metrics |= self.drift.result(self._moves, workers)
         metrics["participation/count"] = len(self.uploads)

@@ -17,10 +17,13 @@ from lit_fed.engine.loop.ledger import DriftMeter, RoundLedger
 from lit_fed.engine.loop.run import RoundRecord, Run
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.reducers import Reducer
-from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, are_finite
+from lit_fed.engine.wire.channel import NOT_FINITE
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, are_finite, num_bytes
 from lit_fed.errors import ClientFailure, NonFiniteServer, NothingToAverage
 from lit_fed.machine import settled
 from lit_fed.participation import CLOCK, Fate, Participant
+
+_UP, _DOWN = "comm/uplink_uncoded_bytes", "comm/downlink_uncoded_bytes"  # before codecs, where there is one
 
 
 @dataclass(slots=True)
@@ -141,7 +144,10 @@ def _train_cohort(run: Run, current: Round) -> None:
     working = [client_id for client_id, one in plan.items() if one.fate is not Fate.LOST_BEFORE]
     broadcasts = {**federation.versions, current.round_idx: current.broadcast}
     for client_id in list(plan)[run.workers.rank :: run.workers.world_size]:  # also to dropouts
-        ledger.sent(client_id, broadcasts[versions[client_id]].bytes_down(client_id, federation.kinds[client_id]))
+        broadcast, kind = broadcasts[versions[client_id]], federation.kinds[client_id]
+        ledger.sent(client_id, broadcast.bytes_down(client_id, kind))
+        if federation.channel.downlink.codec is not None:
+            ledger.uncoded[_DOWN] += num_bytes(broadcast.received(client_id, kind))
     mine = run.workers.share(working, federation.data.census.num_samples)
     # The same versions on every process, because an executor may exchange something with the others.
     for version in sorted({versions[client_id] for client_id in working}) or [current.round_idx]:
@@ -167,11 +173,13 @@ def _train_version(
             update.metrics["staleness"] = update.staleness
         ledger.trained(update, broadcast.received(update.client_id, update.kind))
         run.call("on_client_end", update)
-        fate = plan[update.client_id].fate
+        fate, received = plan[update.client_id].fate, federation.channel.receive(update, broadcast)
+        if fate is Fate.LOST_AFTER or not _is_finite(run, current, received):
+            continue
         if fate is Fate.LATE:
-            federation.store.put_update(update)
-        elif fate is Fate.ON_TIME:
-            _deliver(run, current, update, broadcast)
+            federation.store.put_update(received)
+        else:
+            _deliver(run, current, received, broadcast)
 
 
 def _add_late_updates(run: Run, current: Round) -> None:
@@ -185,23 +193,26 @@ def _add_late_updates(run: Run, current: Round) -> None:
             _deliver(run, current, update, current.broadcast)
 
 
+def _is_finite(run: Run, current: Round, update: ClientUpdate) -> bool:
+    """Whether an update is finite after a codec or a wrapper, which alone can have changed that; note the failure."""
+    codec = run.federation.channel.uplink.codec
+    sent = update.payload.values() if update.flat is None else [update.flat.values]
+    if (codec is None and run.federation.wrappers.keep_finite) or are_finite(sent):
+        return True
+    cause = "is not finite, which trainer.attack makes of it" if codec is None else NOT_FINITE
+    current.ledger.failed(ClientFailure(update.client_id, current.round_idx, f"its update {cause}"))
+    return False
+
+
 def _deliver(run: Run, current: Round, update: ClientUpdate, broadcast: Broadcast) -> None:
     federation = run.federation
-    codec = federation.channel.uplink.codec
-    update = federation.channel.receive(update)
-    sent = update.payload.values() if update.flat is None else [update.flat.values]
-    # Only a codec or a wrapper can have changed what the session has found finite.
-    if (codec is not None or not federation.wrappers.keep_finite) and not are_finite(sent):
-        cause = "its update is not finite, which trainer.attack makes of it"
-        if codec is not None:
-            cause = "its update is no longer finite after trainer.uplink_codec; choose a codec with a wider range"
-        current.ledger.failed(ClientFailure(update.client_id, current.round_idx, cause))
-        return
     if "probability" in current.needs:  # an estimate takes seconds in a large population
         update.probability = federation.participation.probability(update.client_id)
     begun = broadcast.received(update.client_id, update.kind)
     current.reducer.add(federation.algorithm.arrive(update, begun, federation.server))
     current.ledger.arrived(update.client_id, update.uplink_bytes)
+    if federation.channel.uplink.codec is not None:
+        current.ledger.uncoded[_UP] += num_bytes(update.payload)
 
 
 def _end(run: Run, current: Round, metrics: dict[str, float]) -> None:

@@ -12,7 +12,7 @@ import math
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -167,27 +167,29 @@ class VectorizedExecutor(Executor):
         """The trained clients' updates, stored and wrapped, and the failures among them."""
         session, answers = self.session, self._answers(kind, clients, trained, broadcast)
         self._check(kind, clients, trained, answers, broadcast)
-        failures: list[ClientUpdate | ClientFailure] = []
-        senders, updates = list[Client](), list[ClientUpdate]()
+        outcomes: list[ClientUpdate | ClientFailure] = []
+        senders, updates, sent = list[Client](), list[ClientUpdate](), list[Answer]()
         for client, answer, metrics in zip(clients, answers, trained.metrics, strict=True):
             if isinstance(answer, ClientFailure):
-                failures.append(answer)
+                outcomes.append(answer)
                 continue
             try:
                 updates.append(session.take(client, answer, metrics))
             except (Exception, SystemExit) as error:
-                failures.append(self._failed_alone(client.id, broadcast, error))
+                outcomes.append(self._failed_alone(client.id, broadcast, error))
             else:
                 senders.append(client)
-        try:
-            return [*failures, *session.wrappers.on_clients(updates, senders)]
-        except (Exception, SystemExit):  # asked alone, a failing client is named
-            for client, update in zip(senders, updates, strict=True):
-                try:
-                    failures += session.wrappers.on_clients([update], [client])
-                except (Exception, SystemExit) as error:
-                    failures.append(failure(client.id, client.round_idx, error))
-            return failures
+                sent.append(answer)
+        wrapped: Sequence[ClientUpdate] | None = None
+        with suppress(Exception, SystemExit):  # asked alone, a failing client is named
+            wrapped = session.wrappers.on_clients(updates, senders)
+        for idx, (client, update, answer) in enumerate(zip(senders, updates, sent, strict=True)):
+            try:
+                (own,) = session.wrappers.on_clients([update], [client]) if wrapped is None else [wrapped[idx]]
+                outcomes.append(session.send(own, client, answer))
+            except (Exception, SystemExit) as error:
+                outcomes.append(failure(client.id, client.round_idx, error))
+        return outcomes
 
     def _answers(
         self, kind: str, clients: Sequence[Client], trained: Trained, broadcast: Broadcast

@@ -7,15 +7,12 @@ generators. The round loop never looks inside. Bytes are counted only here, by `
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-from lit_fed.arguments import Checked
 
 MOST_VALUES = 2**22
 """Largest payload that is packed into one vector, in values."""
@@ -152,6 +149,20 @@ class FlatPayload(Mapping[str, Tensor]):
         return len(self._flat.layout)
 
 
+class Arrival(NamedTuple):
+    """A payload that crossed the wire.
+
+    Args:
+        wire: The tensors as they travelled.
+        payload: The tensors as the receiver uses them.
+        num_bytes: Bytes on the wire.
+    """
+
+    wire: Payload
+    payload: Payload
+    num_bytes: int
+
+
 CLAIMS = ("epsilon", "delta", "noise_multiplier")
 """Metrics by which a node tells its promise to the samples of a client, by the node's own account; nonnegative."""
 
@@ -173,6 +184,7 @@ class ClientUpdate:
         flat: The payload as one vector, if its trainer had it so.
         uplink_bytes: Bytes on the wire, counted where the update arrived; 0 before.
         staleness: Server steps between the download and this one, both not counted; set by the round loop.
+        arrival: The payload as it crosses the uplink, where a codec packed it on the client.
     """
 
     client_id: int
@@ -184,6 +196,7 @@ class ClientUpdate:
     flat: Flat | None = None
     uplink_bytes: int = 0
     staleness: int = 0
+    arrival: Arrival | None = None
 
     def with_payload(self, payload: Payload, flat: Flat | None = None) -> ClientUpdate:
         """The same update with other tensors, optionally also as one vector."""
@@ -276,35 +289,6 @@ class Broadcast:
         return replace(self, payloads=payloads, frozen=frozen, wire={}, addressed=addressed)
 
 
-class Codec(Checked, ABC):
-    """Packs a payload for the wire, such as by rounding or compression.
-
-    The two ends are different machines: `decode` knows the packed payload and nothing else.
-    """
-
-    @abstractmethod
-    def encode(self, payload: Payload) -> Payload:
-        """The tensors as sent; their bytes are counted."""
-
-    @abstractmethod
-    def decode(self, payload: Payload) -> Payload:
-        """The tensors as the receiver uses them."""
-
-
-class Arrival(NamedTuple):
-    """A payload that crossed the wire.
-
-    Args:
-        wire: The tensors as they travelled.
-        payload: The tensors as the receiver uses them.
-        num_bytes: Bytes on the wire.
-    """
-
-    wire: Payload
-    payload: Payload
-    num_bytes: int
-
-
 class Addressed(dict[int, Arrival]):
     """What is addressed to each client, made when it is asked for; only the last client's is held.
 
@@ -321,48 +305,3 @@ class Addressed(dict[int, Arrival]):
         self.clear()
         self[client_id] = made
         return made
-
-
-@dataclass(frozen=True, slots=True)
-class Direction:
-    """One direction of the wire.
-
-    Args:
-        codec: Packs its payloads; None sends them unchanged.
-    """
-
-    codec: Codec | None = None
-
-    def pack(self, payload: Payload) -> Payload:
-        """The sender's half: the tensors as they travel."""
-        return payload if self.codec is None else self.codec.encode(payload)
-
-    def arrive(self, wire: Payload) -> Arrival:
-        """The receiver's half: unpack and count."""
-        return Arrival(wire, wire if self.codec is None else self.codec.decode(wire), num_bytes(wire))
-
-    def cross(self, payload: Payload) -> Arrival:
-        """Both halves, where sender and receiver share a process."""
-        return self.arrive(self.pack(payload))
-
-
-class Channel:
-    """Both directions of the wire, with the clients in this process.
-
-    Args:
-        uplink: Codec from a client to the server.
-        downlink: Codec from the server to a client.
-    """
-
-    def __init__(self, uplink: Codec | None = None, downlink: Codec | None = None) -> None:
-        self.uplink, self.downlink = Direction(uplink), Direction(downlink)
-
-    def receive(self, update: ClientUpdate) -> ClientUpdate:
-        """Take an update across the uplink; its bytes are in ``uplink_bytes``."""
-        if update.flat is not None and self.uplink.codec is None:
-            update.uplink_bytes = update.flat.values.nbytes
-            return update
-        arrived = self.uplink.cross(update.payload)
-        update = update.with_payload(arrived.payload)
-        update.uplink_bytes = arrived.num_bytes
-        return update

@@ -176,7 +176,8 @@ class Node:
                 outcome = failure(client_id, round_idx, error)
         if not isinstance(outcome, ClientFailure):
             try:
-                return encode(self._answer(client_id, round_idx, outcome, sums))
+                assert broadcast is not None
+                return encode(self._answer(client_id, broadcast, outcome, sums))
             except Exception as error:  # such as more metrics than a message can hold
                 outcome = failure(client_id, round_idx, error)
         return encode(self._failed(client_id, round_idx, self._reported_cause(outcome), sums=sums))
@@ -223,9 +224,11 @@ class Node:
             raise WireError("the end of the run is for other clients; run the same lit_fed on both ends")
         self._open(end.run)
         self._count("keep")
+        channel = self.federation.channel
         payloads, frozen, bases = dict[str, Payload](), dict[str, Payload](), dict[str, Names]()
         for kind in {self.federation.kinds[client_id] for client_id in self.clients}:
-            payloads[kind] = self.federation.channel.downlink.arrive(message.tensors.get(f"payload/{kind}", {})).payload
+            sent = message.tensors.get(f"payload/{kind}", {})
+            payloads[kind] = channel.downlink.arrive(sent, channel.down(round_idx, kind)).payload
             received = self._frozen(kind, message.tensors.get(f"frozen/{kind}", {}), end.frozen.get(kind, {}))
             base = self.federation.loops[kind].model.base
             frozen[kind] = {name: tensor for name, tensor in received.items() if not base.holds(name, tensor)}
@@ -233,9 +236,9 @@ class Node:
             self._check(payloads[kind], round_idx, kind, "predict")
         addressed = dict[int, Payload]()
         for client_id in self.clients if self.federation.algorithm.addresses else ():
-            wire = message.tensors.get(f"addressed/{client_id}", {})
-            addressed[client_id] = self.federation.channel.downlink.arrive(wire).payload
-            self._check(addressed[client_id], round_idx, self.federation.kinds[client_id], "predict", client_id)
+            wire, kind = message.tensors.get(f"addressed/{client_id}", {}), self.federation.kinds[client_id]
+            addressed[client_id] = channel.downlink.arrive(wire, channel.down(round_idx, kind)).payload
+            self._check(addressed[client_id], round_idx, kind, "predict", client_id)
         versions_told = {int(name): version for name, version in versions.items()}
         Kept(self.run_id, round_idx, versions_told, payloads, frozen, bases, addressed).write(self.folder)
         self.done = True
@@ -282,13 +285,14 @@ class Node:
         if isinstance(store.files, StateFiles):
             store.files.number = lambda: self._request().digest(version)
         received = map_tensors(groups, lambda tensor: tensor.to(device))
-        downlink = federation.channel.downlink
+        channel = federation.channel
+        downlink, context = channel.downlink, channel.down(round_idx, kind)
         stage: Stage = "test" if isinstance(asked, schema.Ask) else "train"
-        payload = downlink.arrive(received["payload"]).payload
+        payload = downlink.arrive(received["payload"], context).payload
         self._check(payload, round_idx, kind, stage)
         broadcast = Broadcast(round_idx, {kind: payload}, {kind: received["frozen"]})
         if federation.algorithm.addresses:
-            broadcast.addressed = {client_id: downlink.arrive(received["addressed"])}
+            broadcast.addressed = {client_id: downlink.arrive(received["addressed"], context)}
             self._check(broadcast.addressed[client_id].payload, round_idx, kind, stage, client_id)
         return broadcast
 
@@ -346,12 +350,12 @@ class Node:
         on: EvalSubset = "val" if subset == "val" else "test"
         return protocol.answer(self.federation, asked.client, broadcast, on)
 
-    def _answer(self, client_id: int, round_idx: int, update: ClientUpdate | None, sums: Totals) -> Message:
+    def _answer(self, client_id: int, broadcast: Broadcast, update: ClientUpdate | None, sums: Totals) -> Message:
         if update is None:
-            return Message.pack(schema.WorkAnswer(client_id, round_idx, True, sums, 0, {}, None))
+            return Message.pack(schema.WorkAnswer(client_id, broadcast.round_idx, True, sums, 0, {}, None))
         version = self.federation.store.written(client_id)
-        work = schema.WorkAnswer(client_id, round_idx, False, sums, update.weight, update.metrics, version)
-        return Message.pack(work, {"payload": self.federation.channel.uplink.pack(update.payload)})
+        work = schema.WorkAnswer(client_id, broadcast.round_idx, False, sums, update.weight, update.metrics, version)
+        return Message.pack(work, {"payload": self.federation.channel.sent(update, broadcast).wire})
 
     def _failed(
         self, client_id: int, round_idx: int, cause: str, moved: bool = False, sums: Totals | None = None

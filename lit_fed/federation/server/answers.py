@@ -13,7 +13,8 @@ from typing import NamedTuple, TypeVar
 
 from lit_fed.data.population.census import ClientReport
 from lit_fed.engine.storage.packs import Version
-from lit_fed.engine.wire.payload import Direction, Layout, Payload
+from lit_fed.engine.wire.channel import Context, Direction
+from lit_fed.engine.wire.payload import Layout, Payload
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import WireError
 from lit_fed.federation.messages import schema
@@ -127,6 +128,7 @@ class ExpectedAnswer:
         trained: Whether it answers local training; else an evaluation.
         layout: Types and shapes of the decoded tensors.
         uplink: Decodes and counts the payload.
+        context: The context in which the client packed it.
         weights: The admissible weights.
         heaviest: The largest weight, for a method that chooses the weights.
         varying: See `lit_fed.engine.method.algorithm.Algorithm.varying`.
@@ -141,6 +143,7 @@ class ExpectedAnswer:
     trained: bool
     layout: Layout
     uplink: Direction
+    context: Context
     weights: Collection[float]
     heaviest: float | None
     varying: Collection[str]
@@ -205,7 +208,7 @@ def answer(message: Message, expected: ExpectedAnswer) -> ClientAnswer:
     metrics = check_metrics(said.metrics, who, expected.trained, expected.ranges)
     if expected.withheld and (odd := metrics.keys() - TOLD):
         raise WireError(f"{who} sent {min(odd)}, and its node registered to report sums only; it is dropped")
-    arrived = expected.uplink.arrive(message.tensors.get("payload", {}))
+    arrived = expected.uplink.arrive(message.tensors.get("payload", {}), expected.context)
     check_payload(arrived.payload, expected.layout, who, expected.varying, expected.nonnegative)
     version = said.version if expected.trained else None
     if version is not None and version[0] != expected.round_idx:

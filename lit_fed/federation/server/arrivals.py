@@ -24,7 +24,8 @@ from lit_fed.engine.clients.executor import layouts_of
 from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.loop.run import RoundRecord, Run
 from lit_fed.engine.storage.files import cannot_write
-from lit_fed.engine.wire.payload import Arrival, Broadcast, ClientUpdate, Direction, Payload
+from lit_fed.engine.wire.channel import Context, Direction
+from lit_fed.engine.wire.payload import Arrival, Broadcast, ClientUpdate, Payload
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import CheckpointError, ClientFailure, ConfigError, NobodyLeft
 from lit_fed.federation.ends import Alert
@@ -127,14 +128,21 @@ class Arrivals(Asynchronous):
         """Begin, or go on: send the clients that were at work their work again."""
         assert isinstance(federation.executor, FlightExecutor)
         self.federation, self.flights, self._since = federation, federation.executor, time.monotonic()
-        downlink = federation.channel.downlink
+        channel = federation.channel
         for one in self.begun:
             if (version := one.version or 0) not in self._sent:
                 kept = federation.versions[version]
-                wire = {kind: _again(downlink, payload).wire for kind, payload in kept.payloads.items()}
+                contexts = {kind: channel.down(version, kind) for kind in kept.payloads}
+                wire = {
+                    kind: _again(channel.downlink, payload, contexts[kind]).wire
+                    for kind, payload in kept.payloads.items()
+                }
                 self._sent[version] = sent = replace(kept, wire=wire)
                 if kept.addressed is not None:
-                    sent.addressed = {i: _again(downlink, held.payload) for i, held in kept.addressed.items()}
+                    sent.addressed = {
+                        i: _again(channel.downlink, held.payload, contexts[federation.kinds[i]])
+                        for i, held in kept.addressed.items()
+                    }
             self.flights.start(one.client_id, self._sent[version])
 
     @property
@@ -197,9 +205,9 @@ class Arrivals(Asynchronous):
         return self.offset + time.monotonic() - self._since
 
 
-def _again(downlink: Direction, payload: Payload) -> Arrival:
+def _again(downlink: Direction, payload: Payload, context: Context) -> Arrival:
     """A decoded payload, sent once more."""
-    crossed = downlink.cross(payload)
+    crossed = downlink.cross(payload, context)
     if any(not torch.equal(tensor, crossed.payload[name]) for name, tensor in payload.items()):
         raise CheckpointError(
             "trainer.downlink_codec changes what it has once decoded, so that clients at work cannot be sent the same "

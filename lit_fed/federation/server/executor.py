@@ -16,7 +16,8 @@ from typing_extensions import override
 from lit_fed.checks import check_range
 from lit_fed.engine.clients.executor import Executor, Question, layouts_of
 from lit_fed.engine.clients.session import Session
-from lit_fed.engine.wire.payload import Broadcast, Channel, ClientUpdate, Layout, Payload
+from lit_fed.engine.wire.channel import Channel
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout, Payload
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import ClientFailure, NobodyLeft, WireError
 from lit_fed.federation.messages.frozen import KnownHashes
@@ -64,7 +65,7 @@ class ServerEnd(Channel):
     """The server's end of a wire whose other end is a node: an executor yields updates that have crossed it."""
 
     @override
-    def receive(self, update: ClientUpdate) -> ClientUpdate:
+    def receive(self, update: ClientUpdate, broadcast: Broadcast) -> ClientUpdate:
         return update
 
 
@@ -334,6 +335,10 @@ class GridExecutor(Executor):
     def _expected(self, asked: Asked) -> ExpectedAnswer:
         """Return the constraints on the answer to a message."""
         client_id, work, algorithm = asked.client_id, asked.work, self.session.algorithm
+        kind = self.session.kinds[client_id]
+        layout = work.layouts.get(kind, {})
+        most_values = max((shape.numel() for _, shape in layout.values()), default=0)
+        known = {"buffers": self.session.loops[kind].model.buffers, "most_values": most_values}
         trained, count = work.word == "train", self.session.data.census.num_samples
         sums = None
         if asked.withholds and (asked.boot, asked.together) not in work.summed:
@@ -342,8 +347,9 @@ class GridExecutor(Executor):
             client_id,
             work.broadcast.round_idx,
             trained,
-            work.layouts.get(self.session.kinds[client_id], {}),
+            layout,
             self.channel.uplink,
+            self.channel.up(client_id, work.broadcast, kind, "train" if trained else "test", **known),
             {0} if self.sums is not None else {count(client_id)} if trained else {1, count(client_id)},
             algorithm.heaviest if trained and self.sums is None else None,
             algorithm.varying if trained else (),

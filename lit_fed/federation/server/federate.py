@@ -160,7 +160,8 @@ def federate(
     trainer.callbacks.append(Parting(roster))
     if audit is not None:
         trainer.callbacks.append(AuditedRun(audit, identity, settings))
-    channel = trainer.channel = ServerEnd(trainer.channel.uplink.codec, trainer.channel.downlink.codec)
+    ends = trainer.channel
+    channel = trainer.channel = ServerEnd(ends.uplink.codec, ends.downlink.codec, ends.seed)
     kind = GridExecutor if arrivals is None else FlightExecutor
     executor = partial(kind, roster=roster, channel=channel, patience=patience, tolerant=tolerant, sums=sums)
     trainer.local = replace(trainer.local, executor=executor)

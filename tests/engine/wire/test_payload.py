@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lit_fed.codecs import CastCodec
+from lit_fed.codecs import CastCodec, Context
 from lit_fed.engine.wire.payload import ClientUpdate, Flat, FlatPayload, is_finite, num_bytes, stacked
 from lit_fed.errors import ConfigError
 from tests.support import assert_same
 
+CONTEXT = Context()
 PAYLOAD = {
     "w": torch.arange(6, dtype=torch.float32).reshape(2, 3),
     "n": torch.tensor(7),
@@ -36,24 +37,24 @@ def test_bytes_by_hand() -> None:
 def test_codec_leaves_integers_and_exact_values_alone() -> None:
     for dtype in ("float16", "bfloat16"):
         codec = CastCodec(dtype)
-        wire = codec.encode(PAYLOAD)
+        wire = codec.encode(PAYLOAD, CONTEXT)
         assert wire["n|int64"] is PAYLOAD["n"]
         assert wire["mask|bool"] is PAYLOAD["mask"]
         assert wire["w|float32"].dtype == getattr(torch, dtype)
-        assert_same(dict(codec.decode(wire)), PAYLOAD)  # small integers are exact in either type
+        assert_same(dict(codec.decode(wire, CONTEXT)), PAYLOAD)  # small integers are exact in either type
 
 
 def test_the_other_end_of_the_wire_knows_only_the_payload() -> None:
     # Encoded twice before it is decoded, and decoded by another object: nothing is kept in between.
     sender = CastCodec("float16")
     first, second = (
-        sender.encode(PAYLOAD),
-        sender.encode({"w": torch.ones(1, dtype=torch.float64), "a|b": torch.ones(2)}),
+        sender.encode(PAYLOAD, CONTEXT),
+        sender.encode({"w": torch.ones(1, dtype=torch.float64), "a|b": torch.ones(2)}, CONTEXT),
     )
-    received = CastCodec("float16").decode(first)
+    received = CastCodec("float16").decode(first, CONTEXT)
     assert_same(dict(received), PAYLOAD)
     assert {name: tensor.dtype for name, tensor in received.items()} == {n: t.dtype for n, t in PAYLOAD.items()}
-    assert {name: tensor.dtype for name, tensor in CastCodec("float16").decode(second).items()} == {
+    assert {name: tensor.dtype for name, tensor in CastCodec("float16").decode(second, CONTEXT).items()} == {
         "w": torch.float64,
         "a|b": torch.float32,
     }
@@ -71,7 +72,8 @@ def test_round_trip_error_is_bounded(dtype: str, smallest: float, largest: float
     def check(values: list[float]) -> None:
         sent = torch.tensor(values)
         codec = CastCodec(dtype)
-        error = (codec.decode(codec.encode({"x": sent}))["x"].double() - sent.double()).abs() / sent.double().abs()
+        arrived = codec.decode(codec.encode({"x": sent}, CONTEXT), CONTEXT)["x"]
+        error = (arrived.double() - sent.double()).abs() / sent.double().abs()
         assert error.max().item() <= bound
 
     check()
@@ -81,7 +83,8 @@ def test_round_trip_error_bound_is_sharp() -> None:
     # Half-way between neighbours, just above 1: 1 + 2⁻⁸ rounds to 1 in bfloat16, 1 + 2⁻¹¹ to 1 in float16.
     for dtype, half in (("bfloat16", 2.0**-8), ("float16", 2.0**-11)):
         codec = CastCodec(dtype)
-        assert codec.decode(codec.encode({"x": torch.tensor([1 + half])}))["x"].item() == 1.0
+        wire = codec.encode({"x": torch.tensor([1 + half])}, CONTEXT)
+        assert codec.decode(wire, CONTEXT)["x"].item() == 1.0
 
 
 def test_codec_type_is_checked() -> None:

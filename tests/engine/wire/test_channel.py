@@ -9,7 +9,8 @@ import torch
 
 import lit_fed
 from lit_fed.codecs import CastCodec
-from lit_fed.engine.wire.payload import Channel, ClientUpdate, Direction, Flat
+from lit_fed.engine.wire.channel import Channel, Context, Direction
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Flat
 from lit_fed.federation.server.executor import ServerEnd
 from tests.support import assert_same
 
@@ -20,36 +21,40 @@ PAYLOAD = {
     "d": torch.ones(2, dtype=torch.float64),
 }
 # float32 of 4 bytes, int64 of 8, float16 of 2, float64 of 8; floats are cast to 2.
+CONTEXT, BROADCAST = Context(), Broadcast(0, {"model": {}})
 UNCAST, CAST = 6 * 4 + 8 + 5 * 2 + 2 * 8, 6 * 2 + 8 + 5 * 2 + 2 * 2
 
 
 def test_bytes_are_counted_after_the_codec_each_way() -> None:
     channel = Channel(uplink=CastCodec("bfloat16"))
-    arrived = channel.uplink.cross(PAYLOAD)
+    arrived = channel.uplink.cross(PAYLOAD, CONTEXT)
     assert arrived.num_bytes == CAST
     assert_same(dict(arrived.payload), PAYLOAD)
     assert {name: tensor.dtype for name, tensor in arrived.payload.items()} == {n: t.dtype for n, t in PAYLOAD.items()}
-    assert channel.downlink.cross(PAYLOAD) == (PAYLOAD, PAYLOAD, UNCAST)
-    assert Channel(downlink=CastCodec("float16")).downlink.cross(PAYLOAD).num_bytes == CAST
+    assert channel.downlink.cross(PAYLOAD, CONTEXT) == (PAYLOAD, PAYLOAD, UNCAST)
+    assert Channel(downlink=CastCodec("float16")).downlink.cross(PAYLOAD, CONTEXT).num_bytes == CAST
 
 
 def test_two_machines_come_to_what_one_process_does() -> None:
     link = Direction(CastCodec("float16"))
-    arrived, here = Direction(CastCodec("float16")).arrive(link.pack(PAYLOAD)), link.cross(PAYLOAD)
+    arrived, here = (
+        Direction(CastCodec("float16")).arrive(link.pack(PAYLOAD, CONTEXT), CONTEXT),
+        link.cross(PAYLOAD, CONTEXT),
+    )
     assert_same(dict(arrived.payload), dict(here.payload))
     assert arrived.num_bytes == here.num_bytes == CAST
 
 
 def test_an_update_crosses_once() -> None:
-    update = Channel(uplink=CastCodec("float16")).receive(ClientUpdate(0, PAYLOAD))
+    update = Channel(uplink=CastCodec("float16")).receive(ClientUpdate(0, PAYLOAD), BROADCAST)
     assert update.uplink_bytes == CAST
-    assert ServerEnd(uplink=CastCodec("float16")).receive(update) is update
+    assert ServerEnd(uplink=CastCodec("float16")).receive(update, BROADCAST) is update
 
 
 def test_a_vector_crosses_without_being_taken_apart() -> None:
     flat = Flat.copy_of({"w": torch.ones(3)}, {})
     assert flat is not None
-    received = Channel().receive(ClientUpdate(0, {"w": torch.ones(3)}, flat=flat))
+    received = Channel().receive(ClientUpdate(0, {"w": torch.ones(3)}, flat=flat), BROADCAST)
     assert received.flat is flat
     assert received.uplink_bytes == 3 * 4
 
@@ -59,10 +64,10 @@ def test_nobody_else_packs_or_counts() -> None:
     texts = {path.relative_to(package).as_posix(): path.read_text(encoding="utf-8") for path in package.rglob("*.py")}
     packs = {name for name, text in texts.items() if "codec.encode(" in text or "codec.decode(" in text}
     heatmaps = {"poses/keypoint_estimator.py", "poses/metrics.py"}  # have codecs of their own
-    assert packs - heatmaps == {"engine/wire/payload.py"}
+    assert packs - heatmaps == {"engine/wire/channel.py"}
 
 
 @pytest.mark.parametrize("word", ["Tensor", "load", "quint8", ""])
 def test_a_peers_word_is_looked_up_among_dtypes_alone(word: str) -> None:
     with pytest.raises(KeyError):
-        CastCodec("float16").decode({f"w|{word}": torch.zeros(1)})
+        CastCodec("float16").decode({f"w|{word}": torch.zeros(1)}, CONTEXT)

@@ -1,0 +1,231 @@
+"""The wire: codecs pack payloads, and a channel has both directions of them, with both ends of each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lit_fed.arguments import Checked
+from lit_fed.engine.wire.payload import Arrival, Broadcast, ClientUpdate, Payload, num_bytes
+from lit_fed.errors import ConfigError
+from lit_fed.seeding import derive_seed, torch_generator
+
+_ERROR = "error/"  # prefix of error feedback in a codec's memory
+_ANY_SIZE = 2**63
+
+NOT_FINITE = "is no longer finite after trainer.uplink_codec; choose a codec with a wider range"
+"""The end of a message about an update that a codec spoilt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """A payload on its way, as both ends of the wire know it.
+
+    Args:
+        direction: ``up`` from a client, or ``down`` from the server.
+        round_idx: The round of the broadcast on which the client works.
+        kind: The kind of network.
+        stage: ``train``, or ``test`` for a client's answer to a protocol.
+        client_id: The client; None on the downlink, where one payload goes to all clients of a kind.
+        seed: A function of the run's seed, the direction, the round and the client, which both ends can compute.
+        reference: The broadcast as the client received it; empty on the downlink.
+        buffers: Names of the model's buffers, which codecs of this package do not change.
+        memory: Tensors by name that the sender's codec keeps for this client until its next update, in the client's
+            state; ``encode`` changes the mapping in place. Empty at the receiver and on the downlink.
+        most_values: The largest number of values that a tensor may have, where the receiver knows it.
+    """
+
+    direction: Literal["up", "down"] = "up"
+    round_idx: int = 0
+    kind: str = "model"
+    stage: str = "train"
+    client_id: int | None = None
+    seed: int = 0
+    reference: Payload = field(default_factory=dict)
+    buffers: Collection[str] = ()
+    memory: dict[str, Tensor] = field(default_factory=dict)
+    most_values: int = _ANY_SIZE
+
+    def generator(self, name: str) -> torch.Generator:
+        """A generator on the CPU for one tensor, the same at both ends."""
+        return torch_generator(self.seed, name)
+
+    def packs(self, name: str, tensor: Tensor) -> bool:
+        """Whether codecs may change a tensor: a floating-point one that is neither empty nor a buffer of the model."""
+        return tensor.is_floating_point() and tensor.numel() > 0 and name.partition("|")[0] not in self.buffers
+
+
+class Codec(Checked, ABC):
+    """Packs a payload for the wire, such as by rounding or compression.
+
+    The two ends are different machines: `decode` knows the packed payload and the context, and nothing else.
+
+    Note:
+        An update's error is kept when the update is made, as the client's state is: it stays as it is where the update
+        is lost afterwards, or dropped by the server. A node that does the same work again answers the same bytes.
+    """
+
+    difference: bool = False
+    """Whether `encode` gets the difference of each floating-point tensor to the broadcast's of the same name and shape,
+    where there is one. The receiver adds what the difference was taken to.
+    """
+
+    feedback: bool = False
+    """Whether the client keeps the error of each packed tensor, and adds it to the tensor in its next update: error
+    feedback (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019).
+    """
+
+    @abstractmethod
+    def encode(self, payload: Payload, context: Context) -> Payload:
+        """The tensors as sent; their bytes are counted."""
+
+    @abstractmethod
+    def decode(self, payload: Payload, context: Context) -> Payload:
+        """The tensors as the receiver uses them."""
+
+
+class _Chain(Codec):
+    """Several codecs: each packs what the one before it made.
+
+    Args:
+        codecs: In the order of encoding. All together take the difference, or give feedback, if one of them does.
+    """
+
+    def __init__(self, codecs: Sequence[Codec]) -> None:
+        self.codecs = tuple(codecs)
+        self.difference = any(codec.difference for codec in codecs)
+        self.feedback = any(codec.feedback for codec in codecs)
+
+    @override
+    def encode(self, payload: Payload, context: Context) -> Payload:
+        for codec in self.codecs:
+            payload = codec.encode(payload, context)
+        return payload
+
+    @override
+    def decode(self, payload: Payload, context: Context) -> Payload:
+        for codec in reversed(self.codecs):
+            payload = codec.decode(payload, context)
+        return payload
+
+
+def codec_of(key: str, given: Codec | Sequence[Codec] | None) -> Codec | None:
+    """The codec of a setting of the trainer, which may be a list; raise `ConfigError` if it cannot work there."""
+    codecs = [given] if isinstance(given, Codec) else list(given or ())
+    for codec in codecs:
+        name = type(codec).__name__
+        for half in (codec.encode, codec.decode):
+            if len(signature(half).parameters) != 2:
+                raise ConfigError(
+                    f"{key} {name} has {half.__name__}{signature(half)}; encode and decode take (payload, context)"
+                )
+        if key == "trainer.downlink_codec" and (codec.difference or codec.feedback):
+            why = "difference or feedback, for which all clients would need what the server sent before"
+            raise ConfigError(f"{key} {name} has {why}; set difference and feedback to false")
+    return _Chain(codecs) if len(codecs) > 1 else next(iter(codecs), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """One direction of the wire.
+
+    Args:
+        codec: Packs its payloads; None sends them unchanged.
+    """
+
+    codec: Codec | None = None
+
+    def pack(self, payload: Payload, context: Context) -> Payload:
+        """The sender's half: the tensors as they travel."""
+        if (codec := self._codec(context)) is None:
+            return payload
+        moved = {name: self._moved(name, tensor, context) for name, tensor in payload.items()}
+        wire = codec.encode(moved, context)
+        if codec.feedback:
+            there = codec.decode(wire, context)
+            for name, tensor in moved.items():
+                if context.packs(name, tensor):
+                    context.memory[_ERROR + name] = tensor - there[name] if name in there else tensor
+        return wire
+
+    def arrive(self, wire: Payload, context: Context) -> Arrival:
+        """The receiver's half: unpack and count."""
+        if (codec := self._codec(context)) is None:
+            return Arrival(wire, wire, num_bytes(wire))
+        payload = dict(codec.decode(wire, context))
+        for name, tensor in payload.items():
+            if (known := self._known(name, tensor, context)) is not None:
+                payload[name] = known + tensor
+        return Arrival(wire, payload, num_bytes(wire))
+
+    def cross(self, payload: Payload, context: Context) -> Arrival:
+        """Both halves, where sender and receiver share a process."""
+        return self.arrive(self.pack(payload, context), context)
+
+    def _codec(self, context: Context) -> Codec | None:
+        """The codec; None for answers to protocols, if difference or feedback make it one of updates alone."""
+        codec = self.codec
+        return None if codec and (codec.difference or codec.feedback) and context.stage != "train" else codec
+
+    def _known(self, name: str, tensor: Tensor, context: Context) -> Tensor | None:
+        """The tensor to which the difference is taken, if there is one."""
+        if self.codec is None or not self.codec.difference or not context.packs(name, tensor):
+            return None
+        known = context.reference.get(name)
+        return None if known is None or known.shape != tensor.shape else known.to(tensor)
+
+    def _moved(self, name: str, tensor: Tensor, context: Context) -> Tensor:
+        """A tensor as the codec gets it: as difference, and with the error of the last update."""
+        moved = tensor.detach() if (known := self._known(name, tensor, context)) is None else tensor.detach() - known
+        error = context.memory.get(_ERROR + name) if self.codec is not None and self.codec.feedback else None
+        if error is not None and error.shape != tensor.shape:
+            kept, here = tuple(error.shape), tuple(tensor.shape)
+            raise ConfigError(
+                f"trainer.uplink_codec keeps {kept} as error of {name!r}, {here} here; set feedback to false"
+            )
+        return moved if error is None else moved + error.to(moved)
+
+
+class Channel:
+    """Both directions of the wire, with the clients in this process.
+
+    Args:
+        uplink: Codec from a client to the server.
+        downlink: Codec from the server to a client.
+        seed: The run's, for codecs that draw random numbers.
+    """
+
+    def __init__(self, uplink: Codec | None = None, downlink: Codec | None = None, seed: int = 0) -> None:
+        self.uplink, self.downlink, self.seed = Direction(uplink), Direction(downlink), seed
+
+    def down(self, round_idx: int, kind: str) -> Context:
+        """The context of a broadcast, for training or for a test."""
+        return Context("down", round_idx, kind, seed=derive_seed(self.seed, "codec", "down", round_idx, kind))
+
+    def up(self, client_id: int, broadcast: Broadcast, kind: str, stage: str = "train", **known: Any) -> Context:
+        """The context of a client's update, or of its answer to a protocol, with further fields of `Context`."""
+        seed = derive_seed(self.seed, "codec", stage, broadcast.round_idx, client_id)
+        received = {} if self.uplink.codec is None else broadcast.received(client_id, kind)
+        return Context("up", broadcast.round_idx, kind, stage, client_id, seed, received, **known)
+
+    def sent(self, update: ClientUpdate, broadcast: Broadcast) -> Arrival:
+        """An update as its client packed it, or the answer to a protocol, packed now."""
+        context = self.up(update.client_id, broadcast, update.kind, stage="test")
+        return update.arrival or self.uplink.cross(update.payload, context)
+
+    def receive(self, update: ClientUpdate, broadcast: Broadcast) -> ClientUpdate:
+        """Take an update, or an answer to a protocol, across the uplink; its bytes are in ``uplink_bytes``."""
+        if update.flat is not None and self.uplink.codec is None:
+            update.uplink_bytes = update.flat.values.nbytes
+            return update
+        arrived = self.sent(update, broadcast)
+        received = update.with_payload(arrived.payload)
+        received.arrival, received.uplink_bytes = None, arrived.num_bytes
+        return received
