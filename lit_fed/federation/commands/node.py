@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
 from lit_fed.command.command import Call
+from lit_fed.command.reading.config_files import ConfigFiles
 from lit_fed.command.reading.own import add_clients, chosen
 from lit_fed.data.population.naming import called
 from lit_fed.errors import ConfigError
 from lit_fed.federation.commands.deployed import add_run, make, make_data
 from lit_fed.federation.ends import check_public, keep_private, log_line, proxy_of, sole_user
 from lit_fed.federation.messages.wire import MOST_BYTES
+from lit_fed.federation.node import approval
 from lit_fed.federation.node.node import Node
 from lit_fed.federation.node.summing import signer_of
 from lit_fed.federation.node.withheld import Report, check_least
@@ -41,6 +44,8 @@ class _Options:
         proxy: URL of an HTTP proxy, or environment for that of https_proxy
         peers: list of the keys of all nodes of secure sums, this one's included
         smallest_sum: smallest number of nodes with clients in a secure sum; by default trainer.secure_sum.threshold
+        approved: hash of the configuration that this site approves, for starts without a question
+        trust: packages, separated by commas, whose classes this site trusts beside lit_fed, torch.nn and torch.optim
     """
 
     server: str = "127.0.0.1:9092"
@@ -56,6 +61,8 @@ class _Options:
     proxy: str | None = None
     peers: str | None = None
     smallest_sum: int | None = None
+    approved: str | None = None
+    trust: str | None = None
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -63,6 +70,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_run(parser)  # the data are enough for statistics
     add_clients(parser, "clients on this node")
     parser.add_class_arguments(_Options, as_group=False)
+    parser.add_argument(
+        "--approve", type=bool, nargs="?", const=True, default=False, help="print what the configuration does, and ask"
+    )
+
+
+def admit(words: Sequence[str], files: ConfigFiles, parser: ArgumentParser) -> None:
+    """Refuse a configuration that this site has not approved, before anything that it names is imported."""
+    approval.admit(words, files, parser, asdict(_Options()))
 
 
 def make_node(call: Call) -> Node:
