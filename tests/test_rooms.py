@@ -88,7 +88,7 @@ CODE_LINES = {
     "lit_fed/command": 1_770,
     "lit_fed/data": 6_610,
     "lit_fed/engine": 9_050,
-    "lit_fed/federation": 6_760,
+    "lit_fed/federation": 6_970,
     "lit_fed/handover": 450,
     "lit_fed/losses": 100,
     "lit_fed/methods": 4_030,

@@ -17,6 +17,9 @@ COMMANDS = {
     ),
     "split": Command("Write a data set as one folder per client, to try a federation out.", _own("split")),
     "statistics": Command("Count and describe a federation's data, before any training.", _own("statistics")),
+    "submit": Command("Append a run to the queue of a server.", _own("queued"), own_files=True, light=True),
+    "runs": Command("List the runs of a queue, and why one failed.", _own("queued"), own_files=True, light=True),
+    "stop": Command("Stop a run of a queue.", _own("queued"), own_files=True, light=True),
 }
 AT_HOME = dict.fromkeys(("validate", "test", "predict"), _own("at_home"))
 """Modules that run a command of the trainer with a node's folder, ``--state_dir``, instead of a checkpoint."""

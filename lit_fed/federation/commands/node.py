@@ -12,6 +12,7 @@ from jsonargparse import ArgumentParser
 from lit_fed.command.command import Call
 from lit_fed.command.reading.config_files import ConfigFiles
 from lit_fed.command.reading.own import add_clients, chosen
+from lit_fed.command.reading.words import CommandLine
 from lit_fed.data.population.naming import called
 from lit_fed.errors import ConfigError
 from lit_fed.federation.commands.deployed import add_run, make, make_data
@@ -19,6 +20,7 @@ from lit_fed.federation.ends import check_public, keep_private, log_line, proxy_
 from lit_fed.federation.messages.wire import MOST_BYTES
 from lit_fed.federation.node import approval
 from lit_fed.federation.node.node import Node
+from lit_fed.federation.node.standing import Standing
 from lit_fed.federation.node.summing import signer_of
 from lit_fed.federation.node.withheld import Report, check_least
 from lit_fed.federation.statistics.over_nodes import StatisticsNode
@@ -45,6 +47,7 @@ class _Options:
         peers: list of the keys of all nodes of secure sums, this one's included
         smallest_sum: smallest number of nodes with clients in a secure sum; by default trainer.secure_sum.threshold
         approved: hash of the configuration that this site approves, for starts without a question
+        standing: folder of configurations; start the approved one that a server names by its hash, run after run
         trust: packages, separated by commas, whose classes this site trusts beside lit_fed, torch.nn and torch.optim
     """
 
@@ -62,6 +65,7 @@ class _Options:
     peers: str | None = None
     smallest_sum: int | None = None
     approved: str | None = None
+    standing: str | None = None
     trust: str | None = None
 
 
@@ -106,22 +110,35 @@ def make_statistics_node(call: Call) -> StatisticsNode:
     )
 
 
+def make_standing_node(call: Call) -> Standing:
+    """Make the node that starts each approved configuration that a server names."""
+
+    def start(path: Path) -> Node:
+        words, files = ["node", f"--config={path}", *call.words[1:]], ConfigFiles()
+        admit(words, files, call.parser)
+        return make_node(Call(CommandLine(words, files).parse(call.parser), call.parser, words))
+
+    return Standing(Path(call.settings.standing), start, call.settings.most_bytes, log_line)
+
+
 def run(call: Call) -> int:
     """Serve until Ctrl-C."""
     settings = call.settings
+    if settings.standing is not None and settings.approve:
+        return 0
     check_public(settings.server)
     keep_private()
     security, proxy = Security(settings.ca, settings.certificate, settings.key), proxy_of(settings.proxy)
     security.check(settings.server)
     with suppress(KeyboardInterrupt), sole_user(Path(settings.state_dir), "--state_dir"):
-        node: Node | StatisticsNode
-        if settings.statistics is None:
-            node = make_node(call)
-            data = node.federation.data
+        node: Node | StatisticsNode | Standing
+        if settings.standing is not None:
+            node = make_standing_node(call)
+            log_line(f"waiting for runs of {settings.server} with configurations in {node.folder}; Ctrl-C ends it")
         else:
-            node = make_statistics_node(call)
-            data = node.data
-        who = ", ".join(called(data, client_id) for client_id in node.clients)
-        log_line(f"client{'s' if len(node.clients) > 1 else ''} {who} of {settings.server}; Ctrl-C ends it")
+            node = make_node(call) if settings.statistics is None else make_statistics_node(call)
+            data = node.federation.data if isinstance(node, Node) else node.data
+            who = ", ".join(called(data, client_id) for client_id in node.clients)
+            log_line(f"client{'s' if len(node.clients) > 1 else ''} {who} of {settings.server}; Ctrl-C ends it")
         serve(node, settings.server, security, proxy)
     return 0

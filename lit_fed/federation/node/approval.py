@@ -37,6 +37,11 @@ TRUSTED = ("lit_fed", "torch.nn", "torch.optim")
 FOLDER = "approved"
 """The folder of approvals, beside the node's key or in its ``--state_dir``."""
 
+
+class NotApproved(ConfigError):
+    """A configuration that the site has not approved."""
+
+
 _PATH = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 _RENEWED = ("--key", "--certificate")  # files that may change without another approval
 _MOST = 8  # differences in one line
@@ -66,7 +71,7 @@ class Plan:
         self.settings: dict[str, Any] = {"lit_fed": __version__}
         self.trusted, self.other = dict[str, str](), dict[str, str]()
         import_named()
-        classes = sorted(subclasses([object]), key=lambda cls: cls.__module__.startswith(TRUSTED))
+        classes = sorted(subclasses([object]), key=lambda cls: str(cls.__module__).startswith(TRUSTED))
         short = {cls.__name__: f"{cls.__module__}.{cls.__qualname__}" for cls in classes}
         for part in parts:
             place = ".".join(place_of(part.keys))
@@ -140,15 +145,21 @@ def admit(words: Sequence[str], files: ConfigFiles, parser: ArgumentParser, own:
         options = {**own, **parser.parse_args(rest, defaults=False).as_dict()}
     except ArgumentError as error:
         raise ConfigError(explain_words(error, parser, rest, words[0])) from error
-    ask, approved, trust = (options.pop(name, None) for name in ("approve", "approved", "trust"))
+    own_words = ("approve", "approved", "trust", "standing")
+    ask, approved, trust, standing = (options.pop(name, None) for name in own_words)
+    if standing is not None and "--config" not in dict(given):
+        if ask:
+            raise ConfigError("--approve asks about a configuration; name one with --config")
+        return  # each configuration is admitted when a server names it
     folder = (Path(options["state_dir"]) if options["key"] is None else Path(options["key"]).parent) / FOLDER
-    if ask or approved is not None or trust is not None or folder.exists():
+    if ask or approved is not None or trust is not None or standing is not None or folder.exists():
         settings = [(option, value) for option, value in given if value is not None]
         read = [files.parts(value) if name == "--config" else [files.option(name, value)] for name, value in settings]
-        check(Plan([*chain(*read)], options, (trust or "").split(",")), folder, bool(ask), approved)
+        plan = Plan([*chain(*read)], options, (trust or "").split(","))
+        check(plan, folder, bool(ask), approved, always=standing is not None)
 
 
-def check(plan: Plan, folder: Path, ask: bool = False, approved: str | None = None) -> None:
+def check(plan: Plan, folder: Path, ask: bool = False, approved: str | None = None, always: bool = False) -> None:
     """Refuse a plan that the site has not approved.
 
     Args:
@@ -157,9 +168,10 @@ def check(plan: Plan, folder: Path, ask: bool = False, approved: str | None = No
             without it, a plan with trusted imports alone needs none.
         ask: Print the plan, ask for an approval, and keep it.
         approved: The hash of the approved plan, in place of the approvals in the folder.
+        always: Enforce approvals without a folder, too.
     """
     if approved is not None and approved != plan.hash:
-        raise ConfigError(f"--approved is {shown(approved, 64)}, and the hash is {plan.hash}; read it with --approve")
+        raise NotApproved(f"--approved is {shown(approved, 64)}, and the hash is {plan.hash}; read it with --approve")
     kept = sorted(folder.glob("*.json"), key=os.path.getmtime)
     if approved is not None or plan.hash in [path.stem for path in kept]:
         return
@@ -170,10 +182,10 @@ def check(plan: Plan, folder: Path, ask: bool = False, approved: str | None = No
         keep_private()
         content = json.dumps({"words": [*plan.lines()], "settings": plan.settings}, indent=1, ensure_ascii=False)
         write_text([content], folder / f"{plan.hash}.json")
-    elif folder.exists():
+    elif always or folder.exists():
         more = f"; and {len(changed) - _MOST} more" * (len(changed) > _MOST)
         why = f"changed {'; '.join(changed[:_MOST])}{more}" if kept else f"{folder} holds no approval"
-        raise ConfigError(f"this node has not approved this configuration: {why}; read it, and run with --approve")
+        raise NotApproved(f"this node has not approved this configuration: {why}; read it, and run with --approve")
     elif plan.other:
         path, key = next(iter(plan.other.items()))
         raise ConfigError(f"{shown(key)} is {shown(path)}, which is not among the trusted imports; run with --approve")

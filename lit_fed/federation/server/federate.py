@@ -90,6 +90,7 @@ def federate(
     gathering: Gathering | None = None,
     limit: int = MOST_BYTES,
     node_clients: Mapping[str, Grant] | None = None,
+    config: str = "",
 ) -> None:
     """Train a federation whose clients are on nodes.
 
@@ -104,6 +105,7 @@ def federate(
         gathering: The start: how long to wait for clients, and for how many.
         limit: Maximum size of a message, bytes.
         node_clients: The clients that a node may claim, by the node's public key; None without keys.
+        config: SHA-256 of the run's configuration file, by which nodes that stand know it.
     """
     if (processes := trainer.fabric.world_size) > 1:
         raise ConfigError(f"trainer.devices starts {processes} processes; it must be 1 for the server of a federation")
@@ -111,7 +113,7 @@ def federate(
     summed = secure_sum_of(trainer)
     identity = Identity(secrets.token_hex(8))
     settings = agreed(trainer.settings.config)
-    roster = Roster(grid, identity, settings, data.num_clients, log_line, limit, data.num_classes, node_clients)
+    roster = Roster(grid, identity, settings, data.num_clients, log_line, limit, data.num_classes, node_clients, config)
     checkpoint = None if ckpt_path is None else checkpoint_to_continue(trainer.fabric, ckpt_path, trainer.settings.logs)
     if checkpoint is not None:  # before nodes are greeted, so that a changed client is refused alone
         _learn(identity, checkpoint)
