@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -75,7 +75,10 @@ class Plan:
         short = {cls.__name__: f"{cls.__module__}.{cls.__qualname__}" for cls in classes}
         for part in parts:
             place = ".".join(place_of(part.keys))
-            self.settings.update(_leaves(part.value, place))
+            for key, value in _leaves(part.value, place):
+                if value is None:  # in place of a class with its settings, too
+                    self.settings = {name: one for name, one in self.settings.items() if not name.startswith(f"{key}.")}
+                self.settings[key] = value
             for key, text in _texts(part.value, place):
                 for path in _import_paths(key, text, short):
                     (self.trusted if _is_trusted(path, (*TRUSTED, *trust)) else self.other).setdefault(path, key)
@@ -126,8 +129,8 @@ class Plan:
         """The settings at and below a place, in one text."""
         found = {key: key[len(place) :] for key in self.settings if f"{key}.".startswith(f"{place}.")}
         names = {key: re.sub(r"\.(class_path|\d+)(?=\.|$)", "", name) for key, name in found.items()}
-        texts = (f"{shown(name[1:])} {shown(self.settings[key])}" for key, name in names.items())
-        return ", ".join(text.strip() for text in texts if not text.endswith(" None"))
+        given = [(name, self.settings[key]) for key, name in names.items() if self.settings[key] is not None]
+        return ", ".join(f"{shown(name[1:])} {shown(value)}".strip() for name, value in given)
 
 
 def admit(words: Sequence[str], files: ConfigFiles, parser: ArgumentParser, own: Mapping[str, Any]) -> None:
@@ -145,8 +148,8 @@ def admit(words: Sequence[str], files: ConfigFiles, parser: ArgumentParser, own:
         options = {**own, **parser.parse_args(rest, defaults=False).as_dict()}
     except ArgumentError as error:
         raise ConfigError(explain_words(error, parser, rest, words[0])) from error
-    own_words = ("approve", "approved", "trust", "standing")
-    ask, approved, trust, standing = (options.pop(name, None) for name in own_words)
+    own_words = ("approve", "approved", "trust", "standing", "proxy")  # a proxy's URL may have a password
+    ask, approved, trust, standing, _ = (options.pop(name, None) for name in own_words)
     if standing is not None and "--config" not in dict(given):
         if ask:
             raise ConfigError("--approve asks about a configuration; name one with --config")
@@ -262,4 +265,8 @@ def _files(name: str) -> list[Path] | None:
 
 
 def _hash(files: Iterable[Path]) -> str:
-    return sha256(b"".join(sha256(path.read_bytes()).digest() for path in files)).hexdigest()
+    digest = sha256()
+    for path in files:
+        with open(path, "rb") as file:
+            digest.update(file_digest(file, "sha256").digest())
+    return digest.hexdigest()

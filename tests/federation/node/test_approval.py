@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -203,6 +204,31 @@ def test_what_is_trusted_or_is_no_import_is_not_called_other_code(site: Path, te
         Plan([FilePart(("model",), {"class_path": "lit_fed.tasks.Classifier", "init_args": {"a": text}}, {})], {}).other
         == {}
     )
+
+
+def test_words_are_of_the_setting_that_counts(site: Path) -> None:
+    """A later null takes privacy and secure sums away; what other parts leave is printed."""
+    private: dict[str, Any] = {
+        "privacy": {"class_path": "SampleLevel", "init_args": {"epsilon": 1.0}},
+        "secure_sum": {"threshold": 3},
+    }
+    private["protocols"] = ["GlobalTest", {"class_path": "ClientTest"}]
+    parts = [FilePart(("trainer",), private, {}), FilePart(("data",), {"root": "here None"}, {})]
+    words = "\n".join(Plan(parts, {}).lines())
+    assert "  privacy     SampleLevel, epsilon 1.0\n" in words
+    assert "  secure sum  threshold 3; at least threshold nodes\n" in words
+    assert "  data        root here None; clients" in words
+    assert "  metrics     of each client: training, GlobalTest, ClientTest\n" in words
+    words = "\n".join(Plan([*parts, FilePart(("trainer",), {"privacy": None, "secure_sum": None}, {})], {}).lines())
+    assert "  privacy     none\n" in words
+    assert "  secure sum  none\n" in words
+
+
+def test_a_proxys_password_is_neither_kept_nor_printed(site: Path, node: Callable[..., str]) -> None:
+    assert STARTED in node("--proxy", "http://user:secret@proxy.example.org:3128", "--approve", keys="y\n")
+    (kept,) = (site / "approved").iterdir()
+    assert "secret" not in kept.read_text()
+    assert STARTED in node("--proxy", "http://user:other@proxy.example.org:3128")
 
 
 def test_a_file_that_changes_after_the_approval_is_not_read_again(site: Path) -> None:
