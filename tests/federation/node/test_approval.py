@@ -195,6 +195,14 @@ def test_what_can_be_imported_and_is_not_trusted_is_found(site: Path, text: str,
         check(plan, site / "approved")
 
 
+@pytest.mark.parametrize("text", ["lit_fed_evil.Upload", "torch_evil.nn.Module", "no_such_package.Class", "evil"])
+def test_a_class_of_a_module_that_does_not_exist_yet_is_other_code(site: Path, text: str) -> None:
+    """As a text that is not a class it is nothing that anybody could import."""
+    plan = Plan([FilePart(("trainer",), {"callbacks": [{"class_path": text}]}, {})], {})
+    assert plan.other == {text: "trainer.callbacks.0.class_path"}
+    assert Plan([FilePart(("trainer",), {"callbacks": [text]}, {})], {}).other == {}
+
+
 @pytest.mark.parametrize(
     "text", ["lit_fed.methods.FedAvg", "FedProx", "torch.optim.SGD", "torch.nn.ReLU", "torch.optim.lr_scheduler.StepLR",
              "data/north.csv", "cpu", "1e-3", "node.example.org", "mlp"],
