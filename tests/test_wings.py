@@ -27,6 +27,7 @@ SEAMS: dict[str, set[str]] = {
         "lit_fed.command.reading.config_files",
         "lit_fed.command.reading.own",
         "lit_fed.command.reading.parts",
+        "lit_fed.command.reading.settings",
         "lit_fed.command.reading.shipped",
         "lit_fed.command.reading.words",
         "lit_fed.command.refusals.explain",

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -58,6 +58,11 @@ class Command:
     def load(self, words: Sequence[str]) -> ModuleType:
         """Import the module that runs a command line."""
         return importlib.import_module(self.room_of(words))
+
+    def admit(self, words: Sequence[str], files: Any, parser: ArgumentParser) -> None:
+        """Let the module of a command line refuse settings before any class that they name is imported."""
+        if self.room_of(words) and (admit := getattr(self.load(words), "admit", None)):
+            admit(words, files, parser)
 
     def run(self, call: Call) -> int:
         """Run the module of a command line; return its exit status."""

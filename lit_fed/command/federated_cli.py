@@ -18,7 +18,7 @@ from lit_fed.command.reading.parts import add_parts, build_parts, check_parts_gi
 from lit_fed.command.reading.words import CommandLine
 from lit_fed.command.refusals.spelling import no_command
 from lit_fed.command.roots import import_named
-from lit_fed.command.table import COMMANDS
+from lit_fed.command.table import COMMANDS, asked
 from lit_fed.errors import ConfigError
 from lit_fed.parsing import Parser
 from lit_fed.trainer import FederatedTrainer
@@ -45,13 +45,16 @@ class FederatedCLI:
     def __init__(self, args: list[str] | None = None, files: ConfigFiles | None = None) -> None:
         import_named()
         self._words = sys.argv[1:] if args is None else list(args)
-        self._line = CommandLine(self._words, files)
-        self._command, known = str(self._line.command), COMMANDS.get(str(self._line.command))
+        self._command = str(asked(self._words))
+        known, files = COMMANDS.get(self._command), files or ConfigFiles()
         self._room = known.room_of(self._words) if known is not None else ""
         key = tuple(filter(self._has_options, COMMANDS)), self._room
         if key not in _PARSERS:  # once a process: that takes as long as reading three commands
             _PARSERS[key] = make_parsers(self._words, self._has_options, _add_trainers)
         self.parser, self._parsers = _PARSERS[key]
+        if known is not None and self._words[0] == self._command:
+            known.admit(self._words, files, self._parser(self._command))
+        self._line = CommandLine(self._words, files)
         try:
             self._read()
             self._run()

@@ -21,6 +21,9 @@ COMMANDS = {
     "log": Command(
         "Check the audit log of a server or a node, and print it as a table.", _own("log"), own_files=True, light=True
     ),
+    "submit": Command("Append a run to the queue of a server.", _own("queued"), own_files=True, light=True),
+    "runs": Command("List the runs of a queue, and why one failed.", _own("queued"), own_files=True, light=True),
+    "stop": Command("Stop a run of a queue.", _own("queued"), own_files=True, light=True),
 }
 AT_HOME = dict.fromkeys(("validate", "test", "predict"), _own("at_home"))
 """Modules that run a command of the trainer with a node's folder, ``--state_dir``, instead of a checkpoint."""

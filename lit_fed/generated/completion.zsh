@@ -23,11 +23,14 @@ _shtab_lit_fed_commands() {
     predict:'Write predictions on the shared test data, or on a client'"'"'s own, to a file. On a node: --state_dir DIR, whose options are in lit-fed predict --state_dir DIR --help.'
     provision:'Write certificates, keys and a folder for each end of a federation.'
     results:'Write the claims of all studies that have run on one page.'
+    runs:'List the runs of a queue, and why one failed.'
     schema:'Print a JSON schema of configuration files, for editors.'
     simulate:'Draw a paper'"'"'s figure from simulations.'
     split:'Write a data set as one folder per client, to try a federation out.'
     statistics:'Count and describe a federation'"'"'s data, before any training.'
+    stop:'Stop a run of a queue.'
     study:'Run a grid of runs, and print a paper'"'"'s table beside ours.'
+    submit:'Append a run to the queue of a server.'
     test:'Run every protocol on the test data. On a node: --state_dir DIR, whose options are in lit-fed test --state_dir DIR --help.'
     validate:'Run every protocol on the clients'"'"' validation data. On a node: --state_dir DIR, whose options are in lit-fed validate --state_dir DIR --help.'
   )
@@ -518,6 +521,7 @@ _shtab_lit_fed_federate_options=(
   "--server[address by which nodes know the server (type\: str, default\: 127.0.0.1\:9092)]:server:"
   "--ckpt_path[checkpoint to resume from\: last, a file or a run (type\: str \| null, default\: null)]:ckpt_path:"
   "--log[where a copy of each line of the audit log goes, beside its file (type\: Optional\[Literal\[\'stdout\', \'syslog\'\]\], default\: null)]:log:(stdout syslog)"
+  "--queue[folder from which runs are taken, one after the other, in place of --config\; see lit-fed submit (type\: str \| null, default\: null)]:queue:"
   "--bind[address to listen at, if it differs from --server (type\: str \| null, default\: null)]:bind:"
   "--most_bytes[size of the largest message, sent or received (type\: int, default\: 2147483648)]:most_bytes:"
   "--ca[certificate of the authority, for TLS (type\: str \| null, default\: null)]:ca:"
@@ -1280,9 +1284,13 @@ _shtab_lit_fed_node_options=(
   "--smallest_sum[smallest number of nodes with clients in a secure sum\; by default trainer.secure_sum.threshold (type\: int \| null, default\: null)]:smallest_sum:"
   "--log[where a copy of each line of the audit log goes, beside its file (type\: Optional\[Literal\[\'stdout\', \'syslog\'\]\], default\: null)]:log:(stdout syslog)"
   "--until_done[end with status 0 once the server says that the run is done, and its end is saved here (type\: bool, default\: False)]:{true,false}:(true false)"
+  "--approved[hash of the configuration that this site approves, for starts without a question (type\: str \| null, default\: null)]:approved:"
+  "--standing[folder of configurations\; start the approved one that a server names by its hash, run after run (type\: str \| null, default\: null)]:standing:"
+  "--trust[packages, separated by commas, whose classes this site trusts beside lit_fed, torch.nn and torch.optim (type\: str \| null, default\: null)]:trust:"
   "--status_port[port of pages with the state\: \/metrics, \/status.json, \/healthz, \/readyz, and of a server \/ to watch (type\: int \| null, default\: null)]:status_port:"
   "--status_host[address of these pages\; one that is not loopback needs --status_token (type\: str, default\: 127.0.0.1)]:status_host:"
   "--status_token[file with the token of their readers\: a Bearer token, or in a browser the password of lit_fed (type\: str \| null, default\: null)]:status_token:"
+  "--approve[print what the configuration does, and ask (type\: bool, default\: False)]:{true,false}:(true false)"
   "--algorithm.a[algorithm.init_args.a]:algorithm.init_args.a:"
   "--algorithm.adaptive[algorithm.init_args.adaptive]:algorithm.init_args.adaptive:"
   "--algorithm.aggregate[algorithm.init_args.aggregate]:algorithm.init_args.aggregate:"
@@ -1959,6 +1967,15 @@ _shtab_lit_fed_results_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_lit_fed_results_defaults_added=0
+
+_shtab_lit_fed_runs_options=(
+  "(- : *)"{-h,--help}"[Show this help message and exit.]"
+  "--queue[folder of the queue, as of lit-fed federate (type\: str, default\: queue)]:queue:"
+  ":configuration file to submit, or run to stop (type\: str, default\: null):"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lit_fed_runs_defaults_added=0
 
 _shtab_lit_fed_schema_options=(
   "(- : *)"{-h,--help}"[Show this help message and exit.]"
@@ -2719,6 +2736,15 @@ _shtab_lit_fed_statistics_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_lit_fed_statistics_defaults_added=0
 
+_shtab_lit_fed_stop_options=(
+  "(- : *)"{-h,--help}"[Show this help message and exit.]"
+  "--queue[folder of the queue, as of lit-fed federate (type\: str, default\: queue)]:queue:"
+  ":configuration file to submit, or run to stop (type\: str, default\: null):"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lit_fed_stop_defaults_added=0
+
 _shtab_lit_fed_study_options=(
   "(- : *)"{-h,--help}"[Show this help message and exit.]"
   "*"{-c,--config}"[study files (required)]:config:_files"
@@ -2731,6 +2757,15 @@ _shtab_lit_fed_study_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_lit_fed_study_defaults_added=0
+
+_shtab_lit_fed_submit_options=(
+  "(- : *)"{-h,--help}"[Show this help message and exit.]"
+  "--queue[folder of the queue, as of lit-fed federate (type\: str, default\: queue)]:queue:"
+  ":configuration file to submit, or run to stop (type\: str, default\: null):"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lit_fed_submit_defaults_added=0
 
 _shtab_lit_fed_test_options=(
   "(- : *)"{-h,--help}"[Show this help message and exit.]"
@@ -3482,11 +3517,14 @@ _shtab_lit_fed() {
         predict) _arguments -C -s $_shtab_lit_fed_predict_options ;;
         provision) _arguments -C -s $_shtab_lit_fed_provision_options ;;
         results) _arguments -C -s $_shtab_lit_fed_results_options ;;
+        runs) _arguments -C -s $_shtab_lit_fed_runs_options ;;
         schema) _arguments -C -s $_shtab_lit_fed_schema_options ;;
         simulate) _arguments -C -s $_shtab_lit_fed_simulate_options ;;
         split) _arguments -C -s $_shtab_lit_fed_split_options ;;
         statistics) _arguments -C -s $_shtab_lit_fed_statistics_options ;;
+        stop) _arguments -C -s $_shtab_lit_fed_stop_options ;;
         study) _arguments -C -s $_shtab_lit_fed_study_options ;;
+        submit) _arguments -C -s $_shtab_lit_fed_submit_options ;;
         test) _arguments -C -s $_shtab_lit_fed_test_options ;;
         validate) _arguments -C -s $_shtab_lit_fed_validate_options ;;
       esac

@@ -357,7 +357,7 @@ def fuzz_node(seed: int, cases: int, folder: Path) -> Fuzzer:
     sent, work = {"payload": model, "frozen": {}}, {"client": 0, "run": "0" * 16, "boot": node.boot, "version": None}
     work |= {"drop": [], "together": [0], "frozen": {}}
     valid: dict[str, Callable[[int], Message]] = {
-        "hello": lambda at: Message.pack(schema.Hello(PROTOCOL, "0.1.0", node.settings)),
+        "hello": lambda at: Message.pack(schema.Hello(PROTOCOL, "0.1.0", node.settings, "")),
         "held": lambda at: Message.pack(schema.ListStates("0" * 16)),
         "keep": lambda at: Message.pack(
             schema.Keep(f"{at:016x}", at, {"0": None, "1": None}, {}), {"payload/model": model, "frozen/model": {}}

@@ -374,7 +374,7 @@ def test_greetings_that_cannot_be_are_refused(tmp_path: Path, clients: Any, word
 
 
 def greeted(node: Node, **changes: Any) -> str:
-    fields: dict[str, Any] = {"protocol": PROTOCOL, "version": "0.1.0", "settings": {}, **changes}
+    fields: dict[str, Any] = {"protocol": PROTOCOL, "version": "0.1.0", "settings": {}, "config": "", **changes}
     answer = decode(node.handle(encode(Message("hello", fields))))
     return str(answer.fields.get("cause"))
 

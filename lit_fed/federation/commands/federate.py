@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from os.path import isfile
+from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
 from lit_fed.command.command import Call
 from lit_fed.command.endings import exit_reported
+from lit_fed.command.reading.words import spelled
 from lit_fed.federation.audit import Copy, audit_log
 from lit_fed.federation.commands.deployed import ServersEnd, add_run, keys_of, make
 from lit_fed.federation.ends import keep_private
 from lit_fed.federation.server.executor import Patience
 from lit_fed.federation.server.federate import federate, run_to_continue
+from lit_fed.federation.server.queue import QueuedRun, work
 from lit_fed.federation.server.roster import Gathering
 from lit_fed.federation.server.status import Status
 from lit_fed.federation.transport.serving import rpc_grid
@@ -28,11 +36,13 @@ class _Options:
         server: address by which nodes know the server
         ckpt_path: checkpoint to resume from: last, a file or a run
         log: where a copy of each line of the audit log goes, beside its file
+        queue: folder from which runs are taken, one after the other, in place of --config; see lit-fed submit
     """
 
     server: str = "127.0.0.1:9092"
     ckpt_path: str | None = None
     log: Copy | None = None
+    queue: str | None = None
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -49,6 +59,10 @@ def run(call: Call) -> int:
     """Train like ``fit``."""
     settings = call.settings
     keep_private()
+    if settings.queue is not None:
+        with suppress(KeyboardInterrupt):
+            work(Path(settings.queue), partial(_command, call.words[1:]))
+        return 0
     patience = Patience(**settings.patience)
     security, node_keys = keys_of(settings)
     trainer, parts = make(call)
@@ -63,6 +77,18 @@ def run(call: Call) -> int:
         stack.enter_context(serving_status(StatusPort.of(settings), status))
         federate(
             grid, trainer, *parts, ckpt_path, patience, Gathering(**settings.gathering), settings.most_bytes,
-            node_clients=node_keys, audit=audit,
+            node_clients=node_keys, audit=audit, config=_hash_of_config(call.words),
         )  # fmt: skip
     return 0
+
+
+def _command(words: Sequence[str], run: QueuedRun) -> list[str]:
+    """The command of a run of the queue, with the server's own options."""
+    own = [f"--config={run.folder / 'config.yaml'}", *words, "--queue", "null", "--ckpt_path", "last"]
+    return [sys.executable, "-m", "lit_fed", "federate", *own, "--trainer.default_root_dir", str(run.folder)]
+
+
+def _hash_of_config(words: Sequence[str]) -> str:
+    """SHA-256 of the configuration if it is one file, else nothing."""
+    files = [value for word, value in spelled(words) if word == "--config" and value is not None]
+    return sha256(Path(files[0]).read_bytes()).hexdigest() if [*map(isfile, files)] == [True] else ""

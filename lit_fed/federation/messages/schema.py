@@ -47,12 +47,16 @@ class Content(Struct, forbid_unknown_fields=True):
 
 
 class Hello(Content, forbid_unknown_fields=False):  # another version's may hold more, and is refused by its version
-    """The question who a node is, with the settings that must match."""
+    """The question who a node is, with the settings that must match.
+
+    ``config`` is the SHA-256 of the run's configuration file, for nodes that stand; empty if it is not one file.
+    """
 
     word = "hello"
     protocol: int
     version: str
     settings: Mapping[str, str]
+    config: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
 
 
 class ListStates(Content):

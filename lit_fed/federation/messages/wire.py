@@ -28,7 +28,7 @@ from lit_fed.federation.messages.schema import Content, Sum, Word
 
 T = TypeVar("T", bound=Content)
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Version of the wire protocol, which must match."""
 
 MOST_BYTES = 2**31

@@ -113,7 +113,7 @@ class Node:
             self.say(f"metrics leave this node in sums over at least {report_least} clients; sums over fewer stay here")
         self.sums = own_work(trainer, signer, limit, report, self.say, folder, smallest_sum)
         self.run_id = ""
-        self._given: dict[str, Counter[tuple[object, ...]]] = {}  # counts of equal requests, by run
+        self.given: dict[str, Counter[tuple[object, ...]]] = {}  # counts of equal requests, by run
         self._continued: dict[tuple[str, int], int] = {}  # the state that a client continued from last, by run
         self._errors: dict[str, int] = {}  # numbers of errors, by the text that the server gets
         self._heard = self._said = time.monotonic()
@@ -247,9 +247,9 @@ class Node:
 
     def _open(self, run_id: str) -> None:
         if run_id != self.run_id:
-            if run_id not in self._given and len(self._given) >= _MOST_RUNS:  # counts are never forgotten
+            if run_id not in self.given and len(self.given) >= _MOST_RUNS:  # counts are never forgotten
                 raise WireError(f"the server began more than {_MOST_RUNS} runs; restart the node")
-            self._given.setdefault(run_id, Counter())
+            self.given.setdefault(run_id, Counter())
             self.federation.store.open(self.folder / run_id)
             self.run_id = run_id
 
@@ -317,7 +317,7 @@ class Node:
 
     def _count(self, *work: object) -> None:
         """Raise `WireError` if the server repeats a request more than `_OFTEN` times in a round."""
-        given = self._given[self.run_id]
+        given = self.given[self.run_id]
         given[work] += 1
         if given[work] > _OFTEN:
             what = shown(work[1] if work[0] == "ask" else work[0], 40)

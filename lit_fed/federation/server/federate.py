@@ -107,6 +107,7 @@ def federate(
     limit: int = MOST_BYTES,
     node_clients: Mapping[str, Grant] | None = None,
     audit: Audit | None = None,
+    config: str = "",
 ) -> None:
     """Train a federation whose clients are on nodes.
 
@@ -122,6 +123,7 @@ def federate(
         limit: Maximum size of a message, bytes.
         node_clients: The clients that a node may claim, by the node's public key; None without keys.
         audit: The server's log; None writes none.
+        config: SHA-256 of the run's configuration file, by which nodes that stand know it.
     """
     if (processes := trainer.fabric.world_size) > 1:
         raise ConfigError(f"trainer.devices starts {processes} processes; it must be 1 for the server of a federation")
@@ -129,8 +131,8 @@ def federate(
     summed = secure_sum_of(trainer)
     identity = Identity(secrets.token_hex(8))
     settings = agreed(trainer.settings.config)
-    say = log_line if audit is None else audit.say
-    roster = Roster(grid, identity, settings, data.num_clients, say, limit, data.num_classes, node_clients)
+    say, num_classes = log_line if audit is None else audit.say, data.num_classes
+    roster = Roster(grid, identity, settings, data.num_clients, say, limit, num_classes, node_clients, config)
     checkpoint = None if ckpt_path is None else checkpoint_to_continue(trainer.fabric, ckpt_path, trainer.settings.logs)
     done = False
     if checkpoint is not None:  # before nodes are greeted, so that a changed client is refused alone

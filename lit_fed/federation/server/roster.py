@@ -91,6 +91,7 @@ class Roster:
         limit: Maximum size of a message, bytes.
         num_classes: Classes of the data; None without classes.
         node_clients: The clients that a node may claim, by the node's public key; None without keys.
+        config: SHA-256 of the run's configuration file; empty if it is not one file.
     """
 
     grid: Grid
@@ -101,6 +102,7 @@ class Roster:
     limit: int = MOST_BYTES
     num_classes: int | None = None
     node_clients: Mapping[str, Grant] | None = None
+    config: str = ""
     homes: dict[int, KnownNode] = field(default_factory=dict)
     late: set[str] = field(default_factory=set)
     """Processes of nodes that missed this round's deadline; they are asked nothing more in it."""
@@ -229,7 +231,7 @@ class Roster:
     def _hello(self) -> Message:
         from lit_fed import __version__
 
-        return Message.pack(Hello(PROTOCOL, __version__, self.settings))
+        return Message.pack(Hello(PROTOCOL, __version__, self.settings, self.config))
 
     def _take_in(self, node: int, said: Greeting | WireError) -> str | None:
         """Register a node; return why it is refused."""

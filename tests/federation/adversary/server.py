@@ -124,7 +124,7 @@ class Server:
             settings[odd] = draw.choice(['"other"', "0", ""])
         if draw.random() < 0.2:
             del settings[odd]
-        fields = {"protocol": self.mostly([PROTOCOL], 1), "version": __version__, "settings": settings}
+        fields = {"protocol": self.mostly([PROTOCOL], 1), "version": __version__, "settings": settings, "config": ""}
         return self.world.send(place, Message("hello", fields))
 
     def keep(self, place: int) -> Message:

@@ -28,7 +28,7 @@ OF_SUM: dict[str, Any] = {
 }
 REPORT = schema.DataReport(3, (1, 2), HASH, "unit")
 EVERY: list[Any] = [
-    schema.Hello(4, "0.1.0", {"trainer.seed": "0"}),
+    schema.Hello(4, "0.1.0", {"trainer.seed": "0"}, HASH),
     schema.ListStates(RUN),
     schema.Train(**OF_WORK, frozen={"w": HASH}),
     schema.Ask(**OF_WORK, frozen={}, protocol="clients", subset="test"),

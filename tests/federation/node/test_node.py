@@ -135,7 +135,7 @@ def test_a_servers_words_do_not_colour_the_nodes_terminal(tmp_path: Path) -> Non
     said: list[str] = []
     (node,) = nodes_of(small(), tmp_path, [[0]], say=said.append)
     red = "\x1b[31mred\x07\r\n"
-    hello = {"protocol": 2, "version": red, "settings": {red: red}}
+    hello = {"protocol": 2, "version": red, "settings": {red: red}, "config": ""}
     node.handle(encode(Message("hello", hello)))
     node.handle(encode(Message("hello", hello | {"version": "0.1.0"})))
     told(node, run=red)

@@ -358,7 +358,7 @@ def test_the_smallest_sum_of_a_node_is_an_option_of_its_own(tmp_path: Path) -> N
 @pytest.mark.parametrize("told", [-1, "3", 2.0, True, None])
 def test_a_malformed_smallest_sum_in_a_greeting_is_refused(tmp_path: Path, told: Any) -> None:
     (node,) = nodes_of(make(), tmp_path, [[0]])
-    hello = {"protocol": PROTOCOL, "version": __version__, "settings": node.settings}
+    hello = {"protocol": PROTOCOL, "version": __version__, "settings": node.settings, "config": ""}
     message = decode(node.handle(encode(Message("hello", hello))))
     assert greeting(message, 5, 5).smallest == 3
     with pytest.raises(WireError, match=r"malformed; .*smallest_sum`"):

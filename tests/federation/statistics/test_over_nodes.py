@@ -132,7 +132,7 @@ def test_no_byte_tells_of_a_site_below_the_threshold(tmp_path: Path) -> None:
         np.savez(root / "client_2" / "data.npz", x_train=x, y_train=y, x_test=x[:0], y_test=y[:0])
         (node,) = nodes(partial(arrays, root), [[2]], least=5)
         node.boot = "ab"
-        hello = Message("hello", {"protocol": PROTOCOL, "version": _version(), "settings": node.settings})
+        hello = Message("hello", {"protocol": PROTOCOL, "version": _version(), "settings": node.settings, "config": ""})
         blobs = [node.handle(encode(hello))]
         both = (np.full((2, 2), np.nan), np.array([[0.0, 1.0]] * 2))
         blobs += [node.handle(encode(ask_message(2, "ab", Inquiry(6, 5, ranges)))) for ranges in both]
@@ -168,7 +168,7 @@ def test_noise_is_added_on_the_node_once(tmp_path: Path) -> None:
     assert answers[0] == answers[1] != answers[2] == answers[3]
     assert answers[0]["privacy"]["noise_from"] == "each site"
     assert all(answers[0]["clients"][name]["samples"] != size for name, size in (("0", 30), ("1", 20), ("2", 4)))
-    hello = Message("hello", {"protocol": PROTOCOL, "version": _version(), "settings": at[0].settings})
+    hello = Message("hello", {"protocol": PROTOCOL, "version": _version(), "settings": at[0].settings, "config": ""})
     assert decode(at[0].handle(encode(hello))).fields["clients"]["0"]["samples"] == 0
     refusal = decode(at[0].handle(encode(ask_message(0, at[0].boot, Inquiry(6, 1, np.full((2, 2), np.nan))))))
     assert "the ranges of noisy statistics must be given" in refusal.fields["cause"]
@@ -182,7 +182,7 @@ def test_nodes_for_training_and_for_statistics_refuse_each_others_servers(tmp_pa
     (node,) = nodes(lambda: arrays(root), [[0]])
     train = encode(Message("train", {"client": 0, "round": 0}))
     assert "the node answers --statistics alone, not 'train'" in decode(node.handle(train)).fields["cause"]
-    hello = Message("hello", {"protocol": PROTOCOL, "version": _version(), "settings": {}})
+    hello = Message("hello", {"protocol": PROTOCOL, "version": _version(), "settings": {}, "config": ""})
     assert (
         '--statistics is "asked for" on the node and not set on the server'
         in decode(node.handle(encode(hello))).fields["cause"]
