@@ -51,7 +51,7 @@ def standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Standi
     os.close(above)
     import_named()
     parser = make_parsers(WORDS, "node".__eq__)[1]["node"]
-    node = make_standing_node(Call(CommandLine(WORDS).parse(parser), parser, WORDS))
+    node = make_standing_node(Call(CommandLine(WORDS).parse(parser), parser, WORDS), None)
     said: list[str] = []
     node.say = said.append
     vars(node)["said"] = said

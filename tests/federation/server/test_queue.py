@@ -21,8 +21,10 @@ from tests.support import ROOT
 SERVER = """
 import sys
 from pathlib import Path
+from lit_fed.command.endings import ending_by_signal
 from lit_fed.federation.server.queue import work
-work(Path("queue"), lambda run: [sys.executable, run.folder / "config.yaml"])
+with ending_by_signal():  # as the command line does
+    work(Path("queue"), lambda run: [sys.executable, run.folder / "config.yaml"])
 """
 
 
