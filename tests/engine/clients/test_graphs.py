@@ -48,17 +48,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-SOON = (
-    "fedadam",
-    "fedamp",
-    "fedavg",
-    "feddr_plus",
-    "fedper",
-    "fedprox",
-    "moon",
-    "raf",
-    "scaffold",
-)  # of those that run
+SOON = ("fedadam", "fedamp", "fedavg", "feddr_plus", "fedper", "fedprox", "moon", "raf", "scaffold")
+"""Of those that run."""
 
 
 @pytest.mark.parametrize(
