@@ -10,6 +10,7 @@
 
 _shtab_lit_fed_commands() {
   local _commands=(
+    card:'Write a page about a run: settings, data, results, hashes.'
     completion:'Print a script that completes commands in a shell.'
     configs:'List the configuration files of the package.'
     copy:'Copy a configuration file or the examples of the package, to change them.'
@@ -28,6 +29,7 @@ _shtab_lit_fed_commands() {
     study:'Run a grid of runs, and print a paper'"'"'s table beside ours.'
     test:'Run every protocol on the test data. On a node: --state_dir DIR, whose options are in lit-fed test --state_dir DIR --help.'
     validate:'Run every protocol on the clients'"'"' validation data. On a node: --state_dir DIR, whose options are in lit-fed validate --state_dir DIR --help.'
+    verify:'Check a run'"'"'s files by its record, and run its rounds again.'
   )
   _describe 'lit-fed commands' _commands
 }
@@ -39,6 +41,14 @@ _shtab_lit_fed_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_lit_fed_defaults_added=0
+
+_shtab_lit_fed_card_options=(
+  "(- : *)"{-h,--help}"[Show this help message and exit.]"
+  ":folder of a run with record.jsonl (required, type\: \<class \'Path\'\>):"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lit_fed_card_defaults_added=0
 
 _shtab_lit_fed_completion_options=(
   "(- : *)"{-h,--help}"[Show this help message and exit.]"
@@ -89,7 +99,7 @@ _shtab_lit_fed_cost_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 43 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -114,6 +124,7 @@ _shtab_lit_fed_cost_options=(
   "--trainer.enable_progress_bar[Show progress on the terminal, that of reading data and of evaluation included. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_checkpointing[Write last.ckpt and best.ckpt. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_pictures[Draw pictures for loggers, and left_out.png\; false saves about half a second a run. (type\: bool, default\: True)]:{true,false}:(true false)"
+  "--trainer.record[Write record.jsonl, hashes of what each round sent, received and made of it, for lit-fed verify (\`lit_fed.record.callback.Record\`). (type\: bool, default\: False)]:{true,false}:(true false)"
   "--trainer.num_threads[CPU threads of each process\; null for torch\'s choice. The order of sums in kernels depends on it\: set it for bit-identical weights with another number of processes. (type\: int \| null, default\: null)]:trainer.num_threads:"
   "--trainer.deterministic[Refuse non-deterministic operations on a GPU, or with warn warn of them. (type\: Union\[bool, Literal\[\'warn\'\]\], default\: False)]:trainer.deterministic:(true false warn)"
   "--trainer.privacy.help[Show the help for the given subclass of Privacy and exit.]:CLASS_PATH_OR_NAME:"
@@ -452,7 +463,7 @@ _shtab_lit_fed_federate_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 43 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -477,6 +488,7 @@ _shtab_lit_fed_federate_options=(
   "--trainer.enable_progress_bar[Show progress on the terminal, that of reading data and of evaluation included. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_checkpointing[Write last.ckpt and best.ckpt. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_pictures[Draw pictures for loggers, and left_out.png\; false saves about half a second a run. (type\: bool, default\: True)]:{true,false}:(true false)"
+  "--trainer.record[Write record.jsonl, hashes of what each round sent, received and made of it, for lit-fed verify (\`lit_fed.record.callback.Record\`). (type\: bool, default\: False)]:{true,false}:(true false)"
   "--trainer.num_threads[CPU threads of each process\; null for torch\'s choice. The order of sums in kernels depends on it\: set it for bit-identical weights with another number of processes. (type\: int \| null, default\: null)]:trainer.num_threads:"
   "--trainer.deterministic[Refuse non-deterministic operations on a GPU, or with warn warn of them. (type\: Union\[bool, Literal\[\'warn\'\]\], default\: False)]:trainer.deterministic:(true false warn)"
   "--trainer.privacy.help[Show the help for the given subclass of Privacy and exit.]:CLASS_PATH_OR_NAME:"
@@ -817,7 +829,7 @@ _shtab_lit_fed_fit_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 43 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -842,6 +854,7 @@ _shtab_lit_fed_fit_options=(
   "--trainer.enable_progress_bar[Show progress on the terminal, that of reading data and of evaluation included. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_checkpointing[Write last.ckpt and best.ckpt. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_pictures[Draw pictures for loggers, and left_out.png\; false saves about half a second a run. (type\: bool, default\: True)]:{true,false}:(true false)"
+  "--trainer.record[Write record.jsonl, hashes of what each round sent, received and made of it, for lit-fed verify (\`lit_fed.record.callback.Record\`). (type\: bool, default\: False)]:{true,false}:(true false)"
   "--trainer.num_threads[CPU threads of each process\; null for torch\'s choice. The order of sums in kernels depends on it\: set it for bit-identical weights with another number of processes. (type\: int \| null, default\: null)]:trainer.num_threads:"
   "--trainer.deterministic[Refuse non-deterministic operations on a GPU, or with warn warn of them. (type\: Union\[bool, Literal\[\'warn\'\]\], default\: False)]:trainer.deterministic:(true false warn)"
   "--trainer.privacy.help[Show the help for the given subclass of Privacy and exit.]:CLASS_PATH_OR_NAME:"
@@ -1165,7 +1178,7 @@ _shtab_lit_fed_node_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 43 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -1190,6 +1203,7 @@ _shtab_lit_fed_node_options=(
   "--trainer.enable_progress_bar[Show progress on the terminal, that of reading data and of evaluation included. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_checkpointing[Write last.ckpt and best.ckpt. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_pictures[Draw pictures for loggers, and left_out.png\; false saves about half a second a run. (type\: bool, default\: True)]:{true,false}:(true false)"
+  "--trainer.record[Write record.jsonl, hashes of what each round sent, received and made of it, for lit-fed verify (\`lit_fed.record.callback.Record\`). (type\: bool, default\: False)]:{true,false}:(true false)"
   "--trainer.num_threads[CPU threads of each process\; null for torch\'s choice. The order of sums in kernels depends on it\: set it for bit-identical weights with another number of processes. (type\: int \| null, default\: null)]:trainer.num_threads:"
   "--trainer.deterministic[Refuse non-deterministic operations on a GPU, or with warn warn of them. (type\: Union\[bool, Literal\[\'warn\'\]\], default\: False)]:trainer.deterministic:(true false warn)"
   "--trainer.privacy.help[Show the help for the given subclass of Privacy and exit.]:CLASS_PATH_OR_NAME:"
@@ -1528,7 +1542,7 @@ _shtab_lit_fed_predict_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 43 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -1553,6 +1567,7 @@ _shtab_lit_fed_predict_options=(
   "--trainer.enable_progress_bar[Show progress on the terminal, that of reading data and of evaluation included. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_checkpointing[Write last.ckpt and best.ckpt. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_pictures[Draw pictures for loggers, and left_out.png\; false saves about half a second a run. (type\: bool, default\: True)]:{true,false}:(true false)"
+  "--trainer.record[Write record.jsonl, hashes of what each round sent, received and made of it, for lit-fed verify (\`lit_fed.record.callback.Record\`). (type\: bool, default\: False)]:{true,false}:(true false)"
   "--trainer.num_threads[CPU threads of each process\; null for torch\'s choice. The order of sums in kernels depends on it\: set it for bit-identical weights with another number of processes. (type\: int \| null, default\: null)]:trainer.num_threads:"
   "--trainer.deterministic[Refuse non-deterministic operations on a GPU, or with warn warn of them. (type\: Union\[bool, Literal\[\'warn\'\]\], default\: False)]:trainer.deterministic:(true false warn)"
   "--trainer.privacy.help[Show the help for the given subclass of Privacy and exit.]:CLASS_PATH_OR_NAME:"
@@ -1925,7 +1940,7 @@ _shtab_lit_fed_split_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 43 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -1950,6 +1965,7 @@ _shtab_lit_fed_split_options=(
   "--trainer.enable_progress_bar[Show progress on the terminal, that of reading data and of evaluation included. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_checkpointing[Write last.ckpt and best.ckpt. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_pictures[Draw pictures for loggers, and left_out.png\; false saves about half a second a run. (type\: bool, default\: True)]:{true,false}:(true false)"
+  "--trainer.record[Write record.jsonl, hashes of what each round sent, received and made of it, for lit-fed verify (\`lit_fed.record.callback.Record\`). (type\: bool, default\: False)]:{true,false}:(true false)"
   "--trainer.num_threads[CPU threads of each process\; null for torch\'s choice. The order of sums in kernels depends on it\: set it for bit-identical weights with another number of processes. (type\: int \| null, default\: null)]:trainer.num_threads:"
   "--trainer.deterministic[Refuse non-deterministic operations on a GPU, or with warn warn of them. (type\: Union\[bool, Literal\[\'warn\'\]\], default\: False)]:trainer.deterministic:(true false warn)"
   "--trainer.privacy.help[Show the help for the given subclass of Privacy and exit.]:CLASS_PATH_OR_NAME:"
@@ -2273,7 +2289,7 @@ _shtab_lit_fed_statistics_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 43 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -2298,6 +2314,7 @@ _shtab_lit_fed_statistics_options=(
   "--trainer.enable_progress_bar[Show progress on the terminal, that of reading data and of evaluation included. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_checkpointing[Write last.ckpt and best.ckpt. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_pictures[Draw pictures for loggers, and left_out.png\; false saves about half a second a run. (type\: bool, default\: True)]:{true,false}:(true false)"
+  "--trainer.record[Write record.jsonl, hashes of what each round sent, received and made of it, for lit-fed verify (\`lit_fed.record.callback.Record\`). (type\: bool, default\: False)]:{true,false}:(true false)"
   "--trainer.num_threads[CPU threads of each process\; null for torch\'s choice. The order of sums in kernels depends on it\: set it for bit-identical weights with another number of processes. (type\: int \| null, default\: null)]:trainer.num_threads:"
   "--trainer.deterministic[Refuse non-deterministic operations on a GPU, or with warn warn of them. (type\: Union\[bool, Literal\[\'warn\'\]\], default\: False)]:trainer.deterministic:(true false warn)"
   "--trainer.privacy.help[Show the help for the given subclass of Privacy and exit.]:CLASS_PATH_OR_NAME:"
@@ -2654,7 +2671,7 @@ _shtab_lit_fed_test_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 43 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -2679,6 +2696,7 @@ _shtab_lit_fed_test_options=(
   "--trainer.enable_progress_bar[Show progress on the terminal, that of reading data and of evaluation included. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_checkpointing[Write last.ckpt and best.ckpt. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_pictures[Draw pictures for loggers, and left_out.png\; false saves about half a second a run. (type\: bool, default\: True)]:{true,false}:(true false)"
+  "--trainer.record[Write record.jsonl, hashes of what each round sent, received and made of it, for lit-fed verify (\`lit_fed.record.callback.Record\`). (type\: bool, default\: False)]:{true,false}:(true false)"
   "--trainer.num_threads[CPU threads of each process\; null for torch\'s choice. The order of sums in kernels depends on it\: set it for bit-identical weights with another number of processes. (type\: int \| null, default\: null)]:trainer.num_threads:"
   "--trainer.deterministic[Refuse non-deterministic operations on a GPU, or with warn warn of them. (type\: Union\[bool, Literal\[\'warn\'\]\], default\: False)]:trainer.deterministic:(true false warn)"
   "--trainer.privacy.help[Show the help for the given subclass of Privacy and exit.]:CLASS_PATH_OR_NAME:"
@@ -3003,7 +3021,7 @@ _shtab_lit_fed_validate_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 43 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -3028,6 +3046,7 @@ _shtab_lit_fed_validate_options=(
   "--trainer.enable_progress_bar[Show progress on the terminal, that of reading data and of evaluation included. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_checkpointing[Write last.ckpt and best.ckpt. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_pictures[Draw pictures for loggers, and left_out.png\; false saves about half a second a run. (type\: bool, default\: True)]:{true,false}:(true false)"
+  "--trainer.record[Write record.jsonl, hashes of what each round sent, received and made of it, for lit-fed verify (\`lit_fed.record.callback.Record\`). (type\: bool, default\: False)]:{true,false}:(true false)"
   "--trainer.num_threads[CPU threads of each process\; null for torch\'s choice. The order of sums in kernels depends on it\: set it for bit-identical weights with another number of processes. (type\: int \| null, default\: null)]:trainer.num_threads:"
   "--trainer.deterministic[Refuse non-deterministic operations on a GPU, or with warn warn of them. (type\: Union\[bool, Literal\[\'warn\'\]\], default\: False)]:trainer.deterministic:(true false warn)"
   "--trainer.privacy.help[Show the help for the given subclass of Privacy and exit.]:CLASS_PATH_OR_NAME:"
@@ -3327,6 +3346,17 @@ _shtab_lit_fed_validate_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_lit_fed_validate_defaults_added=0
 
+_shtab_lit_fed_verify_options=(
+  "(- : *)"{-h,--help}"[Show this help message and exit.]"
+  "--rounds[rounds to run again on the data, from 0\: 3, 2-5 or all (type\: str \| null, default\: null)]:rounds:"
+  "--against[another machine\'s checkpoint of the same run, to compare with (type\: Path \| null, default\: null)]:against:"
+  "--within[with --rounds or --against, compare numbers of checkpoints, which may differ by so much, and not bits (type\: float \| null, default\: null)]:within:"
+  ":folder of a run with record.jsonl (required, type\: \<class \'Path\'\>):"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lit_fed_verify_defaults_added=0
+
 
 _shtab_lit_fed() {
   local context state line curcontext="$curcontext" one_or_more='(*)' remainder='(-)*:' default='*::: :->lit-fed'
@@ -3346,6 +3376,7 @@ _shtab_lit_fed() {
       (( CURRENT += 1 ))
       curcontext="${curcontext%:*:*}:_shtab_lit_fed-$line[1]:"
       case $line[1] in
+        card) _arguments -C -s $_shtab_lit_fed_card_options ;;
         completion) _arguments -C -s $_shtab_lit_fed_completion_options ;;
         configs) _arguments -C -s $_shtab_lit_fed_configs_options ;;
         copy) _arguments -C -s $_shtab_lit_fed_copy_options ;;
@@ -3364,6 +3395,7 @@ _shtab_lit_fed() {
         study) _arguments -C -s $_shtab_lit_fed_study_options ;;
         test) _arguments -C -s $_shtab_lit_fed_test_options ;;
         validate) _arguments -C -s $_shtab_lit_fed_validate_options ;;
+        verify) _arguments -C -s $_shtab_lit_fed_verify_options ;;
       esac
   esac
 }
