@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from jsonargparse import ArgumentParser
 from torch import Tensor
 
@@ -28,7 +29,7 @@ from lit_fed.yaml_text import read_yaml
 
 _ALONE = {
     "devices": "1", "num_nodes": "1", "record": "true", "logger": "false", "enable_progress_bar": "false",
-    "enable_checkpointing": "true",
+    "enable_checkpointing": "true", "max_time": "null",
 }  # fmt: skip
 _FACTS = ("machine", "versions", "data")
 _COMPARED = ("broadcast", "cohort", "updates", "server", "global", "metrics")
@@ -133,8 +134,10 @@ def _largest(one: Any, other: Any) -> tuple[float, str]:
     there, found = dict(leaves(other)), [(0.0, "")]
     for name, tensor in leaves(one):
         if isinstance(tensor, Tensor) and tensor.numel():
-            moved = (tensor.double() - there[name].double()).abs().nan_to_num(math.inf)
-            found.append((float(moved.max()), name))
+            theirs, moved = there.get(name), torch.tensor(math.inf)
+            if isinstance(theirs, Tensor) and theirs.shape == tensor.shape:
+                moved = (tensor.double() - theirs.double()).abs().nan_to_num(math.inf).max()
+            found.append((float(moved), name))
     return max(found)
 
 
@@ -149,7 +152,7 @@ def _again(check: Check, first: int, last: int, within: float | None) -> list[st
         ends = [*(start["round"] - 1 for start in check.starts[1:]), last]
         for start, end in zip(check.starts, ends, strict=True):
             if begin <= end and start["round"] <= last:
-                _run(start["facts"]["config"], Path(folder), min(end, last), path)
+                _run(start["facts"], Path(folder), min(end, last), path)
                 path = "last"
         there = Check(Path(folder) / "lightning_logs" / "version_0")
         content = read_checkpoint(there.folder / "checkpoints" / "last.ckpt")
@@ -163,8 +166,9 @@ def _again(check: Check, first: int, last: int, within: float | None) -> list[st
     return _judged(check, content, odd, within, where)
 
 
-def _run(config: str, folder: Path, last: int, ckpt_path: str) -> None:
-    """Run a configuration's rounds up to a last one, in a folder of its own."""
+def _run(facts: dict[str, Any], folder: Path, last: int, ckpt_path: str) -> None:
+    """Run the rounds of recorded settings up to a last one, in a folder of its own, with as many threads."""
+    config = facts["config"]
     privacy = ((read_yaml(config) or {}).get("trainer", {}).get("privacy") or {}).get("init_args") or {}
     if not config or privacy.get("key_file"):
         why = "another outcome would be another release" if config else "the run was started from Python"
@@ -173,6 +177,7 @@ def _run(config: str, folder: Path, last: int, ckpt_path: str) -> None:
     until = f"{{class_path: {Until.__module__}.Until, init_args: {{last: {last}}}}}"
     words = [word for key, value in _ALONE.items() for word in (f"--trainer.{key}", value)]
     words += ["--trainer.default_root_dir", str(folder), "--trainer.callbacks+", until]
+    words += ["--trainer.num_threads", str(facts["machine"]["threads"])]
     with redirect_stdout(io.StringIO()):
         FederatedCLI(
             ["fit", "-c", str(folder / "config.yaml"), *words, *(["--ckpt_path", ckpt_path] if ckpt_path else [])]

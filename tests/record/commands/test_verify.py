@@ -100,6 +100,16 @@ def test_another_machines_checkpoint_differs_in_bits_and_by_how_much(
     assert f"within      {theirs}: the bits differ, and no number of the server by more than {abs(was):.3g}" in told
 
 
+def test_a_checkpoint_of_another_network_differs(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = torch.load(run / "checkpoints/round=1.ckpt", weights_only=True)
+    name = next(iter(content["server"]["model"]))
+    content["server"]["model"][name] = torch.zeros(3)
+    torch.save(content, tmp_path / "other.ckpt")
+    status, told = verified(capsys, run, "--against", tmp_path / "other.ckpt", "--within", "1e9")
+    assert status == 1
+    assert f"most in model.{name} of the server, by inf" in told
+
+
 def test_what_cannot_be_verified_is_refused_in_a_line(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
