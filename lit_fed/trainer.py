@@ -55,6 +55,7 @@ from lit_fed.printing import counted, unfailing
 from lit_fed.privacy import SecureSum
 from lit_fed.protocols import DEFAULT_PROTOCOLS
 from lit_fed.tracking import displays
+from lit_fed.wings import of_wing
 
 R = TypeVar("R")
 Tasks = LightningModule | Mapping[str, LightningModule]
@@ -149,6 +150,8 @@ class FederatedTrainer(Checked):
         enable_progress_bar: Show progress on the terminal, that of reading data and of evaluation included.
         enable_checkpointing: Write ``last.ckpt`` and ``best.ckpt``.
         enable_pictures: Draw pictures for loggers, and ``left_out.png``; false saves about half a second a run.
+        record: Write ``record.jsonl``, hashes of what each round sent, received and made of it, for ``lit-fed verify``
+            (`lit_fed.record.callback.Record`).
         num_threads: CPU threads of each process; null for torch's choice. The order of sums in kernels depends on it:
             set it for bit-identical weights with another number of processes.
         deterministic: Refuse non-deterministic operations on a GPU, or with ``warn`` warn of them.
@@ -206,6 +209,7 @@ class FederatedTrainer(Checked):
         enable_progress_bar: bool = True,
         enable_checkpointing: bool = True,
         enable_pictures: bool = True,
+        record: bool = False,
         num_threads: int | None = None,
         deterministic: bool | Literal["warn"] = False,
         privacy: Privacy | None = None,
@@ -226,6 +230,7 @@ class FederatedTrainer(Checked):
             enable_checkpointing = enable_pictures = False
             given = [one for one in given if not isinstance(one, Checkpoint | EarlyStopping)]
         given += [] if max_time is None else [Timer(max_time)]
+        given += [of_wing("record.callback").Record()] if record and self._trial is None else []
         self.devices = Devices(accelerator, devices, num_nodes, strategy, precision, num_threads, deterministic)
         if compile == "graph" and executor != "sequential":
             raise ConfigError(

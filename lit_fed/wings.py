@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
-WITH_COMMANDS = ("federation", "studies")
+WITH_COMMANDS = ("federation", "record", "studies")
 WITH_CLASSES = ("poses",)
 
 

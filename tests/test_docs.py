@@ -373,6 +373,8 @@ def test_commands_are_found() -> None:
         "schema",
         "completion",
         "export",
+        "verify",
+        "card",
     }
 
 
@@ -398,6 +400,12 @@ def test_commands_parse(command: tuple[str, ...], at_root: Path, capsys: pytest.
         main([*command])
         written = at_root / (command[command.index("--output") + 1] if "--output" in command else "exported")
         assert {"model.pt2", "model.safetensors", "model.json", "MODEL_CARD.md"} <= {p.name for p in written.iterdir()}
+        return
+    if command[0] in ("verify", "card"):
+        short = ["--trainer.max_rounds", "1", "--trainer.local_epochs", "1", "--trainer.record", "true", *QUICK]
+        main(["fit", "-c", QUICKSTART, *short])
+        main([*command])
+        assert ("card.md" if command[0] == "card" else "whole") in capsys.readouterr().out
         return
     if command[0] == "simulate":
         length = "steps" if any("/uwa/" in word for word in command) else "rounds"

@@ -92,6 +92,18 @@ SEAMS: dict[str, set[str]] = {
         "lit_fed.networks.weights",
         "lit_fed.tasks.on_network",
     },
+    "record": {
+        "lit_fed.callbacks.recorder",
+        "lit_fed.command.command",
+        "lit_fed.command.federated_cli",
+        "lit_fed.engine.loop.checkpoint",
+        "lit_fed.engine.loop.run",
+        "lit_fed.engine.storage.chain",
+        "lit_fed.engine.storage.files",
+        "lit_fed.engine.wire.payload",
+        "lit_fed.engine.wire.workers",
+        "lit_fed.handover.card",
+    },
     "studies": {
         "lit_fed.callbacks.boards",
         "lit_fed.callbacks.progress",

@@ -156,7 +156,7 @@ class Checkpoint(Callback):
 
     def _drop_old_rounds(self, folder: Path) -> None:
         rounds = sorted((n for n in self._used if n.startswith("round=")), key=lambda n: int(n[6:].split(".")[0]))
-        for name in rounds[: len(rounds) - self.keep_last] if self.keep_last else []:
+        for name in rounds[: max(len(rounds) - self.keep_last, 0)] if self.keep_last else []:
             (folder / name).unlink(missing_ok=True)
             del self._used[name], self._apart[name]
 

@@ -10,6 +10,7 @@
 
 _shtab_lit_fed_commands() {
   local _commands=(
+    card:'Write a page about a run: settings, data, results, hashes.'
     clean:'List and remove the folders of runs that a node holds.'
     completion:'Print a script that completes commands in a shell.'
     configs:'List the configuration files of the package.'
@@ -33,6 +34,7 @@ _shtab_lit_fed_commands() {
     submit:'Append a run to the queue of a server.'
     test:'Run every protocol on the test data. On a node: --state_dir DIR, whose options are in lit-fed test --state_dir DIR --help.'
     validate:'Run every protocol on the clients'"'"' validation data. On a node: --state_dir DIR, whose options are in lit-fed validate --state_dir DIR --help.'
+    verify:'Check a run'"'"'s files by its record, and run its rounds again.'
   )
   _describe 'lit-fed commands' _commands
 }
@@ -44,6 +46,14 @@ _shtab_lit_fed_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_lit_fed_defaults_added=0
+
+_shtab_lit_fed_card_options=(
+  "(- : *)"{-h,--help}"[Show this help message and exit.]"
+  ":folder of a run with record.jsonl (required, type\: \<class \'Path\'\>):"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lit_fed_card_defaults_added=0
 
 _shtab_lit_fed_clean_options=(
   "(- : *)"{-h,--help}"[Show this help message and exit.]"
@@ -103,7 +113,7 @@ _shtab_lit_fed_cost_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 45 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -129,6 +139,7 @@ _shtab_lit_fed_cost_options=(
   "--trainer.enable_progress_bar[Show progress on the terminal, that of reading data and of evaluation included. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_checkpointing[Write last.ckpt and best.ckpt. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_pictures[Draw pictures for loggers, and left_out.png\; false saves about half a second a run. (type\: bool, default\: True)]:{true,false}:(true false)"
+  "--trainer.record[Write record.jsonl, hashes of what each round sent, received and made of it, for lit-fed verify (\`lit_fed.record.callback.Record\`). (type\: bool, default\: False)]:{true,false}:(true false)"
   "--trainer.num_threads[CPU threads of each process\; null for torch\'s choice. The order of sums in kernels depends on it\: set it for bit-identical weights with another number of processes. (type\: int \| null, default\: null)]:trainer.num_threads:"
   "--trainer.deterministic[Refuse non-deterministic operations on a GPU, or with warn warn of them. (type\: Union\[bool, Literal\[\'warn\'\]\], default\: False)]:trainer.deterministic:(true false warn)"
   "--trainer.privacy.help[Show the help for the given subclass of Privacy and exit.]:CLASS_PATH_OR_NAME:"
@@ -476,7 +487,7 @@ _shtab_lit_fed_federate_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 45 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -502,6 +513,7 @@ _shtab_lit_fed_federate_options=(
   "--trainer.enable_progress_bar[Show progress on the terminal, that of reading data and of evaluation included. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_checkpointing[Write last.ckpt and best.ckpt. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_pictures[Draw pictures for loggers, and left_out.png\; false saves about half a second a run. (type\: bool, default\: True)]:{true,false}:(true false)"
+  "--trainer.record[Write record.jsonl, hashes of what each round sent, received and made of it, for lit-fed verify (\`lit_fed.record.callback.Record\`). (type\: bool, default\: False)]:{true,false}:(true false)"
   "--trainer.num_threads[CPU threads of each process\; null for torch\'s choice. The order of sums in kernels depends on it\: set it for bit-identical weights with another number of processes. (type\: int \| null, default\: null)]:trainer.num_threads:"
   "--trainer.deterministic[Refuse non-deterministic operations on a GPU, or with warn warn of them. (type\: Union\[bool, Literal\[\'warn\'\]\], default\: False)]:trainer.deterministic:(true false warn)"
   "--trainer.privacy.help[Show the help for the given subclass of Privacy and exit.]:CLASS_PATH_OR_NAME:"
@@ -857,7 +869,7 @@ _shtab_lit_fed_fit_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 45 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -883,6 +895,7 @@ _shtab_lit_fed_fit_options=(
   "--trainer.enable_progress_bar[Show progress on the terminal, that of reading data and of evaluation included. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_checkpointing[Write last.ckpt and best.ckpt. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_pictures[Draw pictures for loggers, and left_out.png\; false saves about half a second a run. (type\: bool, default\: True)]:{true,false}:(true false)"
+  "--trainer.record[Write record.jsonl, hashes of what each round sent, received and made of it, for lit-fed verify (\`lit_fed.record.callback.Record\`). (type\: bool, default\: False)]:{true,false}:(true false)"
   "--trainer.num_threads[CPU threads of each process\; null for torch\'s choice. The order of sums in kernels depends on it\: set it for bit-identical weights with another number of processes. (type\: int \| null, default\: null)]:trainer.num_threads:"
   "--trainer.deterministic[Refuse non-deterministic operations on a GPU, or with warn warn of them. (type\: Union\[bool, Literal\[\'warn\'\]\], default\: False)]:trainer.deterministic:(true false warn)"
   "--trainer.privacy.help[Show the help for the given subclass of Privacy and exit.]:CLASS_PATH_OR_NAME:"
@@ -1224,7 +1237,7 @@ _shtab_lit_fed_node_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 45 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -1250,6 +1263,7 @@ _shtab_lit_fed_node_options=(
   "--trainer.enable_progress_bar[Show progress on the terminal, that of reading data and of evaluation included. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_checkpointing[Write last.ckpt and best.ckpt. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_pictures[Draw pictures for loggers, and left_out.png\; false saves about half a second a run. (type\: bool, default\: True)]:{true,false}:(true false)"
+  "--trainer.record[Write record.jsonl, hashes of what each round sent, received and made of it, for lit-fed verify (\`lit_fed.record.callback.Record\`). (type\: bool, default\: False)]:{true,false}:(true false)"
   "--trainer.num_threads[CPU threads of each process\; null for torch\'s choice. The order of sums in kernels depends on it\: set it for bit-identical weights with another number of processes. (type\: int \| null, default\: null)]:trainer.num_threads:"
   "--trainer.deterministic[Refuse non-deterministic operations on a GPU, or with warn warn of them. (type\: Union\[bool, Literal\[\'warn\'\]\], default\: False)]:trainer.deterministic:(true false warn)"
   "--trainer.privacy.help[Show the help for the given subclass of Privacy and exit.]:CLASS_PATH_OR_NAME:"
@@ -1607,7 +1621,7 @@ _shtab_lit_fed_predict_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 45 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -1633,6 +1647,7 @@ _shtab_lit_fed_predict_options=(
   "--trainer.enable_progress_bar[Show progress on the terminal, that of reading data and of evaluation included. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_checkpointing[Write last.ckpt and best.ckpt. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_pictures[Draw pictures for loggers, and left_out.png\; false saves about half a second a run. (type\: bool, default\: True)]:{true,false}:(true false)"
+  "--trainer.record[Write record.jsonl, hashes of what each round sent, received and made of it, for lit-fed verify (\`lit_fed.record.callback.Record\`). (type\: bool, default\: False)]:{true,false}:(true false)"
   "--trainer.num_threads[CPU threads of each process\; null for torch\'s choice. The order of sums in kernels depends on it\: set it for bit-identical weights with another number of processes. (type\: int \| null, default\: null)]:trainer.num_threads:"
   "--trainer.deterministic[Refuse non-deterministic operations on a GPU, or with warn warn of them. (type\: Union\[bool, Literal\[\'warn\'\]\], default\: False)]:trainer.deterministic:(true false warn)"
   "--trainer.privacy.help[Show the help for the given subclass of Privacy and exit.]:CLASS_PATH_OR_NAME:"
@@ -2023,7 +2038,7 @@ _shtab_lit_fed_split_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 45 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -2049,6 +2064,7 @@ _shtab_lit_fed_split_options=(
   "--trainer.enable_progress_bar[Show progress on the terminal, that of reading data and of evaluation included. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_checkpointing[Write last.ckpt and best.ckpt. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_pictures[Draw pictures for loggers, and left_out.png\; false saves about half a second a run. (type\: bool, default\: True)]:{true,false}:(true false)"
+  "--trainer.record[Write record.jsonl, hashes of what each round sent, received and made of it, for lit-fed verify (\`lit_fed.record.callback.Record\`). (type\: bool, default\: False)]:{true,false}:(true false)"
   "--trainer.num_threads[CPU threads of each process\; null for torch\'s choice. The order of sums in kernels depends on it\: set it for bit-identical weights with another number of processes. (type\: int \| null, default\: null)]:trainer.num_threads:"
   "--trainer.deterministic[Refuse non-deterministic operations on a GPU, or with warn warn of them. (type\: Union\[bool, Literal\[\'warn\'\]\], default\: False)]:trainer.deterministic:(true false warn)"
   "--trainer.privacy.help[Show the help for the given subclass of Privacy and exit.]:CLASS_PATH_OR_NAME:"
@@ -2381,7 +2397,7 @@ _shtab_lit_fed_statistics_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 45 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -2407,6 +2423,7 @@ _shtab_lit_fed_statistics_options=(
   "--trainer.enable_progress_bar[Show progress on the terminal, that of reading data and of evaluation included. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_checkpointing[Write last.ckpt and best.ckpt. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_pictures[Draw pictures for loggers, and left_out.png\; false saves about half a second a run. (type\: bool, default\: True)]:{true,false}:(true false)"
+  "--trainer.record[Write record.jsonl, hashes of what each round sent, received and made of it, for lit-fed verify (\`lit_fed.record.callback.Record\`). (type\: bool, default\: False)]:{true,false}:(true false)"
   "--trainer.num_threads[CPU threads of each process\; null for torch\'s choice. The order of sums in kernels depends on it\: set it for bit-identical weights with another number of processes. (type\: int \| null, default\: null)]:trainer.num_threads:"
   "--trainer.deterministic[Refuse non-deterministic operations on a GPU, or with warn warn of them. (type\: Union\[bool, Literal\[\'warn\'\]\], default\: False)]:trainer.deterministic:(true false warn)"
   "--trainer.privacy.help[Show the help for the given subclass of Privacy and exit.]:CLASS_PATH_OR_NAME:"
@@ -2792,7 +2809,7 @@ _shtab_lit_fed_test_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 45 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -2818,6 +2835,7 @@ _shtab_lit_fed_test_options=(
   "--trainer.enable_progress_bar[Show progress on the terminal, that of reading data and of evaluation included. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_checkpointing[Write last.ckpt and best.ckpt. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_pictures[Draw pictures for loggers, and left_out.png\; false saves about half a second a run. (type\: bool, default\: True)]:{true,false}:(true false)"
+  "--trainer.record[Write record.jsonl, hashes of what each round sent, received and made of it, for lit-fed verify (\`lit_fed.record.callback.Record\`). (type\: bool, default\: False)]:{true,false}:(true false)"
   "--trainer.num_threads[CPU threads of each process\; null for torch\'s choice. The order of sums in kernels depends on it\: set it for bit-identical weights with another number of processes. (type\: int \| null, default\: null)]:trainer.num_threads:"
   "--trainer.deterministic[Refuse non-deterministic operations on a GPU, or with warn warn of them. (type\: Union\[bool, Literal\[\'warn\'\]\], default\: False)]:trainer.deterministic:(true false warn)"
   "--trainer.privacy.help[Show the help for the given subclass of Privacy and exit.]:CLASS_PATH_OR_NAME:"
@@ -3151,7 +3169,7 @@ _shtab_lit_fed_validate_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 44 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 45 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -3177,6 +3195,7 @@ _shtab_lit_fed_validate_options=(
   "--trainer.enable_progress_bar[Show progress on the terminal, that of reading data and of evaluation included. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_checkpointing[Write last.ckpt and best.ckpt. (type\: bool, default\: True)]:{true,false}:(true false)"
   "--trainer.enable_pictures[Draw pictures for loggers, and left_out.png\; false saves about half a second a run. (type\: bool, default\: True)]:{true,false}:(true false)"
+  "--trainer.record[Write record.jsonl, hashes of what each round sent, received and made of it, for lit-fed verify (\`lit_fed.record.callback.Record\`). (type\: bool, default\: False)]:{true,false}:(true false)"
   "--trainer.num_threads[CPU threads of each process\; null for torch\'s choice. The order of sums in kernels depends on it\: set it for bit-identical weights with another number of processes. (type\: int \| null, default\: null)]:trainer.num_threads:"
   "--trainer.deterministic[Refuse non-deterministic operations on a GPU, or with warn warn of them. (type\: Union\[bool, Literal\[\'warn\'\]\], default\: False)]:trainer.deterministic:(true false warn)"
   "--trainer.privacy.help[Show the help for the given subclass of Privacy and exit.]:CLASS_PATH_OR_NAME:"
@@ -3485,6 +3504,17 @@ _shtab_lit_fed_validate_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_lit_fed_validate_defaults_added=0
 
+_shtab_lit_fed_verify_options=(
+  "(- : *)"{-h,--help}"[Show this help message and exit.]"
+  "--rounds[rounds to run again on the data, from 0\: 3, 2-5 or all (type\: str \| null, default\: null)]:rounds:"
+  "--against[another machine\'s checkpoint of the same run, to compare with (type\: Path \| null, default\: null)]:against:"
+  "--within[with --rounds or --against, compare numbers of checkpoints, which may differ by so much, and not bits (type\: float \| null, default\: null)]:within:"
+  ":folder of a run with record.jsonl (required, type\: \<class \'Path\'\>):"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lit_fed_verify_defaults_added=0
+
 
 _shtab_lit_fed() {
   local context state line curcontext="$curcontext" one_or_more='(*)' remainder='(-)*:' default='*::: :->lit-fed'
@@ -3504,6 +3534,7 @@ _shtab_lit_fed() {
       (( CURRENT += 1 ))
       curcontext="${curcontext%:*:*}:_shtab_lit_fed-$line[1]:"
       case $line[1] in
+        card) _arguments -C -s $_shtab_lit_fed_card_options ;;
         clean) _arguments -C -s $_shtab_lit_fed_clean_options ;;
         completion) _arguments -C -s $_shtab_lit_fed_completion_options ;;
         configs) _arguments -C -s $_shtab_lit_fed_configs_options ;;
@@ -3527,6 +3558,7 @@ _shtab_lit_fed() {
         submit) _arguments -C -s $_shtab_lit_fed_submit_options ;;
         test) _arguments -C -s $_shtab_lit_fed_test_options ;;
         validate) _arguments -C -s $_shtab_lit_fed_validate_options ;;
+        verify) _arguments -C -s $_shtab_lit_fed_verify_options ;;
       esac
   esac
 }

@@ -93,7 +93,7 @@ def facts_of(content: Mapping[str, Any], path: Path) -> Facts:
         preprocessing=inputs.get("steps"),
         class_names=None if inputs.get("class_names") is None else list(map(str, inputs["class_names"])),
         wrappers=_wrapper_facts(content["server"]),
-        versions={"lit_fed": lit_fed.__version__, "python": platform.python_version(), **_versions()},
+        versions=versions(),
     )
 
 
@@ -132,14 +132,15 @@ def _settings(config: str, path: Path) -> Mapping[str, Any]:
     return content
 
 
-def _versions() -> dict[str, str]:
-    versions = {}
+def versions() -> dict[str, str]:
+    """Versions of the packages on which a run's numbers depend."""
+    found = {"lit_fed": lit_fed.__version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            versions[package] = version(package)
+            found[package] = version(package)
         except PackageNotFoundError:
             continue
-    return versions
+    return found
 
 
 def _clients(run: Path | None) -> dict[str, Any]:
@@ -190,19 +191,24 @@ def card(facts: Facts, uses: Sequence[str], inputs: Inputs) -> str:
     lines += ["## Use", "", *(line for use in uses for line in ("```python", use, "```", ""))]
     lines += ["## Inputs and outputs", "", *_inputs(facts, inputs)]
     lines += [*(_outputs(facts, inputs) if inputs.joints else ()), ""]
-    lines += ["## Data", "", *_table({"data": facts.data[0], **facts.clients, **facts.data[1]})]
-    lines += [f"| partition, SHA-256 | {_code(facts.partition_sha256)} |"] if facts.partition_sha256 else []
-    lines += [""]
-    training = {"method": facts.method, "trained for": counted(facts.rounds, "round"), **facts.algorithm}
-    lines += ["## Training", "", *_table(training)]
-    lines += [*list(_table(facts.training))[2:], ""]
-    for name, kept in facts.wrappers.items():
-        lines += [f"## {_escaped(name.capitalize())}", "", *_table(kept), ""]
-    lines += ["## Results", "", *_results(facts), ""]
-    lines += ["## Written with", "", *_table(facts.versions), ""]
+    lines += run_sections(facts)
     lines += ["## To be written by whoever passes the network on", ""]
     lines += ["What it may be used for and what not, whose data these were and on what terms, and the licence.", ""]
     return "\n".join(lines)
+
+
+def run_sections(facts: Facts) -> list[str]:
+    """The part of a card about the run: data, training, privacy and the like, results, versions."""
+    lines = ["## Data", "", *table({"data": facts.data[0], **facts.clients, **facts.data[1]})]
+    lines += [f"| partition, SHA-256 | {_code(facts.partition_sha256)} |"] if facts.partition_sha256 else []
+    lines += [""]
+    training = {"method": facts.method, "trained for": counted(facts.rounds, "round"), **facts.algorithm}
+    lines += ["## Training", "", *table(training)]
+    lines += [*list(table(facts.training))[2:], ""]
+    for name, kept in facts.wrappers.items():
+        lines += [f"## {_escaped(name.capitalize())}", "", *table(kept), ""]
+    lines += ["## Results", "", *_results(facts), ""]
+    return [*lines, "## Written with", "", *table(facts.versions), ""]
 
 
 def _outputs(facts: Facts, inputs: Inputs) -> Iterator[str]:
@@ -245,7 +251,8 @@ def _results(facts: Facts) -> Iterator[str]:
         yield f"| {_code(name)} | {value:.6g} | {_escaped(meaning_of(name, facts.evaluated_on))} |"
 
 
-def _table(entries: Mapping[str, Any]) -> Iterator[str]:
+def table(entries: Mapping[str, Any]) -> Iterator[str]:
+    """Names and values as a table of two columns; values that are None are left out."""
     yield "| | |"
     yield "|---|---|"
     for key, value in entries.items():

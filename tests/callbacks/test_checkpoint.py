@@ -83,6 +83,13 @@ def test_mode_is_checked() -> None:
         Checkpoint(mode="least")  # type: ignore[arg-type]
 
 
+def test_the_last_rounds_are_kept_from_the_first_on(tmp_path: Path) -> None:
+    for rounds, due in ((2, {0, 1}), (3, {0, 1, 2}), (5, {2, 3, 4})):
+        kept = Checkpoint(monitor=None, keep_last=3)
+        made = fit(tmp_path / str(rounds), max_rounds=rounds, callbacks=[kept])
+        assert files(checkpoints(made)) == {"last.ckpt"} | {f"round={round_idx}.ckpt" for round_idx in due}
+
+
 def test_other_files_in_the_folder_are_the_users(tmp_path: Path) -> None:
     first = fit(tmp_path, max_rounds=2, callbacks=[Checkpoint(monitor=None, keep_last=1)])
     for name in ("round=final.ckpt", "copy of last.ckpt", "theirs.ckpt"):

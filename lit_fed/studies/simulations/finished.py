@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lit_fed.errors import ConfigError
 from lit_fed.studies.results.register_lines import Finished, Number, StudyRow, claim_texts, number_of, paper_of, row_of
-from lit_fed.studies.simulations.run_simulation import Record, check_again, read_file, settings_of
+from lit_fed.studies.simulations.run_simulation import SimulationRecord, check_again, read_file, settings_of
 from lit_fed.studies.simulations.simulation import Point, verdicts
 
 _PROFILE = "simulation"
@@ -26,7 +26,7 @@ def finished_simulation(path: Path, simulations: Path) -> Finished | None:
         The results; None if the simulation has not finished, or ran with different settings.
     """
     folder = simulations / path.stem
-    record = Record.read(folder)
+    record = SimulationRecord.read(folder)
     if record is None:
         return None
     simulation, options = read_file(path)

@@ -65,8 +65,8 @@ def run(call: Call) -> int:
         write(points, temporary)
         draw(points, temporary / f"{name}.png", simulation)
         (temporary / "claims.md").write_text(table, encoding="utf-8")
-        Record(settings=settings_of(options), made_with=made_with, **taken).write(temporary)
-        Record.remove(folder)  # if the process is killed while files are replaced, the record must not remain
+        SimulationRecord(settings=settings_of(options), made_with=made_with, **taken).write(temporary)
+        SimulationRecord.remove(folder)  # if the process is killed while files are replaced, the record must not remain
     print(summary(points))
     jobs.forget()
     print(f"\n{table}")
@@ -233,7 +233,7 @@ _NAME = "simulation.json"
 
 
 @dataclass(frozen=True)
-class Record:
+class SimulationRecord:
     """A finished simulation.
 
     Args:
