@@ -71,6 +71,7 @@ def test_the_package_gives_its_names_and_only_those_without_importing_them_first
 LIGHT = [
     *(["--version"], ["--help"], ["-h"], ["copy", "--help"]),
     *(["configs", "method"], ["copy", "method/fedavg.yaml"], ["completion", "bash"], ["schema"]),
+    *([name, "--help"] for name in ("log", "submit", "runs", "stop")),
 ]
 MISTAKES = [[], ["--hepl"], ["fitt"], ["configs", "metod"], ["copy", "method/fedagv.yaml"]]
 PROGRAM = """
