@@ -87,7 +87,7 @@ CODE_LINES = {
     "lit_fed/callbacks": 1_530,
     "lit_fed/command": 1_770,
     "lit_fed/data": 6_610,
-    "lit_fed/engine": 9_200,
+    "lit_fed/engine": 9_210,
     "lit_fed/federation": 6_810,
     "lit_fed/handover": 450,
     "lit_fed/losses": 100,

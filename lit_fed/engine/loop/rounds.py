@@ -126,6 +126,7 @@ def _begin(run: Run, round_idx: int) -> Round:
     started = time.perf_counter()
     run.call("on_round_start", round_idx, plan)
     broadcast = federation.broadcast(round_idx)
+    run.call("on_broadcast", broadcast)
     measured = len(federation.kinds.names) == 1 and not federation.wrappers.sees_sums_only
     buffers = next(iter(federation.loops.values())).model.buffers
     ledger = RoundLedger(DriftMeter(buffers) if measured else None)
@@ -197,6 +198,7 @@ def _deliver(run: Run, current: Round, update: ClientUpdate, broadcast: Broadcas
             cause = "its update is no longer finite after trainer.uplink_codec; choose a codec with a wider range"
         current.ledger.failed(ClientFailure(update.client_id, current.round_idx, cause))
         return
+    run.call("on_arrival", update)
     if "probability" in current.needs:  # an estimate takes seconds in a large population
         update.probability = federation.participation.probability(update.client_id)
     begun = broadcast.payloads[update.kind]

@@ -16,7 +16,7 @@ from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.evaluation.protocols import ClientRow, EvalSubset, Evaluation
 from lit_fed.engine.lightning.metric_names import MetricNames, base_name
 from lit_fed.engine.loop.settings import RunSettings
-from lit_fed.engine.wire.payload import ClientUpdate
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.participation import Participant
 
@@ -188,8 +188,17 @@ class Callback(Checked):
     def on_round_start(self, run: Run, round_idx: int, plan: Sequence[Participant]) -> None:
         """Called when the cohort is drawn, before any training."""
 
+    def on_broadcast(self, run: Run, broadcast: Broadcast) -> None:
+        """Called with the round's message as clients receive it, before any training; its tensors are read-only."""
+
     def on_client_end(self, run: Run, update: ClientUpdate) -> None:
         """Called for each client of this process; the update's tensors are valid until the next client runs."""
+
+    def on_arrival(self, run: Run, update: ClientUpdate) -> None:
+        """Called for each update that arrives at this process, as it came out of the uplink's codec.
+
+        Its tensors are valid until the next one arrives. An update from the round before has no `on_client_end` here.
+        """
 
     def on_evaluation_start(self, run: Run, round_idx: int) -> None:
         """Called after the server's step, before the protocols run."""
