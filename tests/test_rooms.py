@@ -17,7 +17,7 @@ from tests.support import ROOT
 PACKAGE = ROOT / "lit_fed"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 FACES = ("algorithm", "callbacks", "codecs", "losses", "methods", "networks", "participation", "poses", "protocols")
-WINGS = ("federation", "poses", "studies")
+WINGS = ("federation", "poses", "record", "studies")
 
 
 def tree(path: Path) -> ast.Module:
@@ -96,6 +96,7 @@ CODE_LINES = {
     "lit_fed/participation": 710,
     "lit_fed/poses": 3_200,
     "lit_fed/privacy": 1_820,
+    "lit_fed/record": 190,
     "lit_fed/robust": 770,
     "lit_fed/studies": 4_910,
     "lit_fed/tasks": 300,

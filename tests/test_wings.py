@@ -89,6 +89,14 @@ SEAMS: dict[str, set[str]] = {
         "lit_fed.networks.weights",
         "lit_fed.tasks.on_network",
     },
+    "record": {
+        "lit_fed.callbacks.boards",
+        "lit_fed.data.population.pictures",
+        "lit_fed.engine.evaluation.protocols",
+        "lit_fed.engine.method.wrapper",
+        "lit_fed.engine.vectorized.alone",
+        "lit_fed.patterns",
+    },
     "studies": {
         "lit_fed.callbacks.boards",
         "lit_fed.callbacks.progress",
