@@ -121,11 +121,10 @@ class Contribution(Callback):
         players = sorted({one.client_id for one in updates})
         value = cache(partial(self._value, run, record.round_idx, updates))
         generator = numpy_generator(run.federation.seed, "contribution", record.round_idx)
-        rules = {"leave_one_out": leave_one_out, "shapley": shapley}
+        rule = {"leave_one_out": leave_one_out, "shapley": shapley}.get(self.rule)
         with ExitStack() as stack:
             for loop in run.federation.loops.values():
                 stack.enter_context(aside(loop))
-            rule = rules.get(self.rule)
             shares = gtg(players, value, generator, *self.gtg) if rule is None else rule(players, value)
             gain = value(frozenset(players)) - value(frozenset())
         record.metrics["contribution/gain"] = gain

@@ -19,9 +19,11 @@ from lit_fed.data import Arrays
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAdam, FedAvg, FedBuff, LocalOnly, Scaffold
 from lit_fed.participation import Asynchronous, FullParticipation, Speeds, Stragglers
-from lit_fed.privacy import ClientLevel
+from lit_fed.privacy import ClientLevel, SecureSum
 from lit_fed.record.contribution import Contribution
 from lit_fed.robust import Median, Mimic, Scaling
+from tests.federation.secure import nodes
+from tests.federation.support import deploy, small
 from tests.support import (
     ROOT,
     LeastSquares,
@@ -61,7 +63,8 @@ def value(members: Any) -> Fraction:
     """The negative validation loss ½(w − a)² of the members' mean a_k / 2, weighted by n_k; of 0 for nobody."""
     total = sum(SAMPLES[one] for one in members)
     w = sum(Fraction(SAMPLES[one] * TARGETS[one], 2) for one in members) / total if total else Fraction(0)
-    return -sum(n * (w - a) ** 2 / 2 for n, a in zip(SAMPLES, TARGETS, strict=True)) / sum(SAMPLES)
+    losses = [n * (w - a) * (w - a) / 2 for n, a in zip(SAMPLES, TARGETS, strict=True)]
+    return -sum(losses, Fraction(0)) / sum(SAMPLES)
 
 
 def told(made: Any, name: str = "contribution") -> dict[tuple[int, int], float]:
@@ -164,7 +167,8 @@ class Overflowing(LeastSquares):
     """Its loss is infinite for any weights but the first."""
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("test/loss", self.loss(batch) / (1 - self.network.weight.abs().sum().sign()))
+        moved = torch.cat([weight.abs().flatten() for weight in self.parameters()]).sum()
+        self.log("test/loss", self.loss(batch) / (1 - moved.sign()))
 
 
 def test_a_value_that_is_no_number_leaves_no_share_and_ends_no_run(tmp_path: Path) -> None:
@@ -240,6 +244,19 @@ def test_a_refusal(name: str, tmp_path: Path) -> None:
     settings = {"data": Spots(), "module": LeastSquares(), "callbacks": [Contribution()], "max_rounds": 1} | settings
     with pytest.raises(ConfigError, match=text):
         fit(tmp_path, **settings)
+
+
+def test_a_federation_of_nodes_is_refused(tmp_path: Path) -> None:
+    make = small(data=Spots, callbacks=[Contribution()])
+    with pytest.raises(ConfigError, match="the server of a federation has no validation data"):
+        deploy(make, tmp_path, [[0], [1, 2]])
+
+
+def test_a_secure_sum_is_refused(tmp_path: Path) -> None:
+    halves = lambda: Points(num_clients=5, sizes=(4, 6), val_fraction=0.5)  # noqa: E731
+    settings: dict[str, Any] = {"secure_sum": SecureSum(3, 0.5), "callbacks": [Contribution()]}
+    with pytest.raises(ConfigError, match=r"needs single updates, which trainer\.secure_sum hides in a sum"):
+        nodes.run(small(data=halves, **settings), tmp_path)
 
 
 def test_settings_of_sampling_are_refused_under_other_rules() -> None:
