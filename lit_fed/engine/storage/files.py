@@ -26,7 +26,7 @@ def unreadable_named(path: Path) -> Iterator[None]:
 
 _RUN_FILES = (
     r"(?:config(?:\.until_round_[0-9]+)?\.yaml|metrics\.csv|clients\.csv|partition\.json|cell\.json|record\.jsonl"
-    r"|left_out\.png|pseudo_map\.png|privacy\.md|card\.md|.+\.(?:ckpt|apart|states))"
+    r"|left_out\.png|contribution\.png|pseudo_map\.png|privacy\.md|card\.md|.+\.(?:ckpt|apart|states))"
 )
 """Names of the files that a run or a study writes by `in_place_of`."""
 
