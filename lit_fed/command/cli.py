@@ -31,9 +31,9 @@ def main(args: list[str] | None = None) -> None:
     Args:
         args: Arguments instead of ``sys.argv[1:]``.
     """
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # the installed script too finds a user's classes in the working directory
     words = sys.argv[1:] if args is None else list(args)
+    if os.getcwd() not in sys.path and not any(word in COMMANDS and COMMANDS[word].admits for word in words[:1]):
+        sys.path.append(os.getcwd())  # the installed script too finds a user's classes in the working directory
     try:
         with errors_name_options(), ending_by_signal():
             check_text(words)

@@ -129,5 +129,7 @@ def _lock(run: QueuedRun, log: BinaryIO) -> None:
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        log_line(Alert(f"run {run.folder.name} is still at work in a process of an earlier server; waiting for its end"))
+        log_line(
+            Alert(f"run {run.folder.name} is still at work in a process of an earlier server; waiting for its end")
+        )
         fcntl.flock(log, fcntl.LOCK_EX)

@@ -40,6 +40,8 @@ WORDS = ["node", "--standing", ".", "--client", "0", "--state_dir", "state"]
 def standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Standing]:
     """A node of a site with three configurations, of which it has approved two."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "pycache_prefix", None)  # a node with other code sets both
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", "")
     Path("common.yaml").write_text(COMMON)
     above, below = pty.openpty()
     with open(below, encoding="utf-8") as terminal:
