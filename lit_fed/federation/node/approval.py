@@ -45,6 +45,7 @@ class NotApproved(ConfigError):
 
 _PATH = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 _RENEWED = ("--key", "--certificate", "--status_token")  # files that may change without another approval
+_imported = dict[str, Any]()  # hashes of other code by its package, as this process imported it
 _MOST = 8  # differences in one line
 
 
@@ -166,8 +167,19 @@ def admit(words: Sequence[str], files: ConfigFiles, parser: ArgumentParser, own:
         check(plan, folder, bool(ask), approved, always=standing is not None)
         if plan.other:
             _import_from_here(options["state_dir"])
+        _check_imported(plan)
     else:
         _import_from_here()
+
+
+def _check_imported(plan: Plan) -> None:
+    """Refuse code that has changed since this process imported it, for a node that stands would go on with the old."""
+    for key, code in plan.settings.items():
+        name = key.removeprefix("code of ")
+        if name != key:
+            if name in sys.modules and _imported.get(name, code) != code:
+                raise ConfigError(f"the {key} has changed since this process imported it; restart the node")
+            _imported[name] = code
 
 
 def _is_here(name: str) -> bool:

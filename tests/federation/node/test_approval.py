@@ -22,6 +22,7 @@ from lit_fed.command.reading.config_files import ConfigFiles, FilePart
 from lit_fed.command.reading.words import CommandLine
 from lit_fed.errors import ConfigError
 from lit_fed.federation.commands.node import admit
+from lit_fed.federation.node import approval
 from lit_fed.federation.node.approval import Plan, check
 from tests.support import ROOT
 
@@ -50,6 +51,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "pycache_prefix", None)  # a node with other code sets both
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", "")
+    monkeypatch.setattr(approval, "_imported", {})
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "config.yaml").write_text(FILE)
     (tmp_path / "upload.py").write_text(CODE)
@@ -292,6 +294,19 @@ def test_a_file_that_changes_after_the_approval_is_not_read_again(site: Path) ->
     admit(words, files, parsers["node"])
     (site / "config.yaml").write_text(FILE.replace("max_rounds: 4", "max_rounds: 5"))
     assert CommandLine(words, files).settings.content["trainer"]["max_rounds"] == 4
+
+
+def test_code_that_changes_while_a_node_stands_is_refused_until_it_starts_anew(site: Path) -> None:
+    """Python would go on with what it has imported."""
+    words = ["node", "-c", "config.yaml", "--client", "0", "--key", "node.key", "--trust", "upload"]
+    parser = make_parsers(words, "node".__eq__)[1]["node"]
+    for _ in range(2):
+        admit(words, ConfigFiles(), parser)
+    assert imported(site)
+    (site / "upload.py").write_text(CODE + "# changed\n")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="the code of upload has changed since this process imported it; restart"):
+            admit(words, ConfigFiles(), parser)
 
 
 def test_the_files_of_the_package_name_other_code_of_lightning_and_torchvision_alone() -> None:
