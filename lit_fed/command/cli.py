@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from jsonargparse import ArgumentError
 
 from lit_fed.command.command import Call
-from lit_fed.command.endings import Terminated, ending_by_signal, is_first
+from lit_fed.command.endings import JUDGED, Terminated, ending_by_signal, is_first
 from lit_fed.command.parsers import make_parsers
 from lit_fed.command.refusals.spelling import no_command
 from lit_fed.command.table import COMMANDS
@@ -31,9 +31,9 @@ def main(args: list[str] | None = None) -> None:
     Args:
         args: Arguments instead of ``sys.argv[1:]``.
     """
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # the installed script too finds a user's classes in the working directory
     words = sys.argv[1:] if args is None else list(args)
+    if os.getcwd() not in sys.path and not any(word in COMMANDS and COMMANDS[word].admits for word in words[:1]):
+        sys.path.append(os.getcwd())  # the installed script too finds a user's classes in the working directory
     try:
         with errors_name_options(), ending_by_signal():
             check_text(words)
@@ -48,7 +48,7 @@ def main(args: list[str] | None = None) -> None:
             print(f"{details}lit-fed: error: {line}", file=sys.stderr)
         sys.exit(ours.status)
     except Terminated as stop:
-        if not any(word in COMMANDS and COMMANDS[word].serves for word in words[:1]):
+        if JUDGED in os.environ or not any(word in COMMANDS and COMMANDS[word].serves for word in words[:1]):
             sys.exit(128 + stop.args[0])
     except KeyboardInterrupt:
         sys.exit(130)

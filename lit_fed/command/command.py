@@ -41,6 +41,7 @@ class Command:
         own_files: Whether the command has no ``--config`` with settings: it reads other files itself, or none.
         light: Whether its module imports neither PyTorch nor Lightning, so that it answers at once.
         serves: Whether it is a service, for which SIGTERM is a good end, with status 0.
+        admits: Whether its module decides if classes in the working directory can be imported.
     """
 
     help: str
@@ -49,6 +50,7 @@ class Command:
     own_files: bool = False
     light: bool = False
     serves: bool = False
+    admits: bool = False
 
     def room_of(self, words: Sequence[str]) -> str:
         """Import path of the module that runs a command line; empty for a method of the trainer."""

@@ -14,6 +14,9 @@ from typing import Any
 
 from lit_fed.errors import place_of
 
+JUDGED = "LIT_FED_JUDGED"
+"""Environment variable of a process whose parent judges it by its status: SIGTERM then is no good end of a service."""
+
 _PATIENCE_S = 10  # for a witness that was itself stopped
 
 # Reads the run's pipe until its end. Ignores the signals that end the run, which reach the whole process group.

@@ -10,7 +10,9 @@ def _own(name: str) -> str:
 
 
 COMMANDS = {
-    "node": Command("Serve some clients of a federation, where their data are.", _own("node"), serves=True),
+    "node": Command(
+        "Serve some clients of a federation, where their data are.", _own("node"), serves=True, admits=True
+    ),
     "federate": Command("Train a federation whose clients live on nodes.", _own("federate"), serves=True),
     "provision": Command(
         "Write certificates, keys and a folder for each end of a federation.", _own("provision"), own_files=True

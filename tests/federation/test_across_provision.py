@@ -107,8 +107,8 @@ def test_the_map_leads_from_each_sites_certificate_to_its_clients(tmp_path: Path
     assert told == {"keys/north.crt": [0], "keys/south.crt": [1], "keys/west.crt": [2, 3]}
     sites = {**SITES, "north": SITES["north"] | {"most_samples": 5000}}
     provisioned(tmp_path, sites=sites)
-    assert bound(tmp_path)[key(tmp_path, "north")] == Grant(frozenset({0}), 5000)
-    assert bound(tmp_path)[key(tmp_path, "south")] == Grant(frozenset({1}))
+    assert bound(tmp_path)[key(tmp_path, "north")] == Grant(frozenset({0}), 5000, "north")
+    assert bound(tmp_path)[key(tmp_path, "south")] == Grant(frozenset({1}), name="south")
     for name in SITES:
         site = tmp_path / "out" / "sites" / name
         assert read_key(site / "node.key").public_key() == read_certificate(site / "node.crt").public_key()
@@ -138,7 +138,9 @@ def key(folder: Path, name: str = "north") -> str:
 
 
 def test_the_server_reads_what_it_was_given(ready: Path) -> None:
-    assert dict(bound(ready)) == {key(ready, name): Grant(frozenset(told["clients"])) for name, told in SITES.items()}
+    assert dict(bound(ready)) == {
+        key(ready, name): Grant(frozenset(told["clients"]), name=name) for name, told in SITES.items()
+    }
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "server.example.org"])
@@ -291,7 +293,7 @@ def test_a_certificate_near_its_end_is_renewed_under_the_same_key_and_authority(
     for name in ("server", "north"):
         assert ("the old one ends on 2027-03-01" in said[name]) is renewed
     assert set(bound(ready).values()) == {
-        Grant(frozenset(told["clients"])) for told in SITES.values()
+        Grant(frozenset(told["clients"]), name=name) for name, told in SITES.items()
     }  # none is revoked
 
 

@@ -120,7 +120,7 @@ class Chain:
                     file.flush()
                     if lasting:
                         os.fsync(file.fileno())
-            except OSError:
+            except BaseException:  # a signal's too, after which the line may be in the file
                 self._resume()
                 raise
             self._last, self._rest, self._is_cut = _hash(line.encode()), b"", False

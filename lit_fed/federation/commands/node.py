@@ -133,6 +133,8 @@ def make_standing_node(call: Call, passphrase: bytes | None) -> Standing:
     """Make the node that starts each approved configuration that a server names."""
     if call.settings.until_done or call.settings.status_port is not None:
         raise ConfigError("--until_done and --status_port are for one run; leave them out with --standing")
+    if call.settings.statistics is not None:
+        raise ConfigError("--statistics answers nothing else, and --standing trains; start a node for each")
 
     def start(path: Path) -> Node:
         words, files = ["node", f"--config={path}", *call.words[1:]], ConfigFiles()

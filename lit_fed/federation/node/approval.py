@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import file_digest, sha256
+from importlib.machinery import PathFinder, all_suffixes
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -44,6 +45,7 @@ class NotApproved(ConfigError):
 
 _PATH = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 _RENEWED = ("--key", "--certificate", "--status_token")  # files that may change without another approval
+_imported = dict[str, Any]()  # hashes of other code by its package, as this process imported it
 _MOST = 8  # differences in one line
 
 
@@ -158,8 +160,38 @@ def admit(words: Sequence[str], files: ConfigFiles, parser: ArgumentParser, own:
     if ask or approved is not None or trust is not None or standing is not None or folder.exists():
         settings = [(option, value) for option, value in given if value is not None]
         read = [files.parts(value) if name == "--config" else [files.option(name, value)] for name, value in settings]
-        plan = Plan([*chain(*read)], options, (trust or "").split(","))
+        trusted = [name for name in (trust or "").split(",") if name]
+        if any(map(_is_here, trusted)):  # to find out whether it defines a class is to import it
+            _import_from_here(options["state_dir"])
+        plan = Plan([*chain(*read)], options, trusted)
         check(plan, folder, bool(ask), approved, always=standing is not None)
+        if plan.other:
+            _import_from_here(options["state_dir"])
+        _check_imported(plan)
+    else:
+        _import_from_here()
+
+
+def _check_imported(plan: Plan) -> None:
+    """Refuse code that has changed since this process imported it, for a node that stands would go on with the old."""
+    for key, code in plan.settings.items():
+        name = key.removeprefix("code of ")
+        if name != key:
+            if name in sys.modules and _imported.get(name, code) != code:
+                raise ConfigError(f"the {key} has changed since this process imported it; restart the node")
+            _imported[name] = code
+
+
+def _is_here(name: str) -> bool:
+    return PathFinder.find_spec(name.partition(".")[0], [os.getcwd()]) is not None
+
+
+def _import_from_here(state_dir: str | None = None) -> None:
+    """Let modules in the working directory be imported; with a folder, without compiled files that lie beside them."""
+    if state_dir is not None:  # for data workers, too
+        sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = os.path.abspath(Path(state_dir) / "pycache")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 def kept(state_dir: str, key: str | None, approved: str | None = None) -> list[str]:
@@ -260,18 +292,16 @@ def _is_trusted(path: str, trusted: Sequence[str]) -> bool:
 
 
 def _files(name: str) -> list[Path] | None:
-    """The Python files of a top-level module or package, without an import; None if it does not exist."""
+    """The files of a top-level module or package that Python runs, without an import; None if it does not exist."""
     try:
-        spec = find_spec(name)
+        spec = find_spec(name) or PathFinder.find_spec(name, [os.getcwd()])
     except (ImportError, ValueError):  # ValueError: a module that is loaded and has no file, such as the main program
         return []
     if spec is None or spec.submodule_search_locations is None:
         return None if spec is None else [Path(str(spec.origin))] * spec.has_location
     folders = map(Path, spec.submodule_search_locations)
-    return (
-        sorted(path for folder in folders for path in folder.rglob("*.py*") if path.parent.name != "__pycache__")
-        or None
-    )
+    files = [path for folder in folders for path in folder.rglob("*") if path.name.endswith(tuple(all_suffixes()))]
+    return sorted(path for path in files if path.parent.name != "__pycache__") or None
 
 
 def _hash(files: Iterable[Path]) -> str:

@@ -82,6 +82,8 @@ class AuditedNode:
             of_round = {name: asked["fields"][name] for name in ("run", "round")}
             if of_round != self._round:
                 self._write()
+                if of_round["run"] != self._round.get("run"):
+                    self._epsilon = 0.0  # which another run had spent
                 self._round = of_round
                 self.audit.write("asked", lasting=False, asked=[_name(asked)], **of_round)
             self._clients.add(asked["fields"]["client"])

@@ -75,9 +75,10 @@ class Standing:
         return encode(Message.pack(schema.WorkFailure(cause, -1, -1, False, {})))
 
     def _choose(self, named: str) -> None:
-        self._stack.close()
         self._node, self._hash = None, ""
-        files = {sha256(path.read_bytes()).hexdigest(): path for path in sorted(self.folder.glob("*.y*ml"))}
+        self._stack.close()
+        found = sorted(path for path in self.folder.glob("*.y*ml") if path.is_file())
+        files = {sha256(path.read_bytes()).hexdigest(): path for path in found}
         if named not in files:
             raise NotApproved(f"no file in --standing {self.folder} has this SHA-256")
         node = self.start(files[named])

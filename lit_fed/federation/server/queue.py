@@ -12,12 +12,13 @@ from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from filelock import FileLock
 
+from lit_fed.command.endings import JUDGED
 from lit_fed.errors import ConfigError
-from lit_fed.federation.ends import log_line, sole_user
+from lit_fed.federation.ends import Alert, log_line, sole_user
 
 _LOOK_S = 0.5  # interval of looking for runs that are submitted or stopped
 _WAITING = ("queued", "running")
@@ -103,10 +104,12 @@ def work(folder: Path, command: Callable[[QueuedRun], Sequence[str]]) -> None:
 
 
 def _start(run: QueuedRun, command: Sequence[str]) -> None:
-    log_line(f"run {run.folder.name} begins")
-    run.put("running")
     with open(run.folder / "log", "ab") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        _lock(run, log)
+        log_line(f"run {run.folder.name} begins")
+        run.put("running")
+        env = os.environ | {JUDGED: "1"}
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
         try:
             while (status := process.poll()) is None and not run.is_stopped:
                 time.sleep(_LOOK_S)
@@ -117,3 +120,16 @@ def _start(run: QueuedRun, command: Sequence[str]) -> None:
     word = "stopped" if status is None else "failed" if status else "finished"
     run.put(word, [*errors, "see its log"][max(len(errors) - 1, 0)] if word == "failed" else "")
     log_line(f"run {run.folder.name} is {' '.join(run.state)}")
+
+
+def _lock(run: QueuedRun, log: BinaryIO) -> None:
+    """Lock a run's log, whose file the run's process shares; wait for one that outlived a server that was killed."""
+    import fcntl  # missing on Windows
+
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        log_line(
+            Alert(f"run {run.folder.name} is still at work in a process of an earlier server; waiting for its end")
+        )
+        fcntl.flock(log, fcntl.LOCK_EX)

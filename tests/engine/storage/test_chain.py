@@ -115,6 +115,24 @@ def test_every_changed_byte_but_those_of_the_last_line_is_found(tmp_path: Path) 
         assert faults(path), place
 
 
+def test_a_signal_in_the_middle_of_a_line_breaks_no_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when SIGTERM arrives during the flush to disk, and the end of the process is then a line of its own."""
+    path = tmp_path / "log.jsonl"
+    chain, flush = written(path, 2), os.fsync
+
+    def interrupted(descriptor: int) -> None:
+        flush(descriptor)
+        monkeypatch.undo()
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)  # the signal's exception arrives at the latest here
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        chain.append({"number": 2}, lasting=True)
+    chain.append({"number": 3}, lasting=True)
+    assert (numbers(path), faults(path)) == ([0, 1, 2, 3], [])
+
+
 def test_a_whole_new_end_is_found_by_a_noted_hash_alone(tmp_path: Path) -> None:
     """What the chain cannot show: a writer's own new lines, and an end that is cut off."""
     path = tmp_path / "log.jsonl"

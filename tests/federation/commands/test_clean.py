@@ -31,7 +31,7 @@ def node(tmp_path: Path) -> Path:
     (states / "sums").mkdir()
     for name in PROMISES:
         (states / name).write_text("kept")
-    Kept(LAST, 0, {0: None}, {"model": {"w": torch.zeros(1)}}, {}, {}).write(states)
+    Kept(LAST, 0, {0: None}, {"model": {"w": torch.zeros(1)}}, {}, {}, {}).write(states)
     return tmp_path / "state"
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import pty
+import py_compile
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from lit_fed.command.reading.config_files import ConfigFiles, FilePart
 from lit_fed.command.reading.words import CommandLine
 from lit_fed.errors import ConfigError
 from lit_fed.federation.commands.node import admit
+from lit_fed.federation.node import approval
 from lit_fed.federation.node.approval import Plan, check
 from tests.support import ROOT
 
@@ -45,6 +49,9 @@ STARTED = "--key node.key is not a file"  # the end of a test's node, once all i
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A site's folder with the coordinator's files, which is the working directory."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "pycache_prefix", None)  # a node with other code sets both
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", "")
+    monkeypatch.setattr(approval, "_imported", {})
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "config.yaml").write_text(FILE)
     (tmp_path / "upload.py").write_text(CODE)
@@ -214,6 +221,48 @@ def test_what_is_trusted_or_is_no_import_is_not_called_other_code(site: Path, te
     )
 
 
+def alone(folder: Path, *words: str) -> str:
+    """The last line of a node that the installed command starts in a folder."""
+    words = ("node", "-c", "config.yaml", "--client", "0", "--key", "node.key", *words)
+    program = "from lit_fed.command.start import main; main()"
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *words], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
+    return ended.stderr.splitlines()[-1]
+
+
+def test_files_beside_a_configuration_that_it_does_not_name_are_not_imported(site: Path) -> None:
+    """Packages import others where they are installed, as grpc imports grpc_tools."""
+    (site / "grpc_tools.py").write_text("from pathlib import Path; Path('imported').touch()")
+    (site / "config.yaml").write_text(FILE.replace("  callbacks: [{class_path: upload.Upload}]\n", ""))
+    assert STARTED in alone(site, "--trust", "hospital")
+    assert not imported(site)
+
+
+def test_the_code_that_is_read_is_what_runs(site: Path) -> None:
+    """A compiled file of other code, with the time and size of the source, is not taken in its place."""
+    benign, hostile = site / "upload.py", CODE.replace('"imported"', '"hostile!"')
+    benign.write_text(hostile)
+    py_compile.compile("upload.py")
+    stamp = benign.stat()
+    benign.write_text(CODE)
+    os.utime(benign, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert STARTED in alone(site, "--trust", "upload")
+    assert (imported(site), (site / "hostile!").exists()) == (True, False)
+
+
+def test_a_compiled_file_of_a_package_counts(site: Path) -> None:
+    """Python takes a compiled module before one in its language."""
+    (site / "extra").mkdir()
+    (site / "extra" / "__init__.py").touch()
+    (native := site / "extra" / f"fast{EXTENSION_SUFFIXES[0]}").write_bytes(b"1")
+    part = FilePart(("trainer", "callbacks"), [{"class_path": "extra.Upload"}], {})
+    before = Plan([part], {})
+    native.write_bytes(b"2")
+    assert [line.partition(":")[0] for line in Plan([part], {}).differences(before.settings)] == ["code of extra"]
+
+
 def test_words_are_of_the_setting_that_counts(site: Path) -> None:
     """A later null takes privacy and secure sums away; what other parts leave is printed."""
     private: dict[str, Any] = {
@@ -245,6 +294,19 @@ def test_a_file_that_changes_after_the_approval_is_not_read_again(site: Path) ->
     admit(words, files, parsers["node"])
     (site / "config.yaml").write_text(FILE.replace("max_rounds: 4", "max_rounds: 5"))
     assert CommandLine(words, files).settings.content["trainer"]["max_rounds"] == 4
+
+
+def test_code_that_changes_while_a_node_stands_is_refused_until_it_starts_anew(site: Path) -> None:
+    """Python would go on with what it has imported."""
+    words = ["node", "-c", "config.yaml", "--client", "0", "--key", "node.key", "--trust", "upload"]
+    parser = make_parsers(words, "node".__eq__)[1]["node"]
+    for _ in range(2):
+        admit(words, ConfigFiles(), parser)
+    assert imported(site)
+    (site / "upload.py").write_text(CODE + "# changed\n")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="the code of upload has changed since this process imported it; restart"):
+            admit(words, ConfigFiles(), parser)
 
 
 def test_the_files_of_the_package_name_other_code_of_lightning_and_torchvision_alone() -> None:

@@ -115,6 +115,11 @@ def test_a_node_writes_the_budget_that_its_client_has_spent_most(tmp_path: Path)
         answer = door.handle(work(node))
     header = json.loads(answer[8 : answer.index(b"}}") + 2])
     assert float(lines(tmp_path)[-1]["epsilon"]) == pytest.approx(header["fields"]["metrics"]["epsilon"], rel=1e-5)
+    (door.node,) = nodes_of(small(), tmp_path / "other", [[0, 1]])  # as a node that stands begins another run
+    with door.at_work():
+        door.handle(work(door.node, run="0" * 16))
+    assert lines(tmp_path)[-1]["run"] == "0" * 16
+    assert lines(tmp_path)[-1]["epsilon"] is None
 
 
 def test_a_server_that_asks_without_end_fills_no_log(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from lit_fed.command.command import Call
 from lit_fed.command.parsers import make_parsers
 from lit_fed.command.reading.words import CommandLine
 from lit_fed.command.roots import import_named
+from lit_fed.errors import ConfigError
 from lit_fed.federation.commands.node import make_standing_node
 from lit_fed.federation.messages import schema
 from lit_fed.federation.messages.wire import PROTOCOL, Message, decode, encode
@@ -39,6 +40,8 @@ WORDS = ["node", "--standing", ".", "--client", "0", "--state_dir", "state"]
 def standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Standing]:
     """A node of a site with three configurations, of which it has approved two."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "pycache_prefix", None)  # a node with other code sets both
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", "")
     Path("common.yaml").write_text(COMMON)
     above, below = pty.openpty()
     with open(below, encoding="utf-8") as terminal:
@@ -46,6 +49,7 @@ def standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Standi
         for seed, name in enumerate(("a", "b", "c")):
             Path(f"{name}.yaml").write_text(FILE.format(seed=seed))
             if name != "c":
+                Path("folder.yaml").mkdir(exist_ok=True)  # is none of the configurations
                 os.write(above, b"y\n")
                 main(["node", "-c", f"{name}.yaml", *WORDS[1:], "--approve"])
     os.close(above)
@@ -117,6 +121,21 @@ def test_what_is_approved_and_cannot_be_made_is_told_without_the_reason(
 def test_what_is_no_message_is_answered(standing: Standing) -> None:
     assert "are not a message" in cause(decode(standing.handle(b"x")))
     standing.idle()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--status_port", "9"], "--until_done and --status_port are for one run; leave them out with --standing"),
+        (["--statistics", "5"], "--statistics answers nothing else, and --standing trains; start a node for each"),
+    ],
+)
+def test_what_a_standing_node_does_not_do_is_refused(standing: Standing, words: list[str], line: str) -> None:
+    """A site that approves statistics alone would have trained."""
+    words = [*WORDS, *words]
+    parser = make_parsers(words, "node".__eq__)[1]["node"]
+    with pytest.raises(ConfigError, match=line):
+        make_standing_node(Call(CommandLine(words).parse(parser), parser, words), None)
 
 
 def test_approve_needs_a_file(standing: Standing, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,8 +52,8 @@ def program(text: str, name: str = "a") -> Path:
     return path
 
 
-def serve() -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", SERVER], env=os.environ | {"PYTHONPATH": str(ROOT)})
+def serve(stdout: int | None = None) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", SERVER], env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=stdout)
 
 
 def until(done: Callable[[], object]) -> None:
@@ -111,6 +111,44 @@ def test_a_server_that_ends_ends_its_run_which_the_next_one_resumes_first(folder
     server.send_signal(signal.SIGTERM)
     server.wait(30)
     assert [run.state[0] for run in runs(folder)] == ["finished", "finished"]
+
+
+def test_a_run_that_outlives_a_killed_server_is_not_started_twice(folder: Path) -> None:
+    text = "import os, time; from pathlib import Path\nfile = open('begun', 'a'); file.write(f'{os.getpid()} ')\n"
+    submit(folder, program(text + "file.flush()\nwhile not Path('go').exists(): time.sleep(0.05)", "a"))
+    begun = Path("begun")
+    server = serve()
+    until(lambda: begun.exists() and begun.read_text())
+    server.kill()
+    server.wait(30)
+    server = serve(stdout=subprocess.PIPE)
+    assert server.stdout is not None
+    lines = [server.stdout.readline().decode() for _ in range(2)]
+    assert "run 0001-a is still at work in a process of an earlier server; waiting for its end" in lines[1]
+    assert len(begun.read_text().split()) == 1
+    Path("go").touch()
+    until(lambda: runs(folder)[0].state[0] == "finished")
+    assert len(begun.read_text().split()) == 2  # which found the run done
+    server.send_signal(signal.SIGTERM)
+    server.communicate(timeout=30)
+
+
+def test_a_run_that_somebody_else_ends_is_not_called_finished(folder: Path, listed: Callable[[], list[str]]) -> None:
+    """By the command line of a service, whose status after SIGTERM is 0 elsewhere."""
+    text = """\
+import os, signal
+from lit_fed.command import cli
+cli._run = lambda words: os.kill(os.getpid(), signal.SIGTERM)
+cli.main(["federate"])
+"""
+    submit(folder, program(text, "a"))
+    alone = subprocess.run([sys.executable, "a.yaml"], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False)
+    assert alone.returncode == 0
+    server = serve()
+    until(lambda: runs(folder)[0].state[0] not in ("queued", "running"))
+    server.send_signal(signal.SIGTERM)
+    server.wait(30)
+    assert listed() == ["0001-a failed see its log"]
 
 
 def test_other_folders_are_no_runs_and_numbers_are_numbers(folder: Path) -> None:
