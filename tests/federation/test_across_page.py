@@ -1,16 +1,19 @@
-"""What docs/deployment.md and docs/hospitals.md say is done here as it stands there; promises have tests."""
+"""What deployment.md, hospitals.md and operators_day.md say is done here as it stands there; promises have tests."""
 
 from __future__ import annotations
 
 import os
+import pty
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -147,6 +150,119 @@ def test_the_page_of_hospitals_leads_from_files_to_a_table_and_a_private_federat
     assert line in told.splitlines()
     keys = [(tmp_path / "federation/sites" / site / f"run.key.{client}").read_bytes() for site, client in SITES.items()]
     assert len({*keys}) == 3
+
+
+class End:
+    """An end in a terminal of its own, where somebody answers ``y`` to what it asks."""
+
+    def __init__(self, block: str, folder: Path, environment: Mapping[str, str], log: Path) -> None:
+        self.log = log
+        self.keyboard, terminal = pty.openpty()
+        os.write(self.keyboard, b"y\n")
+        words = ["bash", "-ec", STARTS.sub(r"exec lit-fed \1 ", block)]
+        with open(log, "wb") as file:
+            self.process = subprocess.Popen(
+                words, cwd=folder, env=environment, stdin=terminal, stdout=file, stderr=file
+            )
+        os.close(terminal)
+
+    def __enter__(self) -> End:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.keyboard)
+
+    def printed(self) -> str:
+        return self.log.read_text(encoding="utf-8")
+
+    def stop(self) -> int:
+        """End as a service manager ends it."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+    def until(self, pattern: str) -> str:
+        """Wait for a line."""
+        end = time.monotonic() + 300
+        while not (found := re.search(pattern, self.printed())):
+            assert time.monotonic() < end, (pattern, self.printed())
+            time.sleep(0.2)
+        return found[0]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
+def test_the_page_of_a_day_leads_from_keys_to_an_approval_a_stop_a_theft_a_change_and_an_officer(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    page = (ROOT / "docs/operators_day.md").read_text(encoding="utf-8")
+    page = page.replace("9092", str(free_port())).replace("9093", str(free_port()))
+    (described,) = blocks(page, "yaml")
+    (tmp_path / "federation.yaml").write_text(described)
+    made, approving, server, look, revoke, change, logs, clean = blocks(page)
+    asked, looked, interrupted, revoked, lost, refused, table, cleaned = blocks(page, "text")
+
+    def terminal(block: str, name: str) -> End:
+        return stack.enter_context(End(block, tmp_path, environment, tmp_path / f"{name}.log"))
+
+    def nodes(day: str) -> list[End]:
+        """North's command is on the page, the others' are in their folders."""
+        folders = {site: tmp_path / "federation/sites" / site for site in ("south", "west")}
+        words = {site: shlex.join(commands((folder / "README.md").read_text())[0]) for site, folder in folders.items()}
+        starts = {site: f"cd {folders[site]}\n{command}\n" for site, command in words.items()}
+        return [terminal(block, site + day) for site, block in ({"north": approving} | starts).items()]
+
+    def plain(line: str) -> str:
+        """A line without times, hashes, sizes in bytes and paddings."""
+        for pattern in (r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?", r"\b[0-9a-f]{16,}\b", r"\(\d\d+\)", r"round \d+"):
+            line = re.sub(pattern, "*", line)
+        return " ".join(line.split())
+
+    def same(shown: str, printed: str) -> None:
+        lines = [plain(line) for line in printed.splitlines()]
+        for line in shown.splitlines():
+            assert any(one.startswith(plain(line)) for one in lines), (line, printed)
+
+    with ExitStack() as stack:
+        shell(made, tmp_path, environment)
+        north, south, west = nodes("_morning")
+        morning = terminal(server, "morning")
+        said = shell(look, tmp_path, environment)
+        same(looked, said)
+        assert '"max_rounds": 200' in said
+        same(asked.partition("…")[0], north.printed())
+        assert morning.stop() == 0
+        same(interrupted, morning.printed())
+        resumed = terminal(server, "resumed")
+        shell(look, tmp_path, environment)
+        same(revoked, shell(revoke, tmp_path, environment))
+        assert resumed.process.wait(400) == 0
+        same(lost, resumed.printed())
+        assert "continuing from lightning_logs/version_0/checkpoints/last.ckpt with round " in resumed.printed()
+        assert re.search(r"^round 199 \| .* \| 2 clients ", resumed.printed(), re.MULTILINE)
+        assert "it rejects this node: the server does not know its key" in west.printed()
+        assert [north.stop(), south.stop()] == [0, 0]
+        west.stop()  # it may have ended by itself, two minutes after the theft
+
+        shell(change, tmp_path, environment)
+        unasked = terminal(approving.replace(" --approve", ""), "unasked")
+        assert unasked.process.wait(100) == 2
+        assert unasked.printed() == refused
+        north, south, west = nodes("_evening")
+        evening = terminal(server.replace(" --ckpt_path last", ""), "evening")
+        assert evening.process.wait(300) == 0
+        assert re.search(r"^round 2 \| .* \| 3 clients ", evening.printed(), re.MULTILINE)
+        assert "  changed     trainer.max_rounds: 200 → 3\n" in north.printed()
+        same(table, shell(logs, tmp_path, environment))
+        north.until("the run ended after round 3; its model is saved")
+        assert [north.stop(), south.stop(), west.stop()] == [0, 0, 0]
+        listing, removal = clean.splitlines()
+        said = shell(listing, tmp_path, environment)
+        (old,) = re.findall(r"^([0-9a-f]{16}) .*:\d\d$", said, re.MULTILINE)
+        same(cleaned, said + shell(re.sub(r"[0-9a-f]{16}$", old, removal), tmp_path, environment))
+        assert old not in shell(listing, tmp_path, environment)
 
 
 @contextmanager
