@@ -97,6 +97,8 @@ def test_memory_moves_when_the_update_is_made(tmp_path: Path) -> None:
     made = fit(tmp_path, uplink_codec=SignSGD(), max_rounds=1, participation=FullParticipation(dropout_after=1.0))
     assert weights(made)["network.weight"].tolist() == [[0.0, 0.0]]
     assert [kept(made, client_id)[ERROR].tolist() for client_id in (0, 1)] == [[[0.5, -0.5]], [[-1.0, 1.0]]]
+    named = ("uplink_bytes", "uplink_uncoded_bytes", "downlink_bytes")
+    assert [made.metrics[f"comm/{name}"] for name in named] == [0, 0, 16]
 
 
 def test_a_late_update_is_the_difference_to_what_its_client_received(tmp_path: Path) -> None:
