@@ -288,7 +288,7 @@ class SampleLevel(Keyed):
         model = client.model
         frozen, known = model.tensors(model.split.frozen), torch.tensor(client.is_new)
         groups = {"received": client.received, "frozen": frozen, "own": client.own, "state": client.state}
-        return hash_of_groups({**groups, "is_new": {"": known}})
+        return hash_of_groups({**groups, "optimizers": client.optimizers, "is_new": {"": known}})
 
     def _enter(self, client: Client) -> tuple[float, float, int | None]:
         """The noise's standard deviation, the expected batch, and a seed from the key."""

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lit_fed.callbacks import Callback, RoundRecord
+from lit_fed.callbacks import Callback, Checkpoint, RoundRecord
 from lit_fed.codecs import QSGD, Codec, Context, Int8, RandomK, SignSGD, TopK
 from lit_fed.engine.loop.run import Run
 from lit_fed.engine.wire.channel import Direction
@@ -25,8 +25,9 @@ from lit_fed.federation.messages.wire import decode
 from lit_fed.federation.server.federate import federate
 from lit_fed.federation.transport.security import Security
 from lit_fed.methods import FedAvg, Scaffold
-from lit_fed.participation import FullParticipation, Stragglers, UniformParticipation
+from lit_fed.participation import Asynchronous, FullParticipation, Speeds, Stragglers, UniformParticipation
 from lit_fed.privacy import ClientLevel, SecureSum
+from lit_fed.tensors import hash_of
 from tests.engine.loop.test_across_versions import run as run_versions
 from tests.federation.serving_support import free_address, served, working
 from tests.federation.support import Make, Parts, assert_same_states, deploy, nodes_of, simulate
@@ -35,6 +36,7 @@ from tests.federation.transport.test_serving_grid import HOMES, logged, wanderer
 from tests.support import (
     ROOT,
     LeastSquares,
+    Neighbours,
     Points,
     Wanderer,
     Wandering,
@@ -43,7 +45,6 @@ from tests.support import (
     kept,
     rows,
     run_cli,
-    saved_weights,
     trainer,
     weights,
 )  # fmt: skip
@@ -97,6 +98,8 @@ def test_memory_moves_when_the_update_is_made(tmp_path: Path) -> None:
     made = fit(tmp_path, uplink_codec=SignSGD(), max_rounds=1, participation=FullParticipation(dropout_after=1.0))
     assert weights(made)["network.weight"].tolist() == [[0.0, 0.0]]
     assert [kept(made, client_id)[ERROR].tolist() for client_id in (0, 1)] == [[[0.5, -0.5]], [[-1.0, 1.0]]]
+    named = ("uplink_bytes", "uplink_uncoded_bytes", "downlink_bytes")
+    assert [made.metrics[f"comm/{name}"] for name in named] == [0, 0, 16]
 
 
 def test_a_late_update_is_the_difference_to_what_its_client_received(tmp_path: Path) -> None:
@@ -232,21 +235,88 @@ def test_a_node_that_is_asked_again_answers_the_same_bytes(tmp_path: Path) -> No
     assert_same(weights(made), weights(simulate(make, tmp_path / "one")))
 
 
+def tensors_in(server: Any) -> list[tuple[str, str]]:
+    """The server's tensors by name, as hashes."""
+    found: list[tuple[str, str]] = []
+    for name, entry in server.items():
+        found += tensors_in(entry) if isinstance(entry, dict) else [(name, hash_of(entry))]
+    return found
+
+
 @pytest.mark.long
-def test_two_processes_are_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", [(), ("--algorithm", "FedAMP", "--trainer.client_optimizer", "kept")])
+def test_two_processes_are_one(tmp_path: Path, method: tuple[str, ...]) -> None:
     words = (
         "fit", "--config", str(ROOT / "configs/quickstart.yaml"), "--data.seed", "0", "--trainer.max_rounds", "3",
         "--trainer.uplink_codec", "[{class_path: TopK, init_args: {share: 0.05}}, QSGD]",
-        "--trainer.accelerator", "cpu",
+        "--trainer.downlink_codec", "CastCodec", "--trainer.accelerator", "cpu", *method,
     )  # fmt: skip
     for devices in ("1", "2"):
         (tmp_path / devices).mkdir()
         done = run_cli(*words, "--trainer.devices", devices, cwd=tmp_path / devices)
         assert done.returncode == 0, done.stderr
     one, two = (tmp_path / devices / "lightning_logs/version_0" for devices in ("1", "2"))
-    assert_same(saved_weights(one), saved_weights(two))
-    bytes_ = [[row["comm/uplink_bytes"] for row in rows(run / "metrics.csv")] for run in (one, two)]
-    assert bytes_[0] == bytes_[1]
+    saved = [torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["server"] for run in (one, two)]
+    assert tensors_in(saved[0]) == tensors_in(saved[1])
+    told = [
+        [{k: v for k, v in row.items() if k.startswith("comm/")} for row in rows(run / "metrics.csv")]
+        for run in (one, two)
+    ]
+    assert told[0] == told[1]
+    assert {f"comm/{way}_uncoded_bytes" for way in ("uplink", "downlink")} <= told[0][0].keys()
+
+
+class ByAdam(Wanderer):
+    """Its optimizer keeps moments and a count."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.1)
+
+
+def everything(folder: Path, rounds: int = 5, participation: Any = None, **kwargs: Any) -> Parts:
+    """Clients with words of their own, errors that they keep, and optimizers that they keep."""
+    torch.manual_seed(0)
+    made = trainer(
+        folder, max_rounds=rounds, participation=participation or UniformParticipation(count=3), uplink_codec=chain(),
+        downlink_codec=Int8(difference=False), client_optimizer="kept", **kwargs,
+    )  # fmt: skip
+    return Parts(made, ByAdam(), Points(num_clients=5, sizes=(2, 3)), Neighbours())
+
+
+@pytest.mark.parametrize(
+    "participation",
+    [
+        lambda: UniformParticipation(count=3),
+        lambda: Asynchronous(concurrency=4, buffer=2, speeds=Speeds(sigma=1.0)),
+        lambda: FullParticipation(stragglers=Stragglers(0.02, late="next_round"), dropout_after=0.3),
+    ],
+    ids=["rounds", "asynchronous", "late"],
+)
+def test_words_errors_and_optimizers_together_resume(tmp_path: Path, participation: Any) -> None:
+    def run(folder: str, rounds: int, ckpt_path: str | None = None) -> Any:
+        made, *parts = everything(tmp_path / folder, rounds, participation(), callbacks=[Checkpoint()])
+        made.fit(*parts, ckpt_path=ckpt_path)
+        return made
+
+    whole = run("whole", 5)
+    run("parts", 2)
+    parts = run("parts", 5, "last")
+    assert_same(weights(whole), weights(parts))
+    for client_id in whole.run.federation.store.clients():
+        assert_same(kept(whole, client_id), kept(parts, client_id))
+    prefixes = {name.partition("/")[0] for name in kept(whole, next(whole.run.federation.store.clients()))}
+    assert prefixes == {"codec", "optimizer"}
+    tables = [rows(made.log_dir / "metrics.csv") for made in (whole, parts)]
+    counted = [[{key: row[key] for key in row if key.startswith("comm/")} for row in table] for table in tables]
+    assert counted[0] == counted[1]
+
+
+def test_words_errors_and_optimizers_together_on_nodes(tmp_path: Path) -> None:
+    one, other = simulate(everything, tmp_path / "one"), deploy(everything, tmp_path / "other", HOMES)
+    assert_same(weights(one), weights(other))
+    for name in ("metrics.csv", "clients.csv"):
+        assert logged(one.log_dir, name) == logged(other.log_dir, name)
+    assert_same_states(other, tmp_path / "other", one.run.federation.store.state_dict())
 
 
 # ---------------------------------------------------------------------- around a method

@@ -10,6 +10,7 @@ import torch
 import torchmetrics
 from torch import Tensor
 
+from lit_fed.algorithm import Client, Pass, Phase
 from lit_fed.data import Parts
 from lit_fed.engine.wire.workers import ClientParallelStrategy
 from lit_fed.errors import ClientFailure, LitFedError
@@ -131,6 +132,31 @@ def seen(made: Any) -> list[float]:
 
 def test_a_metric_starts_anew_with_every_client(tmp_path: Path) -> None:
     assert seen(fit(tmp_path, Measured(), max_rounds=2)) == [1.0, 3.0, 1.0, 3.0]
+
+
+class Looking(FedAvg):
+    """Runs the task beside its training: in passes before and after it, and as a teacher of each batch."""
+
+    needs = frozenset({"loss"})
+
+    def phases(self, client: Client) -> list[Phase | Pass]:
+        passes = [Pass(name, client.train_loader(), self._look, example={"loss": torch.empty(1)}) for name in "ab"]
+        return [passes[0], *super().phases(client), passes[1]]
+
+    def _look(self, client: Client, batch: Any) -> dict[str, Tensor]:
+        loss = client.run(batch).loss
+        assert loss is not None
+        return {"loss": loss.reshape(1)}
+
+    def objective(self, client: Client, batch: Any) -> dict[str, Tensor]:
+        client.teach(batch)
+        return super().objective(client, batch)
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
+def test_a_metric_counts_no_batch_of_a_pass_or_a_teacher(tmp_path: Path, executor: str) -> None:
+    made = fit(tmp_path, Measured(), algorithm=Looking(), max_rounds=2, executor=executor)
+    assert sorted(seen(made)) == [1.0, 1.0, 3.0, 3.0]  # the samples of the clients' one epoch
 
 
 def test_a_metric_starts_anew_after_fine_tuning(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_fed.algorithm import Update
 from lit_fed.codecs import CastCodec
 from lit_fed.engine.storage.store import read_table
 from lit_fed.errors import ClientFailure
@@ -30,6 +31,10 @@ class Guests(Neighbours):
         if client.stage == "train":
             return super().start(client)
         return {name.removeprefix("next."): tensor for name, tensor in client.addressed.items()}
+
+    def finish(self, client: Any) -> Update:
+        """The tensors of the names that it was addressed."""
+        return Update(client.model.tensors([name.removeprefix("next.") for name in client.addressed]))
 
 
 def make(folder: Path, **kwargs: Any) -> Parts:

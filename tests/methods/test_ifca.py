@@ -86,6 +86,38 @@ def test_in_groups_it_is_one_client_after_the_other(tmp_path: Path) -> None:
     ]
 
 
+class Noisy(LeastSquares):
+    """Its loss is a random number, and no gradient."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return torch.rand(()) + 0.0 * self.loss(batch)
+
+
+def test_a_task_that_draws_random_numbers_chooses_alike_when_it_is_resumed(tmp_path: Path) -> None:
+    def run(folder: str, rounds: int, ckpt_path: str | None = None) -> Any:
+        made = Noisy()
+        made.network = Reset((3, 9))
+        nn.init.zeros_(made.network.weight)
+        return fit(tmp_path / folder, made, Points(10), Choosing(), max_rounds=rounds, ckpt_path=ckpt_path)
+
+    whole = run("whole", 3)
+    run("parts", 1)
+    torch.manual_seed(5)
+    found = [made.run.federation.server["chosen"].tolist() for made in (whole, run("parts", 3, "last"))]
+    assert found[0] == found[1]  # each of 20 clients chose one of two by chance
+
+
+class Choosing(IFCA):
+    """Adds up the clients that chose each cluster."""
+
+    def setup(self, models: Any, population: Any) -> Any:
+        return {**super().setup(models, population), "chosen": torch.zeros(2)}
+
+    def step(self, server: Any, aggregate: Any, cohort: Any) -> dict[str, float]:
+        server["chosen"] = 3 * server["chosen"] + aggregate["chosen"]
+        return super().step(server, aggregate, cohort)
+
+
 def test_clients_of_one_kind_come_together(tmp_path: Path) -> None:
     # Clients 0 and 2 have y = 2 at x = (1, 0), clients 1 and 3 y = 4 at (0, 1): two clusters, each with its minimum.
     made = fit(tmp_path, task(3, 9), Points(num_clients=4), IFCA(), max_rounds=20)

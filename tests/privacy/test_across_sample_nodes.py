@@ -190,10 +190,11 @@ def test_the_comparison_finds_noise_that_is_named_by_the_sum_alone(
     assert least_apart(tmp_path) < 1e-6
 
 
-@pytest.mark.parametrize("changed", ["received", "own", "state", "frozen", "is_new"])
+@pytest.mark.parametrize("changed", ["received", "own", "state", "optimizers", "frozen", "is_new"])
 def test_noise_is_named_by_all_that_a_client_begins_with(changed: str) -> None:
     def request(value: float) -> str:
-        groups = {name: {"w": torch.tensor(value if name == changed else 1.0)} for name in ("received", "own", "state")}
+        names = ("received", "own", "state", "optimizers")
+        groups = {name: {"w": torch.tensor(value if name == changed else 1.0)} for name in names}
         frozen = {"w": torch.tensor(value if changed == "frozen" else 1.0)}
         model = SimpleNamespace(split=SimpleNamespace(frozen=()), tensors=lambda names: frozen)
         client: Any = SimpleNamespace(model=model, is_new=changed == "is_new" and value == 2.0, **groups)

@@ -266,6 +266,8 @@ def layouts_of(session: Session, client_ids: Iterable[int], broadcast: Broadcast
                 client_id, broadcast.round_idx, "train", session.seed, session.loops[kind].model, data, session.work,
                 received=broadcast.received(client_id, kind),
             )  # fmt: skip
+            if broadcast.addressed is not None:
+                client.addressed = broadcast.addressed[client_id].payload
             layouts[kind] = layout_of(untrained_answer(client, session.algorithm))
     return layouts
 

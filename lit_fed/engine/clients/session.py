@@ -38,6 +38,7 @@ from lit_fed.engine.wire.payload import (
     split_prefix,
 )
 from lit_fed.errors import CheckpointError, NonFiniteUpdate
+from lit_fed.seeding import seed_device
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
@@ -157,6 +158,8 @@ class Session:
     ) -> Client:
         """A client with the tensors that it starts from, not yet loaded into the task."""
         client = self._meet(client_id, broadcast, stage, fine_tuning)
+        if type(self.algorithm).start is not Algorithm.start:  # it may run the task, which may draw random numbers
+            seed_device(client.derive_seed("start"), self.loop(client).fabric.device)
         if client.own or client.addressed or type(self.algorithm).start is not Algorithm.start:
             client.begun = self.algorithm.start(client)
         else:  # one mapping for all clients of the kind
@@ -204,6 +207,11 @@ class Session:
         memory, stored = split_prefix(_CODEC, self.store.get(client_id) or {})
         if memory and stage == "train":
             self._memories[client_id] = memory
+        client.optimizers, stored = split_prefix(_OPTIMIZER, stored)
+        if client.optimizers and stage == "train" and loop.gradients.client_optimizer == "fresh":
+            raise CheckpointError(
+                f"client {client_id} keeps the state of its optimizer; set trainer.client_optimizer to kept"
+            )
         client.is_new = not stored
         names = model.personal_names
         if not stored:
@@ -211,11 +219,6 @@ class Session:
             client.state = self.algorithm.initial_state(client)
         else:
             device = loop.fabric.device
-            client.optimizers, stored = split_prefix(_OPTIMIZER, stored)
-            if client.optimizers and stage == "train" and loop.gradients.client_optimizer == "fresh":
-                raise CheckpointError(
-                    f"client {client_id} keeps the state of its optimizer; set trainer.client_optimizer to kept"
-                )
             kept, kept_own = split_prefix(_STATE, stored)
             client.state = _to(kept, device)
             if odd := sorted(kept_own.keys() ^ set(names)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -182,7 +181,7 @@ class RoundLedger:
     failures: list[ClientFailure] = field(default_factory=list)
     rates: dict[str, tuple[int, float]] = field(default_factory=dict)
     totals: list[Totals] = field(default_factory=list)
-    uncoded: Counter[str] = field(default_factory=Counter)
+    uncoded: dict[str, int] = field(default_factory=dict)
     local_s: float = 0.0
     _moves: list[Moves] = field(default_factory=list)
 
@@ -217,7 +216,7 @@ class RoundLedger:
         downloads, logged, uploads, every_failure, seconds, rates, totals, moved, uncoded = zip(
             *workers.gather((*gathered, self.uncoded)), strict=True
         )
-        self.uncoded = sum(uncoded, Counter())
+        self.uncoded = {name: sum(part[name] for part in uncoded) for name in self.uncoded}
         self.downloads = dict(sorted(item for part in downloads for item in part.items()))
         self.logged = {client_id: part[client_id] for part in logged for client_id in part}
         self.uploads = sorted(upload for part in uploads for upload in part)

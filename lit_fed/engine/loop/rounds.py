@@ -132,7 +132,9 @@ def _begin(run: Run, round_idx: int) -> Round:
     run.call("on_broadcast", broadcast)
     measured = len(federation.kinds.names) == 1 and not federation.wrappers.sees_sums_only
     buffers = next(iter(federation.loops.values())).model.buffers
-    ledger = RoundLedger(DriftMeter(buffers) if measured else None)
+    ways = {_UP: federation.channel.uplink, _DOWN: federation.channel.downlink}
+    uncoded = {name: 0 for name, way in ways.items() if way.codec is not None}
+    ledger = RoundLedger(DriftMeter(buffers) if measured else None, uncoded=uncoded)
     algorithm = federation.algorithm
     reducer = federation.wrappers.reducer(algorithm.reducer(federation.server), broadcast)
     return Round(round_idx, plan, broadcast, reducer, ledger, algorithm.all_needs, started)
@@ -147,7 +149,7 @@ def _train_cohort(run: Run, current: Round) -> None:
     for client_id in list(plan)[run.workers.rank :: run.workers.world_size]:  # also to dropouts
         broadcast, kind = broadcasts[versions[client_id]], federation.kinds[client_id]
         ledger.sent(client_id, broadcast.bytes_down(client_id, kind))
-        if federation.channel.downlink.codec is not None:
+        if _DOWN in ledger.uncoded:
             ledger.uncoded[_DOWN] += num_bytes(broadcast.received(client_id, kind))
     mine = run.workers.share(working, federation.data.census.num_samples)
     # The same versions on every process, because an executor may exchange something with the others.
@@ -213,7 +215,7 @@ def _deliver(run: Run, current: Round, update: ClientUpdate, broadcast: Broadcas
     begun = broadcast.received(update.client_id, update.kind)
     current.reducer.add(federation.algorithm.arrive(update, begun, federation.server))
     current.ledger.arrived(update.client_id, update.uplink_bytes)
-    if federation.channel.uplink.codec is not None:
+    if _UP in current.ledger.uncoded:
         current.ledger.uncoded[_UP] += num_bytes(update.payload)
 
 

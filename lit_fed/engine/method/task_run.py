@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
+from torchmetrics import Metric
 from typing_extensions import override
 
 from lit_fed.engine.method.model import Model
 from lit_fed.errors import ConfigError
+from lit_fed.tensors import map_tensors
 
 
 class Outputs(NamedTuple):
@@ -49,6 +52,7 @@ class TaskRun:
         """The last value that the task's own step returned."""
         self.is_muted = False
         """Whether logged values are dropped."""
+        self._metrics = [one for one in module.modules() if isinstance(one, Metric)]
         self._capturing = False
         self._captured: list[tuple[Tensor, Tensor]] = []
 
@@ -87,12 +91,17 @@ class TaskRun:
 
     @contextmanager
     def muted(self) -> Iterator[None]:
-        """Drop logged values: they do not describe the model in training."""
+        """Drop logged values and what metrics count: they do not describe the model in training."""
         before, self.is_muted = self.is_muted, True
+        counted = [dict(metric.__dict__) for metric in self._metrics]
+        for metric in self._metrics:  # an update may write into a state
+            metric.__dict__.update(map_tensors(metric.metric_state, torch.clone))
         try:
             yield
         finally:
             self.is_muted = before
+            for metric, attributes in zip(self._metrics, counted, strict=True):
+                metric.__dict__.update(attributes)
 
     def listen(self) -> RemovableHandle | None:
         """Hook into the head, to capture its input and output during `run`."""

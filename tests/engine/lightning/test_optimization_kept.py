@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn, optim
 
 from lit_fed import Classifier, FederatedTrainer
+from lit_fed.algorithm import Split
+from lit_fed.codecs import TopK
 from lit_fed.data import Digits
 from lit_fed.errors import CheckpointError, ClientFailure, ConfigError
 from lit_fed.methods import FedAvg, FedNova, FedPer
@@ -136,6 +138,27 @@ def test_a_phase_that_trains_other_parameters_later_continues_with_each(tmp_path
     # The weight trains in rounds 0 and 2 alone: v = −2, w = 1; round 1: w stays; round 2: v = ½·(−2) − 1 = −2, w = 2.
     made = fit(tmp_path, Momentum(0.5), Points(1), Alternating(), max_rounds=3, client_optimizer="kept")
     assert final(made) == [2.0, 0.0]
+
+
+class Reminded(FedAvg):
+    """Gives its clients a state that they do not keep, and from round 1 on a personal part."""
+
+    def split(self, model: Any, round_idx: int) -> Split:
+        names = tuple(model.parameters)
+        return Split(names) if not round_idx else Split((), names)
+
+    def initial_state(self, client: Any) -> dict[str, Tensor]:
+        return {"one": torch.ones(())}
+
+    def finish(self, client: Any) -> Any:
+        assert (client.is_new, client.state.keys()) == ((True, {"one"}) if client.round_idx < 2 else (False, set()))
+        return super().finish(client)
+
+
+@pytest.mark.parametrize("settings", [{"client_optimizer": "kept"}, {"uplink_codec": TopK(0.5)}])
+def test_a_client_that_keeps_nothing_for_its_method_is_new(tmp_path: Path, settings: dict[str, Any]) -> None:
+    made = fit(tmp_path, Momentum(0.5), algorithm=Reminded(), max_rounds=3, **settings)
+    assert kept(made, 0)
 
 
 class Alternating(FedAvg):

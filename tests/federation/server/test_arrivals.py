@@ -17,7 +17,7 @@ import torch
 
 from lit_fed import FederatedTrainer
 from lit_fed.callbacks import Callback, Checkpoint
-from lit_fed.codecs import CastCodec
+from lit_fed.codecs import QSGD, CastCodec, TopK
 from lit_fed.engine.loop.run import Run
 from lit_fed.errors import CheckpointError, ClientFailure, ConfigError, NobodyLeft
 from lit_fed.federation.server.executor import Patience
@@ -94,6 +94,7 @@ def replay(with_: Any, folder: Path, of: FederatedTrainer, **kwargs: Any) -> Fed
         pytest.param(Scaffold, {"local_steps": 3, "gradient_clip_val": 0.1}, id="scaffold"),
         pytest.param(Wandering, {"gradient_clip_val": 0.1}, id="personal layer"),
         pytest.param(Neighbours, {"downlink_codec": CastCodec("float16")}, id="addressed"),
+        pytest.param(Neighbours, {"uplink_codec": [TopK(0.3), QSGD()], "downlink_codec": CastCodec()}, id="memory"),
         pytest.param(FedAvg, {"uplink_codec": CastCodec(), "downlink_codec": CastCodec("float16")}, id="codecs"),
     ],
 )
@@ -126,6 +127,10 @@ class Slow:
     def __init__(self, node: Any, seed: int) -> None:
         self.node, self.random, self.limit, self.said = node, random.Random(seed), node.limit, list[str]()
         self.say, self.idle = self.said.append, node.idle
+
+    @property
+    def done(self) -> bool:
+        return bool(self.node.done)
 
     def handle(self, blob: bytes) -> bytes:
         time.sleep(self.random.random() * 0.05)
@@ -190,12 +195,16 @@ class Stop(Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("algorithm", "stop"), [(Wandering, 1), (Wandering, 4), (Wandering, 7), (Neighbours, 4)])
+@pytest.mark.parametrize(
+    ("algorithm", "stop", "uplink"),
+    [(Wandering, 1, None), (Wandering, 4, None), (Wandering, 7, TopK(0.3)), (Neighbours, 4, [TopK(0.3), QSGD()])],
+)
 def test_a_killed_server_sends_the_work_again_and_replays_to_the_same_bits(
-    tmp_path: Path, algorithm: Any, stop: int
+    tmp_path: Path, algorithm: Any, stop: int, uplink: Any
 ) -> None:
-    with_ = wanderers(algorithm, downlink_codec=CastCodec())
-    killed = wanderers(algorithm, downlink_codec=CastCodec(), callbacks=[Stop(stop), Checkpoint()])
+    settings: dict[str, Any] = {"downlink_codec": CastCodec(), "uplink_codec": uplink}
+    with_ = wanderers(algorithm, **settings)
+    killed = wanderers(algorithm, **settings, callbacks=[Stop(stop), Checkpoint()])
     with pytest.raises(KeyboardInterrupt):
         deploy(killed(live), tmp_path / "nodes")
     done = deploy(with_(live), tmp_path / "nodes", 1, "last")
