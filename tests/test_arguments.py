@@ -63,6 +63,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     **{name: {"fraction": 0.2} for name in ATTACKS},
     **{name: {"network": "mlp", "input_shape": (4,)} for name in ("Classifier", "Regressor")},
     "KeypointEstimator": {"num_joints": 2, "input_shape": (3, 32, 32), "flip_test": False},
+    "Segmenter": {"input_shape": (3, 32, 32), "skeleton_edges": [(0, 1)], "joint_names": ["a", "b"]},
     "FederatedTrainer": {"accelerator": "cpu", "devices": 1},
 }
 """Arguments without which a class cannot be made."""
