@@ -242,7 +242,7 @@ def test_the_page_of_a_day_leads_from_keys_to_an_approval_a_stop_a_theft_a_chang
         same(lost, resumed.printed())
         assert "continuing from lightning_logs/version_0/checkpoints/last.ckpt with round " in resumed.printed()
         assert re.search(r"^round 199 \| .* \| 2 clients ", resumed.printed(), re.MULTILINE)
-        assert "it rejects this node: the server does not know its key" in west.printed()
+        assert "it rejects this node: its key is revoked" in west.printed()
         assert [north.stop(), south.stop()] == [0, 0]
         west.stop()  # it may have ended by itself, two minutes after the theft
 

@@ -25,6 +25,7 @@ _HASH = re.compile("[0-9a-f]{64}")
 _LOOK_S = 1.0  # interval of looking for changes
 _UNKNOWN = "the server does not know its key; send node.crt to the server's operator, who enters it in --node_keys"
 _REVOKED = "its certificate is revoked; get another one from the authority"
+_BARRED = "its key is revoked; get another one from the server's operator"
 
 
 def key_of(certificate: bytes) -> str:
@@ -84,6 +85,8 @@ class NodeKeys(UserDict[str, Grant]):
         self.crl = crl
         self.lists: RevocationLists | None = None
         self._end = math.inf  # when a list ends, which is said once
+        self.barred: frozenset[str] = frozenset()
+        """The revoked keys."""
         self._looked = time.monotonic()
         self.data = self._read()
         self._read_lists()
@@ -98,7 +101,7 @@ class NodeKeys(UserDict[str, Grant]):
         self._end = math.inf
         try:
             self.data = self._read()
-            self.say(f"read {self.path} again: {len(self.data)} keys are accepted")
+            self.say(f"read {self.path} again: {len(self.data)} keys are accepted, and {len(self.barred)} revoked")
         except ConfigError as error:
             self.say(Alert(f"{error}; until then the keys stay as they were"))
         try:
@@ -109,15 +112,15 @@ class NodeKeys(UserDict[str, Grant]):
     def objection(self, key: str, certificate: bytes) -> str:
         """Return why a node with this key and certificate in PEM is refused for good; empty if it is not."""
         if key not in self:
-            return _UNKNOWN
+            return _BARRED if key in self.barred else _UNKNOWN
         return _REVOKED if self.lists is not None and self.lists.has(certificate) else ""
 
     def _read(self) -> dict[str, Grant]:
         clients, files = read_node_keys(self.path)
         others = [path for path in (self.revoked, *(self.crl or ())) if path is not None]
         self._changes = Changes([self.path, *others, *files])
-        barred = frozenset() if self.revoked is None else read_hashes(self.revoked, "--revoked")
-        return {key: ids for key, ids in clients.items() if key not in barred}
+        self.barred = frozenset() if self.revoked is None else read_hashes(self.revoked, "--revoked")
+        return {key: ids for key, ids in clients.items() if key not in self.barred}
 
     def _read_lists(self) -> None:
         if self.crl is not None:

@@ -107,7 +107,7 @@ def test_a_revoked_key_loses_its_stream_and_gets_no_other(
             message_id = grid.push(next(one for one in grid.nodes() if one != honest), b"x", 2**31)
             revoked.write_text(key_of((keys / "node_0.crt").read_bytes()))
             (reply,) = until(lambda: list(grid.pull([message_id])), 5)
-            assert reply.error.startswith("the server does not know its key")
+            assert reply.error == "its key is revoked; get another one from the server's operator"
             assert list(grid.nodes()) == [honest]
             until(lambda: "rejects this node" in thief.said[-1], 20)
         assert answer_of(grid, honest, b"x").blob == b"x"

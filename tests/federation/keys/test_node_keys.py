@@ -57,7 +57,7 @@ def test_what_is_revoked_or_replaced_is_noticed_while_the_server_runs(
     assert accepted() == {other}
     (tmp_path / "node_0.crt").write_bytes((keys / "stranger.crt").read_bytes())  # replaced under the same name
     assert accepted() == {new, other}
-    assert said == [f"read {path} again: {count} keys are accepted" for count in (1, 2)]
+    assert said == [f"read {path} again: {count} keys are accepted, and 1 revoked" for count in (1, 2)]
     revoked.write_text("half of a copy")
     assert accepted() == {new, other}
     assert "revoked.txt has 'half of a copy'; write the SHA-256 of a public key, in 64 hex digits; until" in said[-1]

@@ -132,4 +132,4 @@ def test_a_list_that_has_ended_keeps_no_key_from_being_revoked(
     assert found.objection(key, north) == ""  # a stream that is open goes on
     revoked.write_text(f"{key}\n")
     found.refresh()
-    assert found.objection(key, north).startswith("the server does not know its key")
+    assert found.objection(key, north) == "its key is revoked; get another one from the server's operator"
