@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import machine  # beside this file
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -113,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows.append(row)
         with (out / "card.jsonl").open("a", encoding="utf-8") as kept:
             print(json.dumps(row), file=kept)
-    print(f"{card}, commit {commit()}, torch {torch.__version__}")
+    print(f"{card}, {machine.line()}, commit {commit()}")
     print("| part | seconds | exit status | last line |\n|---|---|---|---|")
     for row in rows:
         print(f"| {row['part']} | {row['seconds']} | {row['status']} | {row['said'].replace('|', '/')} |")

@@ -9,11 +9,11 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from lit_fed.callbacks import Callback
+from lit_fed.codecs import Codec
 from lit_fed.command.refusals.suggest import subclasses
 from lit_fed.command.roots import PLACES, import_named
 from lit_fed.command.table import COMMANDS
 from lit_fed.engine.evaluation.protocols import Protocol
-from lit_fed.engine.wire.payload import Codec
 from lit_fed.parsing import Parser
 from lit_fed.trainer import FederatedTrainer
 from tests.bad_inputs.judge import Case
