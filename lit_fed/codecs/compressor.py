@@ -1,4 +1,4 @@
-"""What sparse and quantised codecs share: names on the wire, and codes of a few bits."""
+"""The common part of sparse and quantised codecs: names on the wire, and codes of a few bits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Compressor(Codec):
     The name of a packed tensor is ``<name>|<dtype>|<sizes>|<part>`` on the wire, and that of another ``<name>|``.
 
     Args:
-        difference: Pack the difference of a client's tensor to the broadcast's of the same name, where there is one.
+        difference: Pack the difference of a client's tensor to the broadcast's of the same name; a tensor without one
+            travels as it is.
         feedback: Add the error of a tensor's last packing to the tensor; the client keeps the error, which takes as
             many bytes on disk as the update without a codec.
     """

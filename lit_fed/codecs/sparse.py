@@ -56,7 +56,7 @@ class TopK(_Sparse):
 
     Args:
         share: k/d, the share of a tensor's entries that is sent; at least one is.
-        difference: Pack the difference of a client's tensor to the broadcast's of the same name, where there is one.
+        difference: See `Compressor`.
         feedback: Error feedback.
 
     Note:
@@ -83,7 +83,7 @@ class RandomK(_Sparse):
 
     Args:
         share: k/d, the share of a tensor's entries that is sent; at least one is.
-        difference: Pack the difference of a client's tensor to the broadcast's of the same name, where there is one.
+        difference: See `Compressor`.
         feedback: Error feedback, without which entries are scaled.
 
     Note:

@@ -372,10 +372,10 @@ def test_a_downlink_keeps_nothing() -> None:
 
 def test_a_codec_of_before_is_refused_in_one_line() -> None:
     class Old(Codec):
-        def encode(self, payload: Any) -> Any:  # type: ignore[override]
+        def encode(self, payload: Any) -> Any:  # type: ignore[override]  # as before there was a context
             return payload
 
-        def decode(self, payload: Any) -> Any:  # type: ignore[override]
+        def decode(self, payload: Any) -> Any:  # type: ignore[override]  # likewise
             return payload
 
     match = r"trainer\.uplink_codec Old has encode\(payload.*\).*; encode and decode take \(payload, context\)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any, Literal
 
@@ -36,7 +36,8 @@ class Context:
         client_id: The client; None on the downlink, where one payload goes to all clients of a kind.
         seed: A function of the run's seed, the direction, the round and the client, which both ends can compute.
         reference: The broadcast as the client received it; empty on the downlink.
-        buffers: Names of the model's buffers, which codecs of this package do not change.
+        buffers: Names of the model's buffers and, under `Codec.difference`, of tensors without a reference, which
+            codecs of this package do not change.
         memory: Tensors by name that the sender's codec keeps for this client until its next update, in the client's
             state; ``encode`` changes the mapping in place. Empty at the receiver and on the downlink.
         most_values: The largest number of values that a tensor may have, where the receiver knows it.
@@ -73,8 +74,8 @@ class Codec(Checked, ABC):
     """
 
     difference: bool = False
-    """Whether `encode` gets the difference of each floating-point tensor to the broadcast's of the same name and shape,
-    where there is one. The receiver adds what the difference was taken to.
+    """Whether `encode` gets the difference of each floating-point tensor to the broadcast's of the same name and shape.
+    The receiver adds what the difference was taken to. A tensor without one is not to be packed (`Context.packs`).
     """
 
     feedback: bool = False
@@ -146,6 +147,9 @@ class Direction:
         """The sender's half: the tensors as they travel."""
         if (codec := self._codec(context)) is None:
             return payload
+        if codec.difference:  # what has no reference is no small change of anything, and travels whole
+            whole = {name for name, tensor in payload.items() if self._known(name, tensor, context) is None}
+            context = replace(context, buffers={*context.buffers, *whole})
         moved = {name: self._moved(name, tensor, context) for name, tensor in payload.items()}
         wire = codec.encode(moved, context)
         if codec.feedback:

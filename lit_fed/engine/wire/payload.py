@@ -290,7 +290,7 @@ class Broadcast:
 
 
 class Addressed(dict[int, Arrival]):
-    """What is addressed to each client, made when it is asked for; only the last client's is held.
+    """Payloads addressed to single clients, made on demand; only the last client's is held.
 
     Args:
         make: Makes a client's.

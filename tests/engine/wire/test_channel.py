@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lit_fed
-from lit_fed.codecs import CastCodec
+from lit_fed.codecs import QSGD, CastCodec, Codec, RandomK, TopK
 from lit_fed.engine.wire.channel import Channel, Context, Direction
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Flat
 from lit_fed.federation.server.executor import ServerEnd
@@ -57,6 +57,19 @@ def test_a_vector_crosses_without_being_taken_apart() -> None:
     received = Channel().receive(ClientUpdate(0, {"w": torch.ones(3)}, flat=flat), BROADCAST)
     assert received.flat is flat
     assert received.uplink_bytes == 3 * 4
+
+
+@pytest.mark.parametrize("codec", [TopK(0.25), RandomK(0.25), QSGD(levels=3)], ids=lambda one: type(one).__name__)
+def test_what_the_broadcast_has_not_travels_whole(codec: Codec) -> None:
+    """Such as prototypes and sums, of which a sparse codec would leave most entries at 0."""
+    wire, memory = Direction(codec), dict[str, torch.Tensor]()
+    sent = {"weight": torch.arange(8.0), "sums": torch.arange(1.0, 9.0), "counts": torch.ones(3, 2)}
+    known = {"weight": torch.ones(8), "counts": torch.ones(2, 3)}  # of another shape is another tensor
+    context = Context(reference=known, memory=memory)
+    arrived = wire.arrive(wire.pack(sent, context), Context(reference=known)).payload
+    assert_same({name: arrived[name] for name in ("sums", "counts")}, {"sums": sent["sums"], "counts": sent["counts"]})
+    assert not torch.equal(arrived["weight"], sent["weight"])
+    assert set(memory) <= {"error/weight"}
 
 
 def test_nobody_else_packs_or_counts() -> None:
