@@ -15,7 +15,7 @@ from typing import Any
 from lit_fed.errors import place_of
 
 JUDGED = "LIT_FED_JUDGED"
-"""Environment variable of a process whose parent judges it by its status: SIGTERM then is no good end of a service."""
+"""Environment variable set by a parent that judges a service by its status: an end by SIGTERM is then no success."""
 
 _PATIENCE_S = 10  # for a witness that was itself stopped
 

@@ -37,6 +37,12 @@ def is_loopback(address: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
+def check_secret(descriptor: int, where: str) -> None:
+    """Refuse an open file with a secret to which every user of the machine has access; ``where`` names it."""
+    if os.fstat(descriptor).st_mode & 0o007:
+        raise ConfigError(f"{where} is accessible to every user; run chmod 600 on it")
+
+
 def check_public(address: str) -> None:
     """Refuse a wildcard address, by which no node can reach the server; raise `ConfigError` for such an address."""
     if split_address(address)[0] in _ANYWHERE:

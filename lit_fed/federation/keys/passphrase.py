@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from lit_fed.errors import ConfigError
+from lit_fed.federation.ends import check_secret
 
 VARIABLE = "LIT_FED_KEY_PASSPHRASE"
 """Environment variable of the passphrase."""
@@ -25,11 +26,10 @@ def read_passphrase(file: str | None) -> bytes | None:
         raise ConfigError(f"{where} and {VARIABLE} are both set; set one of them")
     try:
         with Path(file).open("rb") as opened:
-            is_open, phrase = os.fstat(opened.fileno()).st_mode & 0o007, opened.readline().rstrip(b"\r\n")
+            check_secret(opened.fileno(), where)
+            phrase = opened.readline().rstrip(b"\r\n")
     except OSError as error:
         raise ConfigError(f"{where} cannot be read: {(error.strerror or str(error)).lower()}") from error
-    if is_open:
-        raise ConfigError(f"{where} is accessible to every user; run chmod 600 {file}")
     if not phrase:
         raise ConfigError(f"{where} has no first line; write the passphrase there")
     return phrase

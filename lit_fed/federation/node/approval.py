@@ -50,7 +50,7 @@ _MOST = 8  # differences in one line
 
 
 class Plan:
-    """What a configuration and a node's own options make the node do; found without an import of other code.
+    """The effects of a configuration and of a node's own options, found without importing what they name.
 
     Args:
         parts: The settings in the order in which they are merged.
@@ -100,7 +100,7 @@ class Plan:
         return lines or ["the order in which files and options give the settings"]
 
     def lines(self) -> Iterator[str]:
-        """What the node will do here, in words."""
+        """Yield a description of the node's work here, line by line."""
         of, secure = self._below, self._below("trainer.secure_sum")
         least = f"in sums over at least {of('--report_least')}" * (of("--report") == "aggregate")
         classes = " and of each class" * (of("--histogram") == "True")

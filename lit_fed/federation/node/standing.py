@@ -18,7 +18,7 @@ from lit_fed.federation.node.node import Node
 
 
 class Standing:
-    """A node without a configuration of its own.
+    """A node that starts the configurations that its server names.
 
     A server names a configuration by its hash alone; the text is a file of the site.
 

@@ -1,4 +1,4 @@
-"""Runs that wait in a folder for a server, which starts one after the other, each with a folder of its own."""
+"""A queue of runs: folders within a folder, whose runs a server starts one after the other."""
 
 from __future__ import annotations
 
@@ -68,7 +68,11 @@ class QueuedRun(NamedTuple):
 
 
 def runs(folder: Path) -> list[QueuedRun]:
-    """Return all runs of a queue, in order."""
+    """Return all runs of a queue, in order; a folder without a configuration is none."""
+    return [run for run in _numbered(folder) if (run.folder / "config.yaml").is_file()]
+
+
+def _numbered(folder: Path) -> list[QueuedRun]:
     found = [QueuedRun(path) for path in folder.glob("*-*") if path.name.partition("-")[0].isdecimal()]
     return sorted(found, key=lambda run: run.number)
 
@@ -79,7 +83,7 @@ def submit(folder: Path, config: Path) -> QueuedRun:
     fresh = Path(mkdtemp(prefix=".", dir=folder))  # it gets a name of a run as a whole
     shutil.copyfile(config, fresh / "config.yaml")
     with FileLock(folder / ".submit", mode=0o600):
-        number = 1 + max((run.number for run in runs(folder)), default=0)
+        number = 1 + max((run.number for run in _numbered(folder)), default=0)
         return QueuedRun(fresh.rename(folder / f"{number:04}-{re.sub(r'[^A-Za-z0-9_]', '_', config.stem)[:60]}"))
 
 

@@ -83,7 +83,7 @@ class Line:
         self._room = threading.Condition()  # guards the five fields above
         self._closed = threading.Event()
         self.done = False
-        """Whether the run is done, so that a server that is gone is no outage."""
+        """Whether the run is done; a lost server is then expected."""
         self.num_bytes = 0
         self.on_work: Callable[[float], object] = lambda seconds: None
         """Called with the time that a message took."""

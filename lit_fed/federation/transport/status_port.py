@@ -8,6 +8,7 @@ import secrets
 import socket
 import threading
 import time
+from abc import abstractmethod
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,7 +26,7 @@ from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
-from lit_fed.federation.ends import check_free, is_loopback
+from lit_fed.federation.ends import check_free, check_secret, is_loopback
 
 _SLOW_S = 2.0  # time for a request, and for its answer, because one is served after the other
 _MOST_BYTES = 2**13  # of a request, and of a file with a token
@@ -68,6 +69,7 @@ class StatusPort:
             )
         token = b""
         with suppress(OSError), open(self.status_token, "rb") as file:
+            check_secret(file.fileno(), f"--status_token {self.status_token}")
             token = file.read(_MOST_BYTES).strip()
         if not re.fullmatch(rb"[!-~]{16,}", token):
             raise ConfigError(
@@ -88,13 +90,13 @@ class StatusSource(Collector):
         self.registry.register(self)
         self.seconds = Histogram(f"lit_fed_{what}", "Seconds", LABELS, buckets=_BUCKETS, registry=self.registry)
 
+    @abstractmethod
     def facts(self) -> dict[str, Any]:
         """Return the content of ``/status.json``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def is_ready(self) -> bool:
         """Whether ``/readyz`` answers with 200."""
-        raise NotImplementedError
 
     @override
     def collect(self) -> Iterator[Metric]:

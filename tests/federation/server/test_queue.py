@@ -155,7 +155,7 @@ def test_other_folders_are_no_runs_and_numbers_are_numbers(folder: Path) -> None
     for name in ("notes-1", "12", "9999-old", "10000-new"):
         (folder / name).mkdir(parents=True)
     assert submit(folder, program("")).folder.name == "10001-a"
-    assert [run.folder.name for run in runs(folder)] == ["9999-old", "10000-new", "10001-a"]
+    assert [run.folder.name for run in runs(folder)] == ["10001-a"]
 
 
 def test_what_many_submit_at_once_is_queued_whole_under_numbers_of_its_own(folder: Path) -> None:

@@ -178,6 +178,9 @@ def test_the_page_in_a_browser_shows_hostile_names_as_text(keys: Path, tmp_path:
         def facts(self) -> dict[str, Any]:
             return reading.facts[0]
 
+        def is_ready(self) -> bool:
+            return True
+
     at = free_address()
     with serving_status(StatusPort(int(at.rpartition(":")[2])), Facts("round_seconds")):
         words = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"]

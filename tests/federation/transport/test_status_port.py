@@ -47,6 +47,7 @@ def pages(token: Path | None = None, host: str = "127.0.0.1") -> Iterator[str]:
 def token(tmp_path: Path) -> Path:
     path = tmp_path / "token"
     path.write_text(TOKEN + "\n")
+    path.chmod(0o600)
     return path
 
 
@@ -115,10 +116,17 @@ def test_another_address_than_loopback_needs_a_token(tmp_path: Path) -> None:
         odd.unlink(missing_ok=True)
         if text is not None:
             odd.write_text(text)
+            odd.chmod(0o600)
         with pytest.raises(
             ConfigError, match=r"--status_token .*odd is not a readable file with one word of at least 16"
         ):
             serving_status(StatusPort(9093, "0.0.0.0", str(odd)), Facts("seconds")).__enter__()
+
+
+def test_a_token_that_every_user_can_read_is_refused(token: Path) -> None:
+    token.chmod(0o644)
+    with pytest.raises(ConfigError, match=r"--status_token .*token is accessible to every user; run chmod 600 on it"):
+        serving_status(StatusPort(9093, "0.0.0.0", str(token)), Facts("seconds")).__enter__()
 
 
 def test_a_status_port_that_cannot_be_is_refused() -> None:
