@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from math import inf, log
 from typing import Any, NamedTuple
 
@@ -71,6 +72,40 @@ class Simulation(ABC):
         drawn, _, by = panel.rpartition(" by ")
         axes.set_xlabel(by)
         axes.set_ylabel(drawn)
+
+
+def readings_of(
+    points: Sequence[Point], curves: Mapping[str, str], column: str, plain: Collection[str] = ()
+) -> tuple[Values, Curves]:
+    """Return points as the table of claims, in natural logarithms.
+
+    The lines of a panel with curves are columns, or ``<column>, bound``, whose row is ``<row>_bound``; where there is a
+    bound, ``<row>_slack`` is the least distance. In other panels a line is a row, and x its column, ``<column>=<x>``.
+
+    Args:
+        points: The points.
+        curves: Rows by the panels that have curves.
+        column: What the columns differ by.
+        plain: Rows whose values are no logarithms.
+    """
+    by_place: dict[Place, dict[int, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
+    values: dict[Place, dict[int, float]] = defaultdict(dict)
+    for point in points:
+        if point.panel in curves:
+            line, _, bound = point.line.partition(", ")
+            row = curves[point.panel] + ("_bound" if bound else "")
+            by_place[row, line][point.seed].append((int(point.x), logarithm(point.value)))
+        else:
+            value = point.value if point.line in plain else logarithm(point.value)
+            values[point.line, f"{column}={point.x:g}"][point.seed] = value
+    for (row, line), seeds in [*by_place.items()]:
+        for seed, curve in seeds.items():
+            values[row, line][seed] = curve[-1][1]
+            if (f"{row}_bound", line) in by_place:
+                over = by_place[f"{row}_bound", line][seed]
+                slack = min(a - b for (_, a), (_, b) in zip(over, curve, strict=True))
+                values[f"{row}_slack", line][seed] = slack
+    return values, by_place
 
 
 def logarithm(value: float) -> float:

@@ -40,7 +40,6 @@ Values are natural logarithms, but for the slope.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -51,9 +50,10 @@ from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.studies.simulations.jobs import ALONE, Jobs
-from lit_fed.studies.simulations.simulation import Curves, Place, Point, Simulation, Values, logarithm
+from lit_fed.studies.simulations.simulation import Curves, Point, Simulation, Values, readings_of
 
 _CURVES = {"gap by step": "gap", "distance by step": "distance"}
+_LEAST = 1e-12  # stands for a ratio that is not positive, whose logarithm would not exist
 _UP = 2**0.5  # the spectral norm of U, which repeats every pixel of a line
 
 
@@ -145,24 +145,7 @@ class LastLayer(Simulation):
 
     @override
     def readings(self, points: Sequence[Point]) -> tuple[Values, Curves]:
-        curves: dict[Place, dict[int, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
-        values: dict[Place, dict[int, float]] = defaultdict(dict)
-        for point in points:
-            if point.panel in _CURVES:
-                column, _, bound = point.line.partition(", ")
-                row = _CURVES[point.panel] + ("_bound" if bound else "")
-                curves[row, column][point.seed].append((int(point.x), logarithm(point.value)))
-            else:
-                value = point.value if point.line == "power" else logarithm(max(point.value, 1e-12))
-                values[point.line, f"rate={point.x:g}"][point.seed] = value
-        for (row, column), seeds in curves.items():
-            for seed, curve in seeds.items():
-                values[row, column][seed] = curve[-1][1]
-                if row == "gap":
-                    over = curves["gap_bound", column][seed]
-                    slack = min(a - b for (_, a), (_, b) in zip(over, curve, strict=True))
-                    values["gap_slack", column][seed] = slack
-        return values, curves
+        return readings_of(points, _CURVES, "rate", plain=["power"])
 
     @override
     def dress(self, axes: Any, panel: str) -> None:
@@ -272,7 +255,7 @@ def _rounds(figure: LastLayer, heads: Heads, rate: float, seed: int, draws: torc
     numbers = {
         ("power by rate", "power"): float((off @ fell) / (off @ off)),
         ("propositions by rate", "smooth"): lipschitz / float(alternatives.abs().max()),
-        ("propositions by rate", "convex"): float(alternatives.min()) / figure.gamma,
+        ("propositions by rate", "convex"): max(float(alternatives.min()) / figure.gamma, _LEAST),
         ("propositions by rate", "bounded"): bounded / printed,
         ("equations by rate", "eq_13"): float(((true - other).abs() / true).max()),
         ("equations by rate", "eq_14"): float(((gradient - turned).norm(dim=1) / gradient.norm(dim=1)).max()),

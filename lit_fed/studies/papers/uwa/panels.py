@@ -19,7 +19,6 @@ Values are natural logarithms; a curve's value is its last, and ``…_slack`` is
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -44,11 +43,10 @@ from lit_fed.studies.papers.uwa.stage2 import GaussianTask, draw, minimiser, mix
 from lit_fed.studies.simulations.jobs import ALONE, Jobs
 from lit_fed.studies.simulations.simulation import (
     Curves,
-    Place,
     Point,
     Simulation,
     Values,
-    logarithm,
+    readings_of,
 )
 
 _CURVES = {"bias by step": "bias", "squared gradient by step": "gradient", "excess loss by step": "excess"}
@@ -111,25 +109,7 @@ class Proposition42(Simulation):
 
     @override
     def readings(self, points: Sequence[Point]) -> tuple[Values, Curves]:
-        curves: dict[Place, dict[int, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
-        values: dict[Place, dict[int, float]] = defaultdict(dict)
-        for point in points:
-            if point.panel in _CURVES:
-                column, _, bound = point.line.partition(", ")
-                row = _CURVES[point.panel] + ("_bound" if bound else "")
-                curves[row, column][point.seed].append((int(point.x), logarithm(point.value)))
-            else:
-                values[point.line, f"tau={point.x:g}"][point.seed] = logarithm(point.value)
-        for (row, column), seeds in curves.items():
-            for seed, curve in seeds.items():
-                values[row, column][seed] = curve[-1][1]
-        for row in _CURVES.values():
-            for column in [column for name, column in curves if name == row]:
-                for seed, curve in curves[row, column].items():
-                    over = curves[f"{row}_bound", column][seed]
-                    slack = min(a - b for (_, a), (_, b) in zip(over, curve, strict=True))
-                    values[f"{row}_slack", column][seed] = slack
-        return values, curves
+        return readings_of(points, _CURVES, "tau")
 
     @override
     def dress(self, axes: Any, panel: str) -> None:
