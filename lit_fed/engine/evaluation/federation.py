@@ -109,7 +109,7 @@ class Federation:
         )
 
     def _addressed(self, arrived: Mapping[str, Arrival], round_idx: int, stage: Stage) -> Addressed:
-        """What `Algorithm.address` gives each client beside its kind's payload, after the downlink."""
+        """The payloads of `Algorithm.address` by client, after the downlink."""
 
         def make(client_id: int) -> Arrival:
             kind = self.kinds[client_id]

@@ -444,7 +444,7 @@ def _placed(saved: Any, own: Any, device: torch.device) -> Any:
 
 
 def _arrivals(saved: Mapping[str, Any]) -> dict[int, Arrival] | None:
-    """What is addressed to the clients of a saved broadcast."""
+    """The addressed payloads of a saved broadcast, by client."""
     held = saved.get("addressed")
     return None if held is None else {client_id: Arrival({}, *one) for client_id, one in held.items()}
 
