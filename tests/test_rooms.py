@@ -92,7 +92,7 @@ CODE_LINES = {
     "lit_fed/federation": 7_860,
     "lit_fed/handover": 450,
     "lit_fed/losses": 100,
-    "lit_fed/methods": 4_410,
+    "lit_fed/methods": 4_620,
     "lit_fed/networks": 1_150,
     "lit_fed/participation": 710,
     "lit_fed/poses": 3_200,

@@ -13,7 +13,7 @@ from lit_fed.callbacks import Checkpoint
 from lit_fed.codecs import CastCodec
 from lit_fed.command.commands.cost import foresee, report
 from lit_fed.errors import CheckpointError, ConfigError
-from lit_fed.methods import FedAvg
+from lit_fed.methods import IFCA, FedAvg, FedFomo
 from lit_fed.participation import Asynchronous, FullParticipation, Speeds, Stragglers
 from lit_fed.privacy import ClientLevel, SampleLevel, SecureSum
 from lit_fed.protocols import ClientTest
@@ -65,6 +65,31 @@ def test_cost_counts_it(tmp_path: Path) -> None:
     assert (first.down, second.downlink) == (16, 32)
     assert "memory of the server: 24 bytes, on every process" in report(cost)  # the model, and that of two clients
     assert "memory of the server" not in report(foresee(trainer(tmp_path), LeastSquares(), Points(), FedAvg()))
+
+
+def test_cost_counts_what_is_addressed_later(tmp_path: Path) -> None:
+    def foreseen(method: Any, rounds: int) -> list[int]:
+        made = trainer(tmp_path / "cost", max_rounds=rounds)
+        return [kinds["model"].downlink for kinds in foresee(made, Odd(), Points(4, sizes=SIZES), method).rounds]
+
+    def told(method: Any, rounds: int) -> list[float]:
+        made = fit(tmp_path / f"{method}", Odd(), Points(4, sizes=SIZES), method, max_rounds=rounds)
+        return [float(row["comm/downlink_bytes"]) for row in rows(made.log_dir / "metrics.csv")]
+
+    # IFCA: all three models of three numbers in rounds 0 and 2, in the others one and an index of eight bytes.
+    assert foreseen(IFCA(3, probe_every=2), 4) == [4 * 36, 4 * 20] * 2 == told(IFCA(3, probe_every=2), 4)
+    # FedFomo: nothing in round 0, then two models of three numbers and two clients of eight bytes.
+    two = 4 * 2 * (12 + 8)
+    assert foreseen(FedFomo(2, calibration_fraction=0.5), 3) == [0, two, two]
+    assert told(FedFomo(2, calibration_fraction=0.5), 3) == [0, two, two]
+
+
+class Odd(LeastSquares):
+    """Three weights, which begin anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = torch.nn.Linear(2, 1)
 
 
 def test_nobody_is_addressed_by_default(tmp_path: Path) -> None:
