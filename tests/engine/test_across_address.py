@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,26 @@ def test_bytes_are_each_clients_own_also_of_those_that_drop_out(tmp_path: Path) 
              if row["metric"] == "downlink_bytes"}  # fmt: skip
     assert found == {(0, 8.0), (1, 12.0), (2, 16.0), (3, 20.0)}
     assert made.metrics["comm/downlink_bytes"] == 8 + 12 + 16 + 20
+
+
+@pytest.mark.parametrize("executor", [{"executor": "sequential"}, {"executor": "vectorized", "group_size": 3}])
+def test_it_is_made_once_a_client_and_round(tmp_path: Path, executor: dict[str, Any]) -> None:
+    class Counted(Neighbours):
+        """Counts what it makes."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.made = Counter[tuple[int, int]]()
+
+        def address(self, server: Any, client_id: int, round_idx: int, kind: str, stage: Any = "train") -> Any:
+            self.made[round_idx, client_id] += 1
+            return super().address(server, client_id, round_idx, kind, stage)
+
+    method, settings = Counted(), {**executor, "evaluate_every": 0, "max_rounds": 4}
+    settings |= {"downlink_codec": CastCodec("bfloat16"), "uplink_codec": CastCodec("bfloat16")}
+    fit(tmp_path, Wanderer(), Points(8, sizes=SIZES), method, **settings)
+    # Round 3: before the first, what the run needs is checked; in rounds 1, 2, 4, … a group's client is compared alone.
+    assert [method.made[3, client_id] for client_id in range(8)] == [1] * 8
 
 
 def test_cost_counts_it(tmp_path: Path) -> None:

@@ -204,14 +204,15 @@ class Session:
         frozen = broadcast.frozen.get(kind, {})  # the task may hold what another client began with
         client.model = ModelView(model, lambda name: _first(name, client.own, client.received, frozen, model.initial))
         client.task_run = TaskRunOn(loop.state.task_run, client.model)
-        memory, stored = split_prefix(_CODEC, self.store.get(client_id) or {})
-        if memory and stage == "train":
-            self._memories[client_id] = memory
-        client.optimizers, stored = split_prefix(_OPTIMIZER, stored)
-        if client.optimizers and stage == "train" and loop.gradients.client_optimizer == "fresh":
-            raise CheckpointError(
-                f"client {client_id} keeps the state of its optimizer; set trainer.client_optimizer to kept"
-            )
+        if stored := self.store.get(client_id):
+            memory, stored = split_prefix(_CODEC, stored)
+            if memory and stage == "train":
+                self._memories[client_id] = memory
+            client.optimizers, stored = split_prefix(_OPTIMIZER, stored)
+            if client.optimizers and stage == "train" and loop.gradients.client_optimizer == "fresh":
+                raise CheckpointError(
+                    f"client {client_id} keeps the state of its optimizer; set trainer.client_optimizer to kept"
+                )
         client.is_new = not stored
         names = model.personal_names
         if not stored:
@@ -287,14 +288,17 @@ class Session:
         Raises:
             NonFiniteUpdate: If the uplink's codec would keep NaN or infinity; the stored state stays unchanged.
         """
-        memory = dict(self._memories.pop(client.id, {}))
-        if self.channel.uplink.codec is not None and self._taken is not None:
-            buffers = self.loop(client).model.buffers
-            context = self.channel.up(client.id, self._taken, update.kind, buffers=buffers, memory=memory)
-            update.arrival = self.channel.uplink.cross(update.payload, context)
-            if not are_finite(memory.values()):
-                raise NonFiniteUpdate(f"its update {NOT_FINITE}")
-        if kept := {**answer.local_state, **add_prefix(_CODEC, memory)}:
+        kept = answer.local_state
+        if self._memories or self.channel.uplink.codec is not None:
+            memory = dict(self._memories.pop(client.id, {}))
+            if self.channel.uplink.codec is not None and self._taken is not None:
+                buffers = self.loop(client).model.buffers
+                context = self.channel.up(client.id, self._taken, update.kind, buffers=buffers, memory=memory)
+                update.arrival = self.channel.uplink.cross(update.payload, context)
+                if not are_finite(memory.values()):
+                    raise NonFiniteUpdate(f"its update {NOT_FINITE}")
+            kept = {**kept, **add_prefix(_CODEC, memory)}
+        if kept:
             self.store.put(client.id, kept)
         return update
 
@@ -324,8 +328,9 @@ class Session:
 
     def local_state(self, client: Client, method_state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors that a client keeps until it next takes part: personal ones, the method's and optimizers' state."""
-        model, optimizers = client.model, add_prefix(_OPTIMIZER, client.optimizers)
-        return {**model.tensors(model.personal_names), **add_prefix(_STATE, method_state), **optimizers}
+        model = client.model
+        kept = {**model.tensors(model.personal_names), **add_prefix(_STATE, method_state)}
+        return {**kept, **add_prefix(_OPTIMIZER, client.optimizers)} if client.optimizers else kept
 
 
 def _first(name: str, *held: Mapping[str, Tensor]) -> Tensor | None:

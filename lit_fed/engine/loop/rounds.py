@@ -18,7 +18,7 @@ from lit_fed.engine.loop.run import RoundRecord, Run
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.wire.channel import NOT_FINITE
-from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, are_finite, num_bytes
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Payload, are_finite, num_bytes
 from lit_fed.errors import ClientFailure, NonFiniteServer, NothingToAverage
 from lit_fed.machine import settled
 from lit_fed.participation import CLOCK, Fate, Participant
@@ -146,17 +146,18 @@ def _train_cohort(run: Run, current: Round) -> None:
     versions = {client_id: current.round_idx if one.version is None else one.version for client_id, one in plan.items()}
     working = [client_id for client_id, one in plan.items() if one.fate is not Fate.LOST_BEFORE]
     broadcasts = {**federation.versions, current.round_idx: current.broadcast}
-    for client_id in list(plan)[run.workers.rank :: run.workers.world_size]:  # also to dropouts
-        broadcast, kind = broadcasts[versions[client_id]], federation.kinds[client_id]
-        ledger.sent(client_id, broadcast.bytes_down(client_id, kind))
-        if _DOWN in ledger.uncoded:
-            ledger.uncoded[_DOWN] += num_bytes(broadcast.received(client_id, kind))
     mine = run.workers.share(working, federation.data.census.num_samples)
     # The same versions on every process, because an executor may exchange something with the others.
     for version in sorted({versions[client_id] for client_id in working}) or [current.round_idx]:
         stopped = ledger.failures and run.settings.on_client_failure == "raise"
         own = [client_id for client_id in mine if versions[client_id] == version and not stopped]
         _train_version(run, current, own, broadcasts[version], plan)
+    dropouts = [client_id for client_id, one in plan.items() if one.fate is Fate.LOST_BEFORE]  # who downloads, too
+    for client_id in [*mine, *dropouts[run.workers.rank :: run.workers.world_size]]:
+        broadcast, kind = broadcasts[versions[client_id]], federation.kinds[client_id]
+        ledger.sent(client_id, broadcast.bytes_down(client_id, kind))
+        if _DOWN in ledger.uncoded:
+            ledger.uncoded[_DOWN] += broadcast.bytes_down(client_id, kind, coded=False)
     ledger.totals += federation.executor.summed_metrics(ledger.logged, current.round_idx)
 
 
@@ -165,6 +166,7 @@ def _train_version(
 ) -> None:
     """Train this process's clients that start from one broadcast."""
     federation, ledger = run.federation, current.ledger
+    changed = federation.channel.uplink.codec is not None or not federation.wrappers.keep_finite
     for update in federation.executor.run(client_ids, broadcast):
         if isinstance(update, ClientFailure):
             ledger.failed(update)
@@ -174,15 +176,16 @@ def _train_version(
         update.staleness = current.round_idx - broadcast.round_idx
         if plan[update.client_id].version is not None:
             update.metrics["staleness"] = update.staleness
-        ledger.trained(update, broadcast.received(update.client_id, update.kind))
+        begun = broadcast.received(update.client_id, update.kind)
+        ledger.trained(update, begun)
         run.call("on_client_end", update)
         fate, received = plan[update.client_id].fate, federation.channel.receive(update, broadcast)
-        if fate is Fate.LOST_AFTER or not _is_finite(run, current, received):
+        if fate is Fate.LOST_AFTER or (changed and not _is_finite(run, current, received)):
             continue
         if fate is Fate.LATE:
             federation.store.put_update(received)
         else:
-            _deliver(run, current, received, broadcast)
+            _deliver(run, current, received, begun)
 
 
 def _add_late_updates(run: Run, current: Round) -> None:
@@ -193,26 +196,24 @@ def _add_late_updates(run: Run, current: Round) -> None:
         sent = current.broadcast.received(client_id, kind)
         update = federation.store.pop_update(client_id, run.fabric.device, kind, sent)
         if update is not None:
-            _deliver(run, current, update, current.broadcast)
+            _deliver(run, current, update, sent)
 
 
 def _is_finite(run: Run, current: Round, update: ClientUpdate) -> bool:
     """Whether an update is finite after a codec or a wrapper, which alone can have changed that; note the failure."""
     codec = run.federation.channel.uplink.codec
-    sent = update.payload.values() if update.flat is None else [update.flat.values]
-    if (codec is None and run.federation.wrappers.keep_finite) or are_finite(sent):
+    if are_finite(update.payload.values() if update.flat is None else [update.flat.values]):
         return True
     cause = "is not finite, which trainer.attack makes of it" if codec is None else NOT_FINITE
     current.ledger.failed(ClientFailure(update.client_id, current.round_idx, f"its update {cause}"))
     return False
 
 
-def _deliver(run: Run, current: Round, update: ClientUpdate, broadcast: Broadcast) -> None:
+def _deliver(run: Run, current: Round, update: ClientUpdate, begun: Payload) -> None:
     federation = run.federation
     run.call("on_arrival", update)
     if "probability" in current.needs:  # an estimate takes seconds in a large population
         update.probability = federation.participation.probability(update.client_id)
-    begun = broadcast.received(update.client_id, update.kind)
     current.reducer.add(federation.algorithm.arrive(update, begun, federation.server))
     current.ledger.arrived(update.client_id, update.uplink_bytes)
     if _UP in current.ledger.uncoded:
