@@ -375,6 +375,7 @@ def test_commands_are_found() -> None:
         "export",
         "verify",
         "card",
+        "forget",
     }
 
 
@@ -401,11 +402,13 @@ def test_commands_parse(command: tuple[str, ...], at_root: Path, capsys: pytest.
         written = at_root / (command[command.index("--output") + 1] if "--output" in command else "exported")
         assert {"model.pt2", "model.safetensors", "model.json", "MODEL_CARD.md"} <= {p.name for p in written.iterdir()}
         return
-    if command[0] in ("verify", "card"):
+    if (
+        told := {"verify": "whole", "card": "card.md", "forget": "run again   rounds 0 to 0"}.get(command[0])
+    ) is not None:
         short = ["--trainer.max_rounds", "1", "--trainer.local_epochs", "1", "--trainer.record", "true", *QUICK]
         main(["fit", "-c", QUICKSTART, *short])
         main([*command])
-        assert ("card.md" if command[0] == "card" else "whole") in capsys.readouterr().out
+        assert told in capsys.readouterr().out
         return
     if command[0] == "simulate":
         length = "steps" if any("/uwa/" in word for word in command) else "rounds"

@@ -37,6 +37,7 @@ class Checkpoint(Callback):
             else ``min`` if the name contains loss or error, and ``max`` for any other name.
         keep_last: Also keep this many rounds as ``round=<r>.ckpt``.
         every_n_rounds: Interval of checkpoints, in rounds; the last round always gets one.
+        keep_every: Also keep ``round=<r>.ckpt`` after every so many rounds, for `lit-fed forget`; null for none.
 
     Raises:
         ConfigError: As `EarlyStopping`.
@@ -50,9 +51,11 @@ class Checkpoint(Callback):
         mode: Mode = "auto",
         keep_last: int = 0,
         every_n_rounds: int = 1,
+        keep_every: int | None = None,
     ) -> None:
         self.keep_last = check_range("Checkpoint.keep_last", keep_last, least=0)
         self.every_n_rounds = check_range("Checkpoint.every_n_rounds", every_n_rounds, least=1)
+        self.keep_every = check_range("Checkpoint.keep_every", keep_every, least=1, null="for none")
         self.mode: Mode = mode
         self.monitor = monitor
         self.best: float | None = None
@@ -99,13 +102,14 @@ class Checkpoint(Callback):
         """Write the checkpoints that are due."""
         improved = self._is_best(run, record)
         last_round = record.round_idx + 1 == run.max_rounds or run.should_stop
-        if not (improved or last_round or (record.round_idx + 1) % self.every_n_rounds == 0):
+        stays = self._stays(record.round_idx)
+        if not (improved or last_round or stays or (record.round_idx + 1) % self.every_n_rounds == 0):
             return
         folder = self._folder(run)
         apart = save_checkpoint(run, folder / "last.ckpt")
         index = run.federation.store.state_dict()
         names = ["last.ckpt", *(["best.ckpt"] if improved else [])]
-        names += [f"round={record.round_idx}.ckpt"] if self.keep_last else []
+        names += [f"round={record.round_idx}.ckpt"] if self.keep_last or stays else []
         if run.fabric.is_global_zero:
             for name in names[1:]:
                 _link(folder / "last.ckpt", folder / name)
@@ -155,10 +159,14 @@ class Checkpoint(Callback):
         )
 
     def _drop_old_rounds(self, folder: Path) -> None:
-        rounds = sorted((n for n in self._used if n.startswith("round=")), key=lambda n: int(n[6:].split(".")[0]))
-        for name in rounds[: max(len(rounds) - self.keep_last, 0)] if self.keep_last else []:
-            (folder / name).unlink(missing_ok=True)
-            del self._used[name], self._apart[name]
+        rounds = sorted(int(name[6:].split(".")[0]) for name in self._used if name.startswith("round="))
+        for round_idx in rounds[: max(len(rounds) - self.keep_last, 0)] if self.keep_last else []:
+            if not self._stays(round_idx):
+                (folder / (name := f"round={round_idx}.ckpt")).unlink(missing_ok=True)
+                del self._used[name], self._apart[name]
+
+    def _stays(self, round_idx: int) -> bool:
+        return self.keep_every is not None and (round_idx + 1) % self.keep_every == 0
 
     def _folder(self, run: Run) -> Path:
         return run.log_dir / "checkpoints"

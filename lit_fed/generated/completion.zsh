@@ -19,6 +19,7 @@ _shtab_lit_fed_commands() {
     export:'Write the trained network for use without lit_fed, with a card.'
     federate:'Train a federation whose clients live on nodes.'
     fit:'Train a federation.'
+    forget:'Run a run again without some of its clients.'
     log:'Check the audit log of a server or a node, and print it as a table.'
     node:'Serve some clients of a federation, where their data are.'
     predict:'Write predictions on the shared test data, or on a client'"'"'s own, to a file. On a node: --state_dir DIR, whose options are in lit-fed predict --state_dir DIR --help.'
@@ -113,7 +114,7 @@ _shtab_lit_fed_cost_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 46 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 47 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -424,6 +425,8 @@ _shtab_lit_fed_cost_options=(
   "--trainer.attack.target[trainer.attack.init_args.target]:trainer.attack.init_args.target:"
   "--trainer.attack.value[trainer.attack.init_args.value]:trainer.attack.init_args.value:"
   "--trainer.attack.z[trainer.attack.init_args.z]:trainer.attack.init_args.z:"
+  "--trainer.participation.absent[trainer.participation.init_args.absent]:trainer.participation.init_args.absent:"
+  "--trainer.participation.absent_positions[trainer.participation.init_args.absent_positions]:trainer.participation.init_args.absent_positions:"
   "--trainer.participation.availability[trainer.participation.init_args.availability]:trainer.participation.init_args.availability:"
   "--trainer.participation.availability_beta[trainer.participation.init_args.availability_beta]:trainer.participation.init_args.availability_beta:"
   "--trainer.participation.buffer[trainer.participation.init_args.buffer]:trainer.participation.init_args.buffer:"
@@ -491,7 +494,7 @@ _shtab_lit_fed_federate_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 46 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 47 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -823,6 +826,8 @@ _shtab_lit_fed_federate_options=(
   "--trainer.attack.target[trainer.attack.init_args.target]:trainer.attack.init_args.target:"
   "--trainer.attack.value[trainer.attack.init_args.value]:trainer.attack.init_args.value:"
   "--trainer.attack.z[trainer.attack.init_args.z]:trainer.attack.init_args.z:"
+  "--trainer.participation.absent[trainer.participation.init_args.absent]:trainer.participation.init_args.absent:"
+  "--trainer.participation.absent_positions[trainer.participation.init_args.absent_positions]:trainer.participation.init_args.absent_positions:"
   "--trainer.participation.availability[trainer.participation.init_args.availability]:trainer.participation.init_args.availability:"
   "--trainer.participation.availability_beta[trainer.participation.init_args.availability_beta]:trainer.participation.init_args.availability_beta:"
   "--trainer.participation.buffer[trainer.participation.init_args.buffer]:trainer.participation.init_args.buffer:"
@@ -877,7 +882,7 @@ _shtab_lit_fed_fit_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 46 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 47 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -1187,6 +1192,8 @@ _shtab_lit_fed_fit_options=(
   "--trainer.attack.target[trainer.attack.init_args.target]:trainer.attack.init_args.target:"
   "--trainer.attack.value[trainer.attack.init_args.value]:trainer.attack.init_args.value:"
   "--trainer.attack.z[trainer.attack.init_args.z]:trainer.attack.init_args.z:"
+  "--trainer.participation.absent[trainer.participation.init_args.absent]:trainer.participation.init_args.absent:"
+  "--trainer.participation.absent_positions[trainer.participation.init_args.absent_positions]:trainer.participation.init_args.absent_positions:"
   "--trainer.participation.availability[trainer.participation.init_args.availability]:trainer.participation.init_args.availability:"
   "--trainer.participation.availability_beta[trainer.participation.init_args.availability_beta]:trainer.participation.init_args.availability_beta:"
   "--trainer.participation.buffer[trainer.participation.init_args.buffer]:trainer.participation.init_args.buffer:"
@@ -1215,6 +1222,16 @@ _shtab_lit_fed_fit_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_lit_fed_fit_defaults_added=0
+
+_shtab_lit_fed_forget_options=(
+  "(- : *)"{-h,--help}"[Show this help message and exit.]"
+  "--client[clients to forget\: a name, or a list of names\; 0, 1, \… where clients have no names (default\: null)]:client:"
+  {--client_position,--client_position+}"[the same by positions, from 0 (type\: int \| list\[int\] \| null, default\: null)]:client_position:"
+  ":folder of a run with record.jsonl (required, type\: \<class \'Path\'\>):"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lit_fed_forget_defaults_added=0
 
 _shtab_lit_fed_log_options=(
   "(- : *)"{-h,--help}"[Show this help message and exit.]"
@@ -1249,7 +1266,7 @@ _shtab_lit_fed_node_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 46 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 47 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -1583,6 +1600,8 @@ _shtab_lit_fed_node_options=(
   "--trainer.attack.target[trainer.attack.init_args.target]:trainer.attack.init_args.target:"
   "--trainer.attack.value[trainer.attack.init_args.value]:trainer.attack.init_args.value:"
   "--trainer.attack.z[trainer.attack.init_args.z]:trainer.attack.init_args.z:"
+  "--trainer.participation.absent[trainer.participation.init_args.absent]:trainer.participation.init_args.absent:"
+  "--trainer.participation.absent_positions[trainer.participation.init_args.absent_positions]:trainer.participation.init_args.absent_positions:"
   "--trainer.participation.availability[trainer.participation.init_args.availability]:trainer.participation.init_args.availability:"
   "--trainer.participation.availability_beta[trainer.participation.init_args.availability_beta]:trainer.participation.init_args.availability_beta:"
   "--trainer.participation.buffer[trainer.participation.init_args.buffer]:trainer.participation.init_args.buffer:"
@@ -1637,7 +1656,7 @@ _shtab_lit_fed_predict_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 46 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 47 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -1952,6 +1971,8 @@ _shtab_lit_fed_predict_options=(
   "--trainer.attack.target[trainer.attack.init_args.target]:trainer.attack.init_args.target:"
   "--trainer.attack.value[trainer.attack.init_args.value]:trainer.attack.init_args.value:"
   "--trainer.attack.z[trainer.attack.init_args.z]:trainer.attack.init_args.z:"
+  "--trainer.participation.absent[trainer.participation.init_args.absent]:trainer.participation.init_args.absent:"
+  "--trainer.participation.absent_positions[trainer.participation.init_args.absent_positions]:trainer.participation.init_args.absent_positions:"
   "--trainer.participation.availability[trainer.participation.init_args.availability]:trainer.participation.init_args.availability:"
   "--trainer.participation.availability_beta[trainer.participation.init_args.availability_beta]:trainer.participation.init_args.availability_beta:"
   "--trainer.participation.buffer[trainer.participation.init_args.buffer]:trainer.participation.init_args.buffer:"
@@ -2058,7 +2079,7 @@ _shtab_lit_fed_split_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 46 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 47 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -2368,6 +2389,8 @@ _shtab_lit_fed_split_options=(
   "--trainer.attack.target[trainer.attack.init_args.target]:trainer.attack.init_args.target:"
   "--trainer.attack.value[trainer.attack.init_args.value]:trainer.attack.init_args.value:"
   "--trainer.attack.z[trainer.attack.init_args.z]:trainer.attack.init_args.z:"
+  "--trainer.participation.absent[trainer.participation.init_args.absent]:trainer.participation.init_args.absent:"
+  "--trainer.participation.absent_positions[trainer.participation.init_args.absent_positions]:trainer.participation.init_args.absent_positions:"
   "--trainer.participation.availability[trainer.participation.init_args.availability]:trainer.participation.init_args.availability:"
   "--trainer.participation.availability_beta[trainer.participation.init_args.availability_beta]:trainer.participation.init_args.availability_beta:"
   "--trainer.participation.buffer[trainer.participation.init_args.buffer]:trainer.participation.init_args.buffer:"
@@ -2421,7 +2444,7 @@ _shtab_lit_fed_statistics_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 46 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 47 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -2752,6 +2775,8 @@ _shtab_lit_fed_statistics_options=(
   "--trainer.attack.target[trainer.attack.init_args.target]:trainer.attack.init_args.target:"
   "--trainer.attack.value[trainer.attack.init_args.value]:trainer.attack.init_args.value:"
   "--trainer.attack.z[trainer.attack.init_args.z]:trainer.attack.init_args.z:"
+  "--trainer.participation.absent[trainer.participation.init_args.absent]:trainer.participation.init_args.absent:"
+  "--trainer.participation.absent_positions[trainer.participation.init_args.absent_positions]:trainer.participation.init_args.absent_positions:"
   "--trainer.participation.availability[trainer.participation.init_args.availability]:trainer.participation.init_args.availability:"
   "--trainer.participation.availability_beta[trainer.participation.init_args.availability_beta]:trainer.participation.init_args.availability_beta:"
   "--trainer.participation.buffer[trainer.participation.init_args.buffer]:trainer.participation.init_args.buffer:"
@@ -2837,7 +2862,7 @@ _shtab_lit_fed_test_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 46 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 47 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -3147,6 +3172,8 @@ _shtab_lit_fed_test_options=(
   "--trainer.attack.target[trainer.attack.init_args.target]:trainer.attack.init_args.target:"
   "--trainer.attack.value[trainer.attack.init_args.value]:trainer.attack.init_args.value:"
   "--trainer.attack.z[trainer.attack.init_args.z]:trainer.attack.init_args.z:"
+  "--trainer.participation.absent[trainer.participation.init_args.absent]:trainer.participation.init_args.absent:"
+  "--trainer.participation.absent_positions[trainer.participation.init_args.absent_positions]:trainer.participation.init_args.absent_positions:"
   "--trainer.participation.availability[trainer.participation.init_args.availability]:trainer.participation.init_args.availability:"
   "--trainer.participation.availability_beta[trainer.participation.init_args.availability_beta]:trainer.participation.init_args.availability_beta:"
   "--trainer.participation.buffer[trainer.participation.init_args.buffer]:trainer.participation.init_args.buffer:"
@@ -3201,7 +3228,7 @@ _shtab_lit_fed_validate_options=(
   "--trainer.executor[Trains a cohort\: sequential, client by client\; vectorized, in groups as one computation\; auto, in groups where that is faster. (type\: Literal\[\'sequential\', \'vectorized\', \'auto\'\], default\: sequential)]:{sequential,vectorized,auto}:(sequential vectorized auto)"
   "--trainer.group_size[Clients in a group\; null for the number whose weights fit into 96 MiB, or into a share of the free memory of the first process\'s GPU. A resumed run keeps the size. (type\: int \| null, default\: null)]:trainer.group_size:"
   "--trainer.callbacks.help[Show the help for the given subclass of Callback and exit.]:CLASS_PATH_OR_NAME:"
-  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 46 of them)]:trainer.callbacks:"
+  {--trainer.callbacks,--trainer.callbacks+}"[Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning\'s callbacks watch the clients\' local work. (type\: Optional\[list\[Callback \| Callback\]\], default\: null, known subclasses\: 47 of them)]:trainer.callbacks:"
   "--trainer.logger.help[Show the help for the given subclass of Logger and exit.]:CLASS_PATH_OR_NAME:"
   {--trainer.logger,--trainer.logger+}"[True for TensorBoard, False for none, or Lightning loggers. (type\: bool \| Logger \| list\[Logger\], default\: True, known subclasses\: lightning.pytorch.loggers.logger.DummyLogger, lightning.pytorch.loggers.CometLogger, lightning.pytorch.loggers.CSVLogger, lightning.pytorch.loggers.MLFlowLogger, lightning.pytorch.loggers.TensorBoardLogger, lightning.pytorch.loggers.WandbLogger)]:trainer.logger:"
   "--trainer.default_root_dir[Parent folder of lightning_logs\; the working directory by default. (type\: str \| null, default\: null)]:trainer.default_root_dir:"
@@ -3511,6 +3538,8 @@ _shtab_lit_fed_validate_options=(
   "--trainer.attack.target[trainer.attack.init_args.target]:trainer.attack.init_args.target:"
   "--trainer.attack.value[trainer.attack.init_args.value]:trainer.attack.init_args.value:"
   "--trainer.attack.z[trainer.attack.init_args.z]:trainer.attack.init_args.z:"
+  "--trainer.participation.absent[trainer.participation.init_args.absent]:trainer.participation.init_args.absent:"
+  "--trainer.participation.absent_positions[trainer.participation.init_args.absent_positions]:trainer.participation.init_args.absent_positions:"
   "--trainer.participation.availability[trainer.participation.init_args.availability]:trainer.participation.init_args.availability:"
   "--trainer.participation.availability_beta[trainer.participation.init_args.availability_beta]:trainer.participation.init_args.availability_beta:"
   "--trainer.participation.buffer[trainer.participation.init_args.buffer]:trainer.participation.init_args.buffer:"
@@ -3579,6 +3608,7 @@ _shtab_lit_fed() {
         export) _arguments -C -s $_shtab_lit_fed_export_options ;;
         federate) _arguments -C -s $_shtab_lit_fed_federate_options ;;
         fit) _arguments -C -s $_shtab_lit_fed_fit_options ;;
+        forget) _arguments -C -s $_shtab_lit_fed_forget_options ;;
         log) _arguments -C -s $_shtab_lit_fed_log_options ;;
         node) _arguments -C -s $_shtab_lit_fed_node_options ;;
         predict) _arguments -C -s $_shtab_lit_fed_predict_options ;;

@@ -103,8 +103,8 @@ class Asynchronous(Participation):
             why = ", or no step has an update"
             check_range(f"participation.{name}", getattr(self, name), least=0, below=1, why=why)
         if self.replay is not None:
-            if self.dropout_before or self.dropout_after:
-                raise ConfigError("participation.replay has the fates of a recorded run; leave dropout_… out")
+            if self.dropout_before or self.dropout_after or self.absent or self.absent_positions:
+                raise ConfigError("participation.replay has a recorded run's fates; leave dropout_… and absent… out")
             self._recorded = read_order(self.replay, set(self.seen_clients.tolist()))
         self._rewind()
 

@@ -7,7 +7,7 @@ and the same fates without communication.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
@@ -118,6 +118,9 @@ class Participation(Checked, ABC):
         every: Only clients 0, `every`, 2 · `every`, … are selected, and the others are unseen: with k kinds of network
             in turn, k selects the first kind.
         speeds: Durations of the clients' work; null for those of `stragglers`, and without these for no clock.
+        absent: Clients that drop out before their work in every round, are not tested, and hold no sample: names, or
+            numbers if clients have no names. The draws of cohorts stay as they are.
+        absent_positions: Absent clients by position, counted from 0.
     """
 
     def __init__(
@@ -128,6 +131,8 @@ class Participation(Checked, ABC):
         stragglers: Stragglers | None = None,
         every: int = 1,
         speeds: Speeds | None = None,
+        absent: Sequence[str | int] | None = None,
+        absent_positions: Sequence[int] | None = None,
     ) -> None:
         self.unseen_fraction = unseen_fraction
         self.dropout_before = dropout_before
@@ -135,6 +140,8 @@ class Participation(Checked, ABC):
         self.stragglers = stragglers
         self.every = every
         self.speeds = speeds
+        self.absent, self.absent_positions = absent, absent_positions
+        self.absent_clients: frozenset[int] = frozenset()
         self.payload_bytes: Callable[[int], tuple[int, int]] = lambda client_id: (0, 0)
         self._num_clients: int | None = None
         # None for all clients, at no cost in memory.
@@ -163,6 +170,7 @@ class Participation(Checked, ABC):
                 )
         check_range("participation.every", self.every, least=1)
         self._num_clients, self._num_samples, self._seed = num_clients, num_samples, seed
+        self.absent_clients = frozenset()
         self._seen = None if self.every == 1 else np.arange(0, num_clients, self.every, dtype=np.int64)
         if self.unseen_fraction > 0:
             num_unseen = max(1, round(self.unseen_fraction * num_clients))
@@ -179,6 +187,16 @@ class Participation(Checked, ABC):
                     f"participation.unseen_fraction {self.unseen_fraction} and every {self.every} leave none of the "
                     f"{num_clients} clients to train on; lower one"
                 )
+
+    def lose(self, clients: Collection[int]) -> None:
+        """Lose the work of the clients that `absent` names in every round; called once after `setup`.
+
+        Raises:
+            ConfigError: None is left to train on.
+        """
+        self.absent_clients = frozenset(clients)
+        if not len(self.seen_clients):
+            raise ConfigError("participation.absent leaves no client to train on; name fewer")
 
     def reseed(self, seed: int) -> None:
         """Draw cohorts and fates from another seed; the unseen clients stay the same."""
@@ -197,16 +215,17 @@ class Participation(Checked, ABC):
 
     @property
     def seen_clients(self) -> NDArray[np.int64]:
-        """The clients that can be selected, ascending, (num_seen,); made on each access, of order num_clients."""
-        everyone = np.arange(self.num_clients, dtype=np.int64)
-        return everyone if self._seen is None else self._seen.copy()
+        """The clients that can be selected and are not absent, ascending; made on each access, of order num_clients."""
+        selected = np.arange(self.num_clients, dtype=np.int64) if self._seen is None else self._seen
+        return np.setdiff1d(selected, list(self.absent_clients), assume_unique=True).astype(np.int64)
 
     @property
     def unseen_clients(self) -> NDArray[np.int64]:
-        """The clients that are never selected, ascending, (num_clients − num_seen,)."""
-        if self.num_seen == self.num_clients:
+        """The clients that are never selected and not absent, ascending."""
+        if self._seen is None:
             return np.empty(0, dtype=np.int64)
-        return np.setdiff1d(np.arange(self.num_clients, dtype=np.int64), self.seen_clients, assume_unique=True)
+        others = [*self._seen.tolist(), *self.absent_clients]
+        return np.setdiff1d(np.arange(self.num_clients, dtype=np.int64), others).astype(np.int64)
 
     @property
     @abstractmethod
@@ -250,13 +269,13 @@ class Participation(Checked, ABC):
         Updates divided by it have the mean of all clients' updates. The first call may estimate it.
 
         Returns:
-            Exactly 0 for unseen and for always late clients; None if it is unknown or varies (`probability_is`).
+            Exactly 0 for unseen, absent and always late clients; None if it is unknown or varies (`probability_is`).
         """
         self._require_setup()
         position = client_id if self._seen is None else int(np.searchsorted(self._seen, client_id))
         if self._seen is not None and (position == len(self._seen) or self._seen[position] != client_id):
             return 0.0
-        arrives = (1 - self.dropout_before) * (1 - self.dropout_after)
+        arrives = (1 - self.dropout_before) * (1 - self.dropout_after) * (client_id not in self.absent_clients)
         if self.stragglers is not None and self.stragglers.late == "lost" and self._is_late(client_id):
             arrives = 0.0
         if arrives == 0:
@@ -343,7 +362,7 @@ class Participation(Checked, ABC):
         def happens(probability: float, what: str) -> bool:
             return probability > 0 and uniform(self._seed, what, round_idx, client_id) < probability
 
-        if happens(self.dropout_before, "dropout_before"):
+        if client_id in self.absent_clients or happens(self.dropout_before, "dropout_before"):
             return Fate.LOST_BEFORE
         if happens(self.dropout_after, "dropout_after"):
             return Fate.LOST_AFTER

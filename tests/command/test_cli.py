@@ -283,6 +283,7 @@ def test_help_names_commands_and_settings(capsys):
         "stop",
         "verify",
         "card",
+        "forget",
         "study",
         "results",
         "simulate",

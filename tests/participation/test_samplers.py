@@ -393,3 +393,27 @@ def test_common_settings_reach_every_sampler_and_unknown_ones_fail() -> None:
     assert sampler.dropout_after == 0.1
     with pytest.raises(Exception, match="dropout_aftr"):
         from_config(name, "--trainer.participation.dropout_aftr=0.1")
+
+
+# --- absent clients -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", SAMPLERS, ids=SAMPLER_IDS)
+def test_absent_clients_are_lost_where_they_are_drawn_and_move_no_draw(make: Any) -> None:
+    whole, rest = (ready(make(unseen_fraction=0.2, dropout_after=0.3)) for _ in range(2))
+    absent = {int(whole.unseen_clients[0]), *map(int, whole.seen_clients[:3])}
+    rest.lose(absent)
+    for round_idx in range(20):
+        pairs = list(zip(whole.plan(round_idx), rest.plan(round_idx), strict=True))
+        assert [one.client_id for one, _ in pairs] == [one.client_id for _, one in pairs]
+        for before, after in pairs:
+            assert after.fate is (Fate.LOST_BEFORE if after.client_id in absent else before.fate)
+    assert set(rest.seen_clients) == set(whole.seen_clients) - absent
+    assert set(rest.unseen_clients) == set(whole.unseen_clients) - absent
+    assert rest.nominal_cohort_size == whole.nominal_cohort_size
+    assert [rest.probability(client_id) for client_id in absent] == [0.0] * len(absent)
+
+
+def test_somebody_must_be_left() -> None:
+    with pytest.raises(ConfigError, match=r"participation.absent leaves no client to train on; name fewer"):
+        ready(FullParticipation(), num_clients=2).lose([0, 1])

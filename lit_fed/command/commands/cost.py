@@ -24,6 +24,7 @@ from lit_fed.command.command import Call
 from lit_fed.command.reading.parts import ReadParts, add_parts, build_parts, check_parts_given, instantiate
 from lit_fed.engine.clients.executor import untrained_answer
 from lit_fed.engine.lightning.compatibility import check_data, check_task
+from lit_fed.engine.loop.assemble import absent_of
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.kinds import ONLY
@@ -155,9 +156,11 @@ def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algor
     else:
         data.prepare_data()
         data.setup("fit")
+        data.leave_out(absent_of(data, participation))
     kinds = trainer.kinds_of(tasks)
     kinds.check(data)
     participation.setup(data.num_clients, data.census.num_samples, trainer.settings.seed)
+    participation.lose(absent_of(data, participation))
     every = tasks if isinstance(tasks, Mapping) else {ONLY: tasks}
     held = {kind: [one for one in every[kind].parameters() if not one.requires_grad] for kind in kinds.names}
     models = {kind: _model(every[kind], algorithm, data, trainer) for kind in kinds.names}

@@ -207,6 +207,51 @@ class Cut:
             clients=frozenset(present),
         )
 
+    def without(self, absent: frozenset[int], own_test: bool) -> Cut:
+        """The same population, with its digest, after some clients have taken their samples out of it.
+
+        Args:
+            absent: The clients.
+            own_test: Whether test samples may be clients' own, and belong to the shared test set, too.
+
+        Raises:
+            ConfigError: Nobody can tell which samples of a shared set are theirs.
+        """
+        if own_test and (len(self.public) or not isinstance(self.test, CSR | MatchedTestSplit)):
+            what = "public set" if len(self.public) else "shared test set"
+            raise ConfigError(
+                f"participation.absent takes clients' samples out of shared sets, and the {what} does not tell whose "
+                "its samples are; divide these data differently, or leave absent out"
+            )
+        rest = [client_id for client_id in range(len(self.train)) if client_id not in absent]
+        train, val, calibration = (csr.only(rest) for csr in (self.train, self.val, self.calibration))
+        test: ClientIndices = _Emptied(self.test, absent)
+        shared_val, shared_test = self.shared_val, self.shared_test
+        if not self.own_val or (own_test and isinstance(self.test, CSR)):
+            shared_val = np.setdiff1d(shared_val, np.setdiff1d(self.val.indices, val.indices))
+        if own_test and isinstance(self.test, CSR):
+            kept = self.test.only(rest)
+            left = np.setdiff1d(np.arange(len(shared_test)), np.setdiff1d(self.test.indices, kept.indices))
+            test, shared_test = CSR(np.searchsorted(left, kept.indices), kept.offsets), shared_test[left]
+        return replace(
+            self, train=train, val=val, calibration=calibration, test=test, shared_val=shared_val,
+            shared_test=shared_test, sha256=self.digest(),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Emptied:
+    """Sample indices by client, of which some clients have none."""
+
+    rows: ClientIndices
+    absent: frozenset[int]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, client_id: int) -> IntArray:
+        return self.rows[client_id][: 0 if client_id in self.absent else None]
+
 
 def cut_population(parts: Parts, partition: Partition, settings: CutSettings) -> Cut:
     """Choose the samples, set the public ones aside, and cut the rest into clients."""

@@ -6,7 +6,7 @@ Two bases build on it: `TensorDataModule` for data that fit into memory, `Datase
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, fields
 from functools import cached_property
 from operator import index
@@ -117,6 +117,7 @@ class FederatedDataModule(Checked, DataHooks, LightningDataModule):
         self.val_fraction, self.public_size, self.calibration_fraction = val_fraction, 0, 0.0
         self.max_train_samples, self.max_test_samples = max_train_samples, max_test_samples
         self._cut: Cut | None = None
+        self._absent: frozenset[int] | None = None
 
     @property
     def num_clients(self) -> int:
@@ -207,6 +208,24 @@ class FederatedDataModule(Checked, DataHooks, LightningDataModule):
                 f"the data are set up for {named(self.census.clients)} and cannot be set up again for {named(wanted)}; "
                 "make another data module"
             )
+
+    def leave_out(self, absent: Collection[int]) -> None:
+        """Take all samples of absent clients out of the population and its shared sets; called after `setup`.
+
+        Raises:
+            ConfigError: It is not known whose a shared set's samples are, or an earlier call left out other clients.
+        """
+        wanted = frozenset(absent)
+        if self._absent not in (None, wanted):
+            raise ConfigError(
+                f"the data are set up without {named(self._absent or ())} and cannot be set up again without "
+                f"{named(wanted)}; make another data module"
+            )
+        if wanted and self._absent is None:
+            self._cut = self._ready.without(wanted, self.partition.keeps_clients)
+            if "census" in vars(self):
+                self.census.leave_out(wanted, self._cut)
+        self._absent = wanted
 
     @property
     def mixed_by(self) -> str | None:

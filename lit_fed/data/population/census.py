@@ -7,8 +7,8 @@ without a client's data knows them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -242,6 +242,14 @@ class Census:
         """
         self.reports |= reports
         self._agree({f"client {client_id}": report.scale for client_id, report in sorted(reports.items())})
+
+    def leave_out(self, absent: Collection[int], cut: Cut) -> None:
+        """Count no sample of absent clients, by a cut without them and by their reports."""
+        self._cut = cut
+        for client_id in self.reports.keys() & set(absent):
+            report = self.reports[client_id]
+            none = None if report.histogram is None else (0,) * len(report.histogram)
+            self.reports[client_id] = replace(report, samples=0, histogram=none)
 
     def report(self, client_id: int, histogram: bool = True) -> ClientReport:
         """The facts that a server without the client's data may know, with or without its class `histogram`."""

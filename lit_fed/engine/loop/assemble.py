@@ -11,6 +11,7 @@ import torch.distributed
 from lightning import Fabric, LightningModule
 
 from lit_fed.checks import check_range
+from lit_fed.data.population.naming import Keys, NamedClients, clients_of
 from lit_fed.engine.clients import graphs
 from lit_fed.engine.clients.executor import Executor, SequentialExecutor, layouts_of
 from lit_fed.engine.clients.local import LocalLoop
@@ -41,6 +42,7 @@ from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.machine import keep_freed_memory
 from lit_fed.networks.base import file_of, shared
+from lit_fed.participation import Participation
 from lit_fed.tensors import map_tensors
 
 ExecutorName = Literal["sequential", "vectorized", "auto"]
@@ -184,6 +186,12 @@ def _crossing(federation: Federation) -> Callable[[int], tuple[int, int]]:
     return lambda client_id: (down[kinds[client_id]], up[kinds[client_id]])
 
 
+def absent_of(data: NamedClients, participation: Participation) -> list[int]:
+    """The clients that a participation names as absent."""
+    keys = Keys("participation.absent", "participation.absent_positions")
+    return clients_of(data, keys, participation.absent, participation.absent_positions) or []
+
+
 def _set_up_population(fabric: Fabric, workers: Workers, parts: RunParts, seed: int) -> None:
     """Prepare the data and the participation, and check that the cohort keeps all processes busy."""
     data, algorithm, participation = parts.data, parts.algorithm, parts.participation
@@ -193,7 +201,10 @@ def _set_up_population(fabric: Fabric, workers: Workers, parts: RunParts, seed: 
     data.setup("fit")
     data.move_to(fabric.device)
     parts.kinds.check(data)
+    absent = absent_of(data, participation)
+    data.leave_out(absent)
     participation.setup(data.num_clients, data.census.num_samples, seed)
+    participation.lose(absent)
     check_participation(algorithm, participation)
     if participation.nominal_cohort_size < workers.world_size:
         raise ConfigError(

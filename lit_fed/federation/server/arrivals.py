@@ -273,7 +273,7 @@ def arrivals_of(simulated: Participation) -> Arrivals | None:
         )
     if simulated.replay is not None:
         raise ConfigError("participation.replay repeats an order in a simulation, with `lit-fed fit`; leave it out")
-    for name in ("dropout_before", "dropout_after"):
+    for name in ("dropout_before", "dropout_after", "absent", "absent_positions"):
         if getattr(simulated, name):
             raise ConfigError(f"participation.{name} simulates drop-outs, and nodes have their own; leave it out")
     return Arrivals(simulated)

@@ -334,3 +334,47 @@ def test_fractions_that_leave_a_client_one_sample_are_said(capsys):
     )
     ready(Numbered(num_clients=5, partition=Natural(), val_fraction=0.97))
     assert capsys.readouterr().out == ""
+
+
+class Owned(Numbered):
+    """As `Numbered` with five clients, of whom client k has the test samples k, k + 5, …."""
+
+    def load_arrays(self) -> Arrays:
+        made = super().load_arrays()
+        owners = np.arange(100) % 5
+        return Arrays(made.train.x, made.train.y, made.test.x, made.test.y, made.train.clients, owners, made.source)
+
+
+@pytest.mark.parametrize("partition", [IID(), Natural()], ids=["dealt", "their own"])
+def test_absent_clients_take_their_samples_out_of_every_set(partition: Any) -> None:
+    def make() -> Any:
+        return ready(Owned(num_clients=5, partition=partition, val_fraction=0.25), 0, 0.1)
+
+    whole, rest = make(), make()
+    rest.leave_out([1, 3])
+    for client_id in (1, 3):
+        assert rest.census.num_samples(client_id) == rest.census.class_counts(client_id).sum() == 0
+        for part in ("val_loader", "test_loader", "calibration_loader"):
+            assert inputs_of(getattr(rest, part)(client_id)) == []
+    for client_id in (0, 2, 4):
+        for part in ("val_loader", "test_loader", "calibration_loader", "stored_loader"):
+            assert inputs_of(getattr(rest, part)(client_id)) == inputs_of(getattr(whole, part)(client_id))
+    others = {value for client_id in (0, 2, 4) for value in inputs_of(whole.val_loader(client_id))}
+    assert set(inputs_of(rest.val_loader())) == others
+    owned = {10_000_000 + row for row in range(100) if row % 5 in (1, 3)} if isinstance(partition, Natural) else set()
+    assert set(inputs_of(rest.test_loader())) == set(inputs_of(whole.test_loader())) - owned
+    assert len(inputs_of(rest.train_dataloader())) == 3 * 80 * 0.65  # a quarter and a tenth of each are held out
+    assert rest.record.sha256 == whole.record.sha256
+    rest.leave_out([3, 1])
+    with pytest.raises(ConfigError, match=r"set up without clients 1, 3 and cannot be set up again without no client"):
+        rest.leave_out([])
+
+
+def test_a_public_set_of_clients_own_samples_does_not_tell_whose_they_are():
+    data = ready(Numbered(num_clients=5, partition=Natural()), 40)
+    with pytest.raises(ConfigError, match="the public set does not tell whose its samples are"):
+        data.leave_out([1])
+    dealt = ready(Numbered(num_clients=5), 40)
+    before = inputs_of(dealt.public_loader())
+    dealt.leave_out([1])  # a sample of the public set was never a client's
+    assert inputs_of(dealt.public_loader()) == before

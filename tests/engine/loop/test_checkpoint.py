@@ -222,6 +222,16 @@ def test_keep_last(tmp_path: Path) -> None:
     assert files(checkpoints(made)) == {"last.ckpt", "round=5.ckpt", "round=6.ckpt"}
 
 
+def test_keep_every(tmp_path: Path) -> None:
+    """After every third round, whatever else is written; beside the newest two."""
+    made = fit(tmp_path, max_rounds=7, callbacks=[Checkpoint(monitor=None, keep_every=3, every_n_rounds=5)])
+    assert files(checkpoints(made)) == {"last.ckpt", "round=2.ckpt", "round=5.ckpt"}
+    assert read_checkpoint(checkpoints(made) / "round=2.ckpt")["round_idx"] == 3
+    both = [Checkpoint(monitor=None, keep_every=3, keep_last=2)]
+    fit(tmp_path, max_rounds=9, callbacks=both, ckpt_path="last")
+    assert files(checkpoints(made)) == {"last.ckpt", "round=2.ckpt", "round=5.ckpt", "round=7.ckpt", "round=8.ckpt"}
+
+
 def test_every_n_rounds_and_the_last(tmp_path: Path) -> None:
     written = []
 
@@ -235,9 +245,11 @@ def test_every_n_rounds_and_the_last(tmp_path: Path) -> None:
     assert read_checkpoint(checkpoints(made) / "last.ckpt")["round_idx"] == 5
 
 
-@pytest.mark.parametrize("settings", [{"keep_last": -1}, {"every_n_rounds": 0}])
+@pytest.mark.parametrize("settings", [{"keep_last": -1}, {"every_n_rounds": 0}, {"keep_every": 0}])
 def test_settings_are_checked(settings: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=r"Checkpoint\.(keep_last is -1|every_n_rounds is 0); it must be at least"):
+    with pytest.raises(
+        ConfigError, match=r"Checkpoint\.(keep_last is -1|(every_n_rounds|keep_every) is 0); it must be at"
+    ):
         Checkpoint(**settings)  # type: ignore[arg-type]
 
 
