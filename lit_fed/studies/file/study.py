@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import log10, nan
 from pathlib import Path
@@ -14,7 +14,7 @@ from lit_fed.command.reading.words import check_values
 from lit_fed.engine.lightning.metric_names import MetricNames
 from lit_fed.file_names import is_file_name
 from lit_fed.studies.file.claims import Claim, meant, parse_claim
-from lit_fed.studies.file.rounds import WANTED_REPORT, is_report
+from lit_fed.studies.file.rounds import WANTED_REPORT, guide_of, is_report
 from lit_fed.studies.file.sweep import unrolled
 from lit_fed.studies.file.where import Where
 
@@ -243,6 +243,11 @@ def read_study(path: str | Path, profile: str | None = None) -> Study:
     name = _chosen(where, profiles, profile)
     over = where.at(f"profiles.{name}").checked(_or_none(profiles.get(name)), PROFILE_KEYS)
     below = {key: value for key, value in content.items() if key != "profiles"}
+    named = sorted({*_metrics_in(content)} - {""})
+    for metric in map(str, where.mapping(_merge(below, over), "metric_labels")):
+        if metric not in named:
+            there = meant(metric, named) if named else "write metric: beside it"
+            raise where.at("metric_labels").error(f"no metric, report or claim names {metric!r}; {there}")
     if "again" in over:
         below = _first_asked(where, below, profiles, name, over)
     return _build(path, name, unrolled(_merge(below, over), where), where)
@@ -284,6 +289,16 @@ def _first_asked(
     before = _first_asked(where, file, profiles, first, below, asking) if "again" in below else dict(file)
     found: dict[str, Any] = _merge(before, below)
     return found
+
+
+def _metrics_in(content: Any) -> Iterator[str]:
+    """Yield the metrics that a file, or a part of it, names by ``metric`` and ``report``."""
+    parts = content if isinstance(content, list) else []
+    if isinstance(content, dict):
+        yield from (str(content.get("metric", "")), guide_of(str(content.get("report", ""))))
+        parts = [*content.values()]
+    for part in parts:
+        yield from _metrics_in(part)
 
 
 def _chosen(where: Where, profiles: Mapping[Any, Any], wanted: str | None) -> str:

@@ -155,12 +155,6 @@ def check_metrics(grid: CellGrid, cells: Iterable[Cell] = (), ask: Ask | None = 
         cells: The cells to run.
         ask: Runs a round of a cell and returns the reported names; None relies on the configurations alone.
     """
-    labelled, shown = grid.study.metric_labels, {metric for _, metric in _wanted(grid)}
-    if unknown := [metric for metric in labelled if metric not in shown]:
-        raise ConfigError(
-            f"{grid.study.path}: metric_labels names {unknown[0]!r}, which no table and no claim shows; "
-            f"{meant(unknown[0], sorted(shown))}"
-        )
     about_to_run = {cell.name for cell in cells}
     names_by_kind: dict[str, list[str]] = {}  # reported names by kind of run, as far as known
     for cell, metric in _wanted(grid):

@@ -269,7 +269,6 @@ def test_a_misspelt_config_or_setting(changes, expected, tmp_path):
             {"report": "best of global/accuracy"},
             "does not report the metric 'global/accuracy'; did you mean global/acc?",
         ),
-        ({"metric_labels": {"global/ac": "accuracy"}}, "metric_labels names 'global/ac', which no table and no claim "),
         ({"metric": "clients/acc"}, "does not report the metric 'clients/acc'; did you mean clients/acc_"),
         ({"metric": "personal/acc_mean"}, "does not report the metric 'personal/acc_mean'; did you mean"),
         ({"metric": "comm/bytes"}, "does not report the metric 'comm/bytes'; did you mean comm/"),
