@@ -16,6 +16,7 @@ import yaml
 
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.studies.file.study import Study, read_study
+from lit_fed.studies.results.register_lines import OURS, PAPERS, is_ours, texts_of
 from website.links import ROOT
 
 # The rooms that a user imports from, and what stands above their names.
@@ -188,7 +189,7 @@ def rows_with(name: str) -> Iterator[tuple[str, Study, list[str]]]:
 
 def _places(name: str) -> str:
     lines = [
-        f"- [{study.title}](../results/studies.md#{place}) ({study.source}): {', '.join(labels)}"
+        f"- [{study.title}](../results/studies.md#{place}) ({study.source or 'of no paper'}): {', '.join(labels)}"
         for place, study, labels in rows_with(name)
     ]
     return "\n".join(lines) or "None of the studies has it."
@@ -204,14 +205,17 @@ def _studies_page() -> str:
     for name, profiles in studies().items():
         study = next(iter(profiles.values()))
         where = study.path.as_posix()
-        parts += [f"## {name}", f"**{study.title}.** {study.source}.", " ".join(study.about.split())]
+        source = f"{study.source or 'Of no paper'}."
+        parts += [f"## {name}", f"**{study.title}.** {source}", " ".join(study.about.split())]
         parts.append("\n".join(["```bash", *(f"lit-fed study -c {where} --profile {one}" for one in profiles), "```"]))
         parts.append(f"File: [`{where}`](../../{where})")
         if told := [path for path, text in results.items() if re.search(rf"\b{name}\b", text)]:
             parts.append("Results: " + ", ".join(f"[{path.stem}]({path.name})" for path in told))
         parts.append("\n".join(f"- `{profile}`: {_shape(one)}" for profile, one in profiles.items()))
-        if claims := [claim.says or claim.text for claim in study.claims]:
-            parts += ["Claims:", "\n".join(f"- {words}" for words in claims)]
+        texts = list(zip(study.claims, texts_of(study), strict=True))
+        for heading, ours in ((PAPERS, False), (OURS, True)):
+            if claims := [claim.says or claim.text for claim, text in texts if is_ours(text) == ours]:
+                parts += [f"{heading}:", "\n".join(f"- {words}" for words in claims)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -79,7 +79,8 @@ def _causes(path: Path, profiles: Sequence[str]) -> Iterator[tuple[str, dict[str
     settings = read_settings(located(path), "study file")
     if "simulate" in settings:
         claims = [claim for claim in settings["simulate"]["init_args"].get("claims", ()) if isinstance(claim, dict)]
-        texts = claim_texts((_plain(claim, "says"), _plain(claim, "claim")) for claim in claims)
+        worded = ((_plain(claim, "says"), _plain(claim, "claim")) for claim in claims)
+        texts = claim_texts(worded, settings.get("source", ""))
         causes = [_plain(claim, "not_applicable") or _plain(claim, "cause") for claim in claims]
         yield from ((profile, dict(zip(texts, causes, strict=True))) for profile in profiles)
         return

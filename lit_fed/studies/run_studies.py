@@ -30,9 +30,15 @@ from lit_fed.studies.results.results import (
     table_csv,
     table_latex,
     table_markdown,
-    verdict_text,
 )
-from lit_fed.studies.results.summary import claims_markdown, summaries_in, summary_json, summary_of, tally_text
+from lit_fed.studies.results.summary import (
+    claims_markdown,
+    headings,
+    summaries_in,
+    summary_json,
+    summary_of,
+    tally_text,
+)
 from lit_fed.studies.running.cells import Cell, CellGrid, chosen, lay_out
 from lit_fed.studies.running.display import Display, duration, estimate
 from lit_fed.studies.running.environment import describe
@@ -314,16 +320,18 @@ def _summarise(results: Sequence[Results], output: Path, console: Console) -> No
     """Show the claims of these studies on the terminal, and write all claims of the folder to files and a page."""
     if any(result.verdicts for result in results):
         bounds = "±: a two-sided 95 % confidence interval"
-        table = Table(title="claims", title_justify="left", caption=bounds, caption_justify="left")
-        for heading in ("study", "claim", "verdict", "difference", "seeds"):
-            table.add_column(heading, overflow="fold", justify="right" if heading == "seeds" else "left")
-        for result in results:
-            for claim, verdict in result.verdicts:
-                words = (result.grid.study.name, claim.text, verdict.outcome, verdict_text(verdict), str(verdict.seeds))
-                style = {2: _COLORS[verdict.outcome]}
-                table.add_row(*(Text(word, style.get(place, "")) for place, word in enumerate(words)))
-        console.print(table)
-        say(console, tally_text([summary_of(result) for result in results]))
+        several = [summary_of(result) for result in results]
+        for heading in headings(several):
+            table = Table(title=heading, title_justify="left", caption=bounds, caption_justify="left")
+            for column in ("study", "claim", "verdict", "difference", "seeds"):
+                table.add_column(column, overflow="fold", justify="right" if column == "seeds" else "left")
+            for summary in several:
+                for claim in summary.claims_under(heading):
+                    words = (summary.name, claim.text, claim.outcome, claim.difference, str(claim.seeds))
+                    style = {2: _COLORS.get(claim.outcome, "")}
+                    table.add_row(*(Text(word, style.get(place, "")) for place, word in enumerate(words)))
+            console.print(table)
+        say(console, tally_text(several))
     for profile in dict.fromkeys(result.grid.study.profile for result in results):
         every = summaries_in(output, profile)
         for name, text in (

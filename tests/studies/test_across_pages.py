@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.studies.pages import figures
 from lit_fed.studies.pages.report import index_html, report_html
+from lit_fed.studies.results.register_lines import OURS
 from lit_fed.studies.results.results import collect, escaped, table_csv, table_latex, table_markdown
 from lit_fed.studies.results.summary import summaries_in, summary_json, summary_of
 from lit_fed.studies.run_studies import _summarise, _write_all
@@ -125,11 +126,11 @@ def test_the_page_of_studies_grows(tmp_path: Path, capsys: pytest.CaptureFixture
         _summarise([results], tmp_path / "out", plain_console(140))
         page = (tmp_path / "out/index.pocket.html").read_text()
         assert re.findall(r'href="(\w+)/pocket/report.html"', page) == sorted(["second", "first"][: number + 1])
-        assert ("1 claim of ", "2 claims of ")[number] in page
-    assert "1 claim of 1 study" in capsys.readouterr().out, "the terminal tells of the study that has run"
+        assert ("1 claim of ours", "2 claims of ours")[number] in page
+    assert "1 study: 1 claim of ours" in capsys.readouterr().out, "the terminal tells of the study that has run"
     assert (tmp_path / "out/claims.pocket.md").read_text().count("`prox > fedavg`") == 2
     (first, second) = summaries_in(tmp_path / "out", "pocket")
-    assert (first.name, first.cells, first.done, first.counts["undecided"]) == ("first", 2, 1, 1)
+    assert (first.name, first.cells, first.done, first.tally(OURS)) == ("first", 2, 1, "1 undecided")
     assert second.title == "the second study"
 
 

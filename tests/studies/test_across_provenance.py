@@ -106,8 +106,9 @@ def test_claims_of_profiles_in_the_tree_are_theirs_with_their_causes_of_today() 
         rows = [row for row in CLAIMS if row.setting == entry.setting]
         if entry.profile.startswith("simulation"):  # or simulation_again, whose file is called so
             path = SIMULATIONS[entry.study + entry.profile.removeprefix("simulation")]
-            asked = yaml.safe_load(path.read_text("utf-8"))["simulate"]["init_args"]["claims"]
-            texts = claim_texts((one["says"], one["claim"]) for one in asked)
+            file = yaml.safe_load(path.read_text("utf-8"))
+            asked = file["simulate"]["init_args"]["claims"]
+            texts = claim_texts(((one["says"], one["claim"]) for one in asked), file["source"])
             causes = [" ".join((one.get("not_applicable") or one.get("cause", "")).split()) for one in asked]
         else:
             path = STUDIES[entry.study]

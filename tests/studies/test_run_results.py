@@ -157,7 +157,7 @@ def test_a_claim_that_cannot_be_asked_here_is_not_applicable_whatever_its_number
     path, studies = studied
     why = "four parameters; a byte is | a byte"
     asked = {"says": "It is dear", "claim": "prox > fedavg at iid", "cause": "not told", "not_applicable": why}
-    write_study(tmp_path, seeds=[0, 1], scale=100, claims=[asked], profiles={"pocket": {}})
+    write_study(tmp_path, source="A paper", seeds=[0, 1], scale=100, claims=[asked], profiles={"pocket": {}})
     results(path, studies, tmp_path / "page")
     (line,) = lines_of(tmp_path / "page", "claims")
     assert (line["verdict"], line["cause"], line["ours"]) == ("not applicable", why, "20.5")
@@ -196,7 +196,7 @@ def test_a_study_that_is_run_again_replaces_its_lines_and_others_stand(studied, 
     (studies / "tiny").rename(studies / "another")
     results(other, studies, tmp_path / "page")  # on a machine that has only this one's runs
     assert settings(tmp_path / "page") == ["another, pocket"] * 4 + ["tiny, pocket"] * 4
-    write_study(tmp_path, "another", seeds=[0, 1], scale=100, claims=CLAIMS[:1])
+    write_study(tmp_path, "another", source="A paper", seeds=[0, 1], scale=100, claims=CLAIMS[:1])
     for _ in range(2):  # twice is once
         results(other, studies, tmp_path / "page")
         assert settings(tmp_path / "page") == ["another, pocket"] + ["tiny, pocket"] * 4
@@ -211,9 +211,25 @@ def test_a_study_that_is_run_again_replaces_its_lines_and_others_stand(studied, 
 def test_claims_of_ours_are_counted_apart(studied, tmp_path, capsys):
     path, studies = studied
     claims = [{"says": "It helps", "claim": "prox > fedavg at iid"}, {"says": "Why (ours)", "claim": "prox < 3 at iid"}]
-    write_study(tmp_path, seeds=[0, 1], scale=100, claims=claims)
+    write_study(tmp_path, source="A paper", seeds=[0, 1], scale=100, claims=claims)
     results(path, studies, tmp_path / "page")
     assert "1 claim of papers: 1 holds; 1 claim of ours: 1 fails" in capsys.readouterr().out
+    page = (tmp_path / "page/tiny.md").read_text(encoding="utf-8")
+    told = ("| **What the paper says** |", "| It helps", "| **Claims of ours** |", "| Why (ours)")
+    assert sorted(map(page.index, told)) == list(map(page.index, told))
+
+
+def test_a_study_of_no_paper_makes_no_claim_of_one(studied, tmp_path, capsys):
+    path, studies = studied
+    claims = [{"says": "It helps", "claim": "prox > fedavg at iid"}, "prox < 3 at iid"]
+    write_study(tmp_path, seeds=[0, 1], scale=100, claims=claims)
+    results(path, studies, tmp_path / "page")
+    assert "0 claims of papers; 2 claims of ours: 1 holds, 1 fails" in capsys.readouterr().out
+    told = [line["claim"] for line in lines_of(tmp_path / "page", "claims")]
+    assert told == ["It helps (ours) [prox > fedavg at iid]", "(ours) [prox < 3 at iid]"]
+    page = (tmp_path / "page/tiny.md").read_text(encoding="utf-8")
+    assert "**Claims of ours**" in page
+    assert "**What the paper says**" not in page
 
 
 def test_of_a_study_that_claims_nothing_the_table_is_entered(studied, tmp_path, capsys):
@@ -249,6 +265,7 @@ def test_a_cause_found_later_is_entered_without_the_runs(studied, tmp_path, caps
 def test_what_was_asked_again_stands_in_place_of_what_was_undecided(studied, tmp_path):
     path, studies = studied
     settings: dict[str, Any] = {
+        "source": "A paper",
         "scale": 100,
         "seeds": [0, 1],
         "claims": [*CLAIMS, "prox > 70 at iid"],  # 70 and 72: ours of two seeds is 0 and 2

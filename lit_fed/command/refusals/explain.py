@@ -125,6 +125,8 @@ def _of_value(value: Any, hint: Any, key: str, default: Any) -> Iterator[Fault]:
         if "a number" not in kinds and [one for one in members if _classes(one) and not _kinds(one)]:
             kinds.append("a class")  # beside a number, it is torch's Tensor
         hint = f"; write {key}+={text}" if known in suggest.subclasses(bases) else ""
+        if kinds == ["a text"] and isinstance(value, bool | int | float):  # such as YAML's 1, yes and 1.0
+            hint = "; put it in quotation marks"
         yield key, f"{key}: expected {join_or(kinds)}, not {text or repr(text)}{hint}"
 
 

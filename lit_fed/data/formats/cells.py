@@ -15,8 +15,8 @@ from torch import Tensor
 from lit_fed.data.formats.csv_text import Encode, token_ids
 from lit_fed.errors import ConfigError, reason
 
-NUMBERS = ", or write a table's numbers to Parquet for Table, whose data.impute replaces missing ones"
-"""The end of a line about a missing cell."""
+IMPUTE = ", or set data.impute to median, or to a number for each column"
+"""The end of a line about a missing number."""
 Content = Literal["images", "audio", "text", "numbers", "arrays"]
 Reader = Callable[[Mapping[str, Any], str], Tensor]
 """Reads the inputs of a row, given its cells by column, and its place for errors."""
@@ -36,10 +36,10 @@ def content_of(feature: Any) -> Content | None:
     return "arrays" if name.startswith("Array") and name.endswith("D") else None
 
 
-def filled(row: Mapping[str, Any], column: str, place: str) -> Any:
-    """A cell; raise `ConfigError` if it is empty."""
+def filled(row: Mapping[str, Any], column: str, place: str, advice: str = "") -> Any:
+    """A cell; raise `ConfigError` if it is empty, which `advice` ends."""
     if row[column] is None:
-        raise ConfigError(f"{place}: {column!r} is empty; correct or remove the row{NUMBERS}")
+        raise ConfigError(f"{place}: {column!r} is empty; correct or remove the row{advice}")
     return row[column]
 
 
@@ -62,9 +62,48 @@ def read_text(
     return torch.from_numpy(token_ids(text, encode, vocab_size, length)).long()
 
 
-def read_numbers(columns: list[str], row: Mapping[str, Any], place: str) -> Tensor:
-    """A number of each column, shape (columns,)."""
-    return _finite(np.asarray([filled(row, column, place) for column in columns], dtype=np.float64), place)
+def place_of(levels: list[str], names: list[str] | None, cell: Any) -> int:
+    """The position of a category's cell among its levels; −1 if it is none, or empty.
+
+    Args:
+        levels: The levels.
+        names: Names of the classes that the cells are numbers of; None for cells that are names or whole numbers.
+        cell: The cell.
+    """
+    if isinstance(cell, float) and cell.is_integer():
+        cell = int(cell)
+    text = str(cell).strip() if names is None or cell is None or cell < 0 else names[cell]
+    return levels.index(text) if cell is not None and text in levels else -1
+
+
+def read_numbers(
+    columns: list[str],
+    open_to: set[str],
+    places: Mapping[str, Callable[[Any], int]],
+    row: Mapping[str, Any],
+    place: str,
+) -> Tensor:
+    """A number of each column, shape (columns,).
+
+    Args:
+        columns: The columns.
+        open_to: Columns in which a number may be missing, which is NaN.
+        places: The number of a cell by column that is a category, see `place_of`.
+        row: The cells.
+        place: The row, for errors.
+    """
+    numbers = [
+        places[column](row[column])
+        if column in places
+        else np.nan
+        if column in open_to and row[column] is None
+        else filled(row, column, place, IMPUTE)
+        for column in columns
+    ]
+    values = np.asarray(numbers, dtype=np.float64)
+    is_gap = np.isnan(values) & [column in open_to for column in columns]
+    _finite(np.where(is_gap, 0.0, values), place, IMPUTE)
+    return torch.from_numpy(values)
 
 
 def read_array(
@@ -117,9 +156,9 @@ def _cut(values: NDArray[np.float64], length: int) -> NDArray[np.float64]:
     return out
 
 
-def _finite(values: NDArray[np.float64], place: str) -> Tensor:
+def _finite(values: NDArray[np.float64], place: str, advice: str = "") -> Tensor:
     with np.errstate(over="ignore"):
         narrow = values.astype(np.float32)
     if not np.isfinite(narrow).all():
-        raise ConfigError(f"{place} holds NaN or infinity; correct or remove it{NUMBERS}")
+        raise ConfigError(f"{place} holds NaN or infinity; correct or remove it{advice}")
     return torch.from_numpy(values)

@@ -24,6 +24,7 @@ from lit_fed.data.formats.cells import (
     Reader,
     bytes_of,
     content_of,
+    place_of,
     read_array,
     read_numbers,
     read_sound,
@@ -32,12 +33,13 @@ from lit_fed.data.formats.cells import (
 from lit_fed.data.formats.csv_text import hash_words, load_tokenizer
 from lit_fed.data.formats.table import Kind
 from lit_fed.data.loaders.image_files import ImageFiles, read_image
-from lit_fed.data.loaders.transforms import Normalize, Step
+from lit_fed.data.loaders.transforms import Encode, InTurn, Normalize, Step
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Part, Parts
 from lit_fed.data.partitions.partition import Partition
 from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.dataset_module import DecodedImages
+from lit_fed.data.population.features import MEDIANS, Features, Impute, in_turn
 from lit_fed.data.population.naming import in_order
 from lit_fed.data.population.source import Categorical, Columns, Source, check_classes, check_few, check_roles
 from lit_fed.data.population.targets import checked_targets, remark_merged
@@ -59,7 +61,7 @@ class HuggingFace(Source, DecodedImages):
     `DecodedImages`; of sound, as WAV, or of lists of numbers with a `length`, signals (1, length); of texts, token ids
     (length,), as in `CSVText`; numbers, in one column or several, vectors; arrays of one shape stay as they are.
     Several columns of texts are joined with a space. A target of texts or whole numbers is a class, others are numbers,
-    as in `Table`.
+    as in `Table`; so are missing numbers, null or NaN, and categories, by `impute` and `levels`.
 
     Args:
         name: A folder that ``save_to_disk`` has written, a folder of Parquet, Arrow, CSV or JSON files or of images,
@@ -78,6 +80,9 @@ class HuggingFace(Source, DecodedImages):
             clients, who do not train.
         kind: ``classes`` or ``numbers``, if whole numbers are not classes.
         class_names: The classes in their order; null for those of the column's type, else of the training samples.
+        impute: Number in place of a missing one by column; or ``median``, that of all clients' training samples for
+            each column with gaps, for which these columns are read whole; null refuses gaps.
+        levels: Levels of each column that is a category, of texts, whole numbers or classes.
         length: Tokens of a text (null for 64), or values of a signal; longer ones are cut, shorter ones end in 0.
         vocab_size: Of texts, token ids are 0 … vocab_size − 1.
         tokenizer: Folder of a tokenizer that transformers can load; null hashes words.
@@ -108,6 +113,8 @@ class HuggingFace(Source, DecodedImages):
         test_by: Held = "samples",
         kind: Kind | None = None,
         class_names: list[str] | None = None,
+        impute: Impute | None = None,
+        levels: dict[str, list[str]] | None = None,
         length: int | None = None,
         vocab_size: int = _VOCABULARY,
         tokenizer: str | None = None,
@@ -124,6 +131,9 @@ class HuggingFace(Source, DecodedImages):
         self._inputs = [inputs] if isinstance(inputs, str) else list(inputs)
         self._target = [target] if isinstance(target, str) else list(target)
         check_roles("inputs", self._inputs, self._target, client)
+        self.features, self.fills_missing = Features(impute, levels), impute is not None
+        self.features.check(self._inputs, "data.inputs")
+        self._prepare: Normalize | InTurn = self._normalize
         if client is None and (least_samples, clients, test_by) != (None, None, "samples"):
             raise ConfigError("data.least_samples, data.clients and data.test_by are of data.client; name its column")
         if test_split is not None and test_by == "clients":
@@ -148,10 +158,22 @@ class HuggingFace(Source, DecodedImages):
             case "text":
                 return (self._length or _LENGTH,)
             case "numbers":
-                return (len(self._inputs),)
+                return (len(self._inputs) if self._encode is None else self._encode.width,)
             case "audio":
                 return (1, self._signal)
         return (1, self._length) if self._length is not None else self._array_shape
+
+    @property
+    def feature_names(self) -> list[str]:
+        """The columns of numbers and categories, in the order of the stored inputs; empty of other inputs."""
+        return self._inputs if self._content == "numbers" else []
+
+    @cached_property
+    def gaps(self) -> list[str]:
+        """Columns in which a number is missing."""
+        return [
+            name for name in self._numeric if any(np.isnan(self._column(part, name)).any() for part in self._tables)
+        ]
 
     @property
     def vocab_size(self) -> int | None:
@@ -166,6 +188,8 @@ class HuggingFace(Source, DecodedImages):
     def pooled(self) -> str | None:
         if self._least is not None or self._most is not None:
             return "data.least_samples and data.clients join clients by the sizes of all; leave them out"
+        if self.features.has_medians:
+            return MEDIANS
         if self._feature_names(self._target[0]) is not None:
             return FederatedDataModule.pooled(self)
         return super().pooled()
@@ -176,17 +200,18 @@ class HuggingFace(Source, DecodedImages):
 
     @override
     def finish_batch(self, inputs: Any) -> Any:
-        return inputs if self._content == "text" else self._normalize(inputs)
+        return inputs if self._content == "text" else self._prepare(inputs)
 
     @override
     def preprocessing(self) -> list[Step] | None:  # type: ignore[override]
         """Normalising; None of texts, which become token ids on reading, and of signals."""
-        return self._normalize.steps if self._content in ("images", "numbers", "arrays") else None
+        return self._prepare.steps if self._content in ("images", "numbers", "arrays") else None
 
     @override
     def stored_like(self) -> tuple[tuple[int, ...], str]:
         types = {"images": "uint8", "text": "int64"}
-        return self.input_shape, types.get(self._content, "float64")
+        shape = (len(self._inputs),) if self._content == "numbers" else self.input_shape
+        return shape, types.get(self._content, "float64")
 
     @override
     def decode(self, paths: Sequence[Path]) -> ImageFiles | None:  # type: ignore[override]
@@ -208,7 +233,7 @@ class HuggingFace(Source, DecodedImages):
         if self._content == "numbers" and not self.keeps_missing:
             plain = made["train"].plain
             some = torch.stack([plain[row][0] for row in range(0, len(plain), max(1, len(plain) // _LOOKED_AT))])
-            remark_merged(some, self._normalize, self._inputs, where)
+            remark_merged(some, self._prepare, self._inputs, where)
         if self.num_classes is None and not self.keeps_missing:
             targets = torch.from_numpy(parts.train.y.reshape(len(parts.train), -1))
             remark_merged(targets, Tensor.float, self._target, where)
@@ -266,6 +291,7 @@ class HuggingFace(Source, DecodedImages):
     def _content(self) -> Content:
         """The kind of inputs, from the columns' types."""
         kinds = {column: content_of(self._tables["train"].features[column]) for column in self._inputs}
+        kinds |= {column: "numbers" for column in self.features.levels if kinds[column] == "text"}
         one = len(set(kinds.values())) == 1
         content = next(iter(kinds.values()))
         if unknown := next((column for column, kind in kinds.items() if kind is None), None):
@@ -275,7 +301,10 @@ class HuggingFace(Source, DecodedImages):
             )
         if not one or (len(self._inputs) > 1 and content not in ("numbers", "text")):
             listed = ", ".join(f"{column} ({kind})" for column, kind in kinds.items())
-            raise ConfigError(f"data.inputs names {listed}; name one column, or several of numbers or of texts")
+            raise ConfigError(
+                f"data.inputs names {listed}; name one column, or several of numbers or of texts, or give the levels of"
+                " texts that are categories in data.levels"
+            )
         assert content is not None
         self._check_settings(content)
         return content
@@ -287,6 +316,8 @@ class HuggingFace(Source, DecodedImages):
                 f"data.inputs are {content}; leave out data.image_size, data.grayscale, data.crop_padding and "
                 "data.horizontal_flip"
             )
+        if content != "numbers" and (self.fills_missing or self.features.levels):
+            raise ConfigError(f"data.inputs are {content}; leave out data.impute and data.levels")
         if content in ("images", "numbers") and self._length is not None:
             raise ConfigError(f"data.inputs are {content}; leave out data.length")
         if content != "text" and (self._tokenizer is not None or self._vocabulary != _VOCABULARY):
@@ -322,16 +353,54 @@ class HuggingFace(Source, DecodedImages):
                 rate = getattr(self._tables["train"].features[columns[0]], "sampling_rate", None)
                 read = partial(read_sound, columns[0], self._signal, rate)
             case "numbers":
-                read = partial(read_numbers, columns)
+                return self._reader_of_numbers()
             case "arrays":
                 read = partial(read_array, columns[0], self._length, None if self._length else self.input_shape)
-        if read is not None:  # the pixels of images are bytes
-            step = self._normalize.steps[0]
-            self._normalize = Normalize(step["mean"], step["std"], max_value=1.0)
-        given, wanted = self._normalize.num_channels, self.input_shape[:1]
-        if self._content != "text" and given not in (1, *wanted):
-            raise ConfigError(f"data.mean has {given} values for {wanted[0]}; give one, or one each")
+        if self._content != "text":
+            mean, std = self._scale(self.input_shape[0])
+            if read is not None:  # the pixels of images are bytes
+                self._prepare = Normalize(mean, std, max_value=1.0)
         return read
+
+    def _scale(self, wanted: int) -> tuple[list[float], list[float]]:
+        """The given mean and standard deviation: one, or one each."""
+        given, step = self._normalize.num_channels, self._normalize.steps[0]
+        if given not in (1, wanted):
+            raise ConfigError(f"data.mean has {given} values for {wanted}; give one, or one each")
+        return list(step["mean"]), list(step["std"])
+
+    # Numbers and categories.
+
+    @property
+    def _numeric(self) -> list[str]:
+        return [name for name in self._inputs if name not in self.features.levels]
+
+    @cached_property
+    def _encode(self) -> Encode | None:
+        """The step from stored inputs to those of the network; None if they are the same."""
+        x, gaps = np.empty((0, len(self._inputs))), list[str]()
+        if self.features.has_medians:
+            gaps, rows = self.gaps, self.columns.x
+            x = np.full((len(rows), len(self._inputs)), np.nan)
+            for name in gaps:
+                x[:, self._inputs.index(name)] = self._column("train", name)[rows]
+        return self.features.encoding(self._inputs, gaps, x)
+
+    def _column(self, part: str, name: str) -> NDArray[np.float64]:
+        """A column of numbers; NaN where one is missing."""
+        values = self._tables[part].select_columns([name]).with_format("arrow")[:].column(0)
+        return np.asarray(values.cast("float64").to_numpy())
+
+    def _reader_of_numbers(self) -> Reader:
+        mean, std = self._scale(len(self._numeric))
+        if self._encode is not None:  # a number for each, as indicators and levels are not scaled
+            mean, std = (values * len(self._numeric) if len(values) == 1 else values for values in (mean, std))
+        self._prepare = in_turn(self._encode, mean, std)
+        places = {
+            name: partial(place_of, levels, self._feature_names(name)) for name, levels in self.features.levels.items()
+        }
+        open_to = {name for name in self._numeric if self.keeps_missing or self.features.keeps_missing(name)}
+        return partial(read_numbers, self._inputs, open_to, places)
 
     def _feature_names(self, column: str) -> list[str] | None:
         """Names of classes that the column's type has."""

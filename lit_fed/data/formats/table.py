@@ -17,7 +17,7 @@ from lit_fed.data.formats.table_file import ENDINGS, FEATURES, Notation, TableFi
 from lit_fed.data.loaders.transforms import Encode, InTurn, Normalize
 from lit_fed.data.partitions.cut import Part, Parts, joined
 from lit_fed.data.partitions.partition import Partition
-from lit_fed.data.population.features import Features, Impute, in_turn
+from lit_fed.data.population.features import MEDIANS, Features, Impute, in_turn
 from lit_fed.data.population.figures import figures_instead_of
 from lit_fed.data.population.files import NewInputs, is_arrays
 from lit_fed.data.population.naming import in_order, numbered
@@ -144,7 +144,7 @@ class Table(TensorSource):
                 "it to false"
             )
         if self.features.has_medians:
-            return "data.impute takes medians over all clients' rows; give a number for each column"
+            return MEDIANS
         if self._kind_given != "numbers" and self._names_given is None:
             return "data.class_names are read off all clients' rows; give them, or set data.kind to numbers"
         if self._strata is not None:

@@ -13,6 +13,8 @@ from lit_fed.data.loaders.transforms import Encode, InTurn, Normalize
 from lit_fed.errors import ConfigError
 
 Impute = Literal["median"] | dict[str, float]
+MEDIANS = "data.impute takes medians over all clients' rows; give a number for each column"
+"""What ``data.impute: median`` reads off all clients' samples, for `FederatedDataModule.pooled`."""
 
 
 class Features:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lit_fed.data import FederatedDataModule, Table
+from lit_fed.data import FederatedDataModule, HuggingFace, Table
 from lit_fed.errors import ConfigError
 
 Floats = NDArray[np.float64]
@@ -53,7 +53,7 @@ def columns_of(data: FederatedDataModule) -> list[Variable]:
 
 def levels_of(data: FederatedDataModule) -> dict[str, list[str]]:
     """The levels of a table's categories, which are not numbers to take statistics of."""
-    return data.features.levels if isinstance(data, Table) else {}
+    return data.features.levels if isinstance(data, Table | HuggingFace) else {}
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def batches_of(data: FederatedDataModule, columns: Sequence[Variable], client_id
     for heights_widths in data.stored_sizes(client_id):
         yield 0, dict(zip(places["size"], heights_widths.T, strict=True))
     levels = levels_of(data)
-    stored_names = data.feature_names if isinstance(data, Table) else places["input"]
+    stored_names = getattr(data, "feature_names", None) or places["input"]
     numbers = [place for place, name in enumerate(stored_names) if name not in levels]
     for batch in data.stored_loader(client_id):
         if not isinstance(batch, tuple | list) or len(batch) != 2:

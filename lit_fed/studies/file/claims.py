@@ -20,7 +20,8 @@ sides count as equal, which is fixed before anything runs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from math import comb
@@ -253,6 +254,12 @@ def by_holm(verdicts: Sequence[Verdict]) -> list[Verdict]:
         else verdict
         for verdict in verdicts
     ]
+
+
+def outcome_counts(outcomes: Iterable[str]) -> str:
+    """Return the number of verdicts by outcome, as a text."""
+    counts = Counter(outcomes)
+    return ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome])
 
 
 def _part(link: Link, place: tuple[str, str], seed: int, value: ValueOf, curve: CurveOf) -> float | None:

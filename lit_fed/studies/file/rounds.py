@@ -48,11 +48,11 @@ def goal_of(report: str) -> float | None:
     return None if goal is None else float(goal[2])
 
 
-def report_words(report: str) -> str:
-    """Return a ``report`` in words for a caption."""
+def report_words(report: str, guide: str) -> str:
+    """Return a ``report`` in words for a caption, with its `guide_of` as `guide`."""
     if (goal := goal_of(report)) is not None:
-        return f"in the first evaluated round with {guide_of(report)} at {goal:g}"
-    return _WORDS.get(report) or f"in the best evaluated round of {guide_of(report)}"
+        return f"in the first evaluated round with {guide} at {goal:g}"
+    return _WORDS.get(report) or f"in the best evaluated round of {guide}"
 
 
 def chosen_on_test(report: str, metric: str, evaluated_on: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import log10, nan
 from pathlib import Path
@@ -14,7 +14,7 @@ from lit_fed.command.reading.words import check_values
 from lit_fed.engine.lightning.metric_names import MetricNames
 from lit_fed.file_names import is_file_name
 from lit_fed.studies.file.claims import Claim, meant, parse_claim
-from lit_fed.studies.file.rounds import WANTED_REPORT, is_report
+from lit_fed.studies.file.rounds import WANTED_REPORT, guide_of, is_report
 from lit_fed.studies.file.sweep import unrolled
 from lit_fed.studies.file.where import Where
 
@@ -24,7 +24,7 @@ _LOG = "log10"
 VARIANT_KEYS = ("label", "x", "configs", "set", "grid", *_MEASURE)
 STUDY_KEYS = (
     *("title", "source", "about", "configs", "set", "grid", *_MEASURE, "seeds", "partition_seed", "rows", "columns"),
-    *("skip", "published", "claims", "x_label", "along", "band", "pictures", "profiles"),
+    *("skip", "published", "claims", "metric_labels", "x_label", "along", "band", "pictures", "profiles"),
 )
 PROFILE_KEYS = (*(key for key in STUDY_KEYS if key != "profiles"), "again")
 ALONG = {"rounds": "", "bytes": "comm/total_bytes", "seconds": "time/round_s"}
@@ -137,6 +137,7 @@ class Study:
         claims: The paper's claims.
         measure: The measure, unless a row or column overrides it.
         again: The profile whose undecided claims this one asks again, over other seeds; empty for none.
+        metric_labels: Names for print of metrics, with their units; `Measure.y_label` goes before them.
         x_label: The label of the axis of `Variant.x`.
         along: The axis of the curves, of `ALONG`.
         band: The bands of the curves, of `BANDS`.
@@ -160,6 +161,7 @@ class Study:
     measure: Mapping[str, Any]
     again: str = ""
     partition_seed: str = "each"
+    metric_labels: Mapping[str, str] = field(default_factory=dict)
     x_label: str = ""
     along: str = "rounds"
     band: str = "standard error"
@@ -180,6 +182,10 @@ class Study:
         """Whether the study names the metric of a place."""
         row, column = self.rows[place.row], self.columns[place.column]
         return "metric" in {**self.measure, **row.measure, **column.measure}
+
+    def printed(self, metric: str) -> str:
+        """Return a metric's name for print, or its own."""
+        return self.metric_labels.get(metric, metric)
 
     def measure_of(
         self, place: Place, names: MetricNames, metric: str | None = None, report: str | None = None
@@ -207,7 +213,7 @@ class Study:
             scale=scale,
             decimals=keys.get("decimals", min(12, max(0, 4 - round(log10(scale))))),
             log=log,
-            y_label=keys.get("y_label", ""),
+            y_label=keys.get("y_label", "") or self.metric_labels.get(keys["metric"], ""),
         )
 
 
@@ -237,6 +243,11 @@ def read_study(path: str | Path, profile: str | None = None) -> Study:
     name = _chosen(where, profiles, profile)
     over = where.at(f"profiles.{name}").checked(_or_none(profiles.get(name)), PROFILE_KEYS)
     below = {key: value for key, value in content.items() if key != "profiles"}
+    named = sorted({*_metrics_in(content)} - {""})
+    for metric in map(str, where.mapping(_merge(below, over), "metric_labels")):
+        if metric not in named:
+            there = meant(metric, named) if named else "write metric: beside it"
+            raise where.at("metric_labels").error(f"no metric, report or claim names {metric!r}; {there}")
     if "again" in over:
         below = _first_asked(where, below, profiles, name, over)
     return _build(path, name, unrolled(_merge(below, over), where), where)
@@ -280,6 +291,16 @@ def _first_asked(
     return found
 
 
+def _metrics_in(content: Any) -> Iterator[str]:
+    """Yield the metrics that a file, or a part of it, names by ``metric`` and ``report``."""
+    parts = content if isinstance(content, list) else []
+    if isinstance(content, dict):
+        yield from (str(content.get("metric", "")), guide_of(str(content.get("report", ""))))
+        parts = [*content.values()]
+    for part in parts:
+        yield from _metrics_in(part)
+
+
 def _chosen(where: Where, profiles: Mapping[Any, Any], wanted: str | None) -> str:
     """Return the profile to apply."""
     if wanted is None:
@@ -313,7 +334,9 @@ def _build(path: Path, profile: str, content: dict[str, Any], where: Where) -> S
     if not rows:
         raise where.error("rows is missing; name at least one row, or sweep a setting with grid")
     measure = _measure(where, content)
-    columns = columns or {"all": Variant("all", str(measure.get("y_label") or measure.get("metric", "result")))}
+    metric, labels = measure.get("metric", "result"), where.mapping(content, "metric_labels")
+    labels = {str(name): where.at("metric_labels").text(labels, name) for name in labels if labels[name] is not None}
+    columns = columns or {"all": Variant("all", measure.get("y_label") or labels.get(metric, metric))}
     if both := [name for name in rows if name in columns]:
         raise where.error(f"{both[0]!r} is a row and a column, which claims cannot distinguish; rename one")
     skip = frozenset(_place(where.at("skip"), word, rows, columns) for word in where.texts(content, "skip"))
@@ -341,6 +364,7 @@ def _build(path: Path, profile: str, content: dict[str, Any], where: Where) -> S
         measure=measure,
         again=where.text(content, "again"),
         partition_seed=where.choice(content, "partition_seed", ("each", "fixed")),
+        metric_labels=labels,
         x_label=where.text(content, "x_label"),
         along=where.choice(content, "along", tuple(ALONG)),
         band=where.choice(content, "band", BANDS),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from math import floor, isfinite, log10
 
-from lit_fed.studies.file.claims import NOT_APPLICABLE, OUTCOMES, UNDECIDED
-from lit_fed.studies.results.register_lines import Number, Row, by_statement
+from lit_fed.studies.file.claims import NOT_APPLICABLE, UNDECIDED, outcome_counts
+from lit_fed.studies.results.register_lines import Number, Row, by_statement, headed_by
 
 # Okabe and Ito, "Color universal design", 2008; each with a mark of its own
 _COLOURS = {"holds": "#0072B2", "equal": "#56B4E9", UNDECIDED: "#767676", "fails": "#D55E00", NOT_APPLICABLE: "#767676"}
@@ -25,8 +24,7 @@ _LEGEND = (
 
 def verdict_counts(rows: Sequence[Row]) -> str:
     """Return the number of claims by verdict, as a text in place of the picture."""
-    counts = Counter(row.verdict for row in rows)
-    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in OUTCOMES if counts[verdict])
+    return outcome_counts(row.verdict for row in rows)
 
 
 def short(source: str, sources: Sequence[str]) -> str:
@@ -37,7 +35,7 @@ def short(source: str, sources: Sequence[str]) -> str:
 
 
 def drawn(title: str, rows: Sequence[Row], numbers: Mapping[str, Sequence[Number]]) -> str:
-    """Return the picture of the rows, in their order by statement, in a panel per source and measure.
+    """Return the picture of the rows, by statement, in a panel per source and measure; first the claims of papers.
 
     Args:
         title: The page's title.
@@ -45,12 +43,17 @@ def drawn(title: str, rows: Sequence[Row], numbers: Mapping[str, Sequence[Number
         numbers: The numbers of their settings, which say what was measured.
     """
     lines: list[str] = []
-    panels: dict[tuple[str, str], list[list[Row]]] = {}
-    for asked in by_statement(rows).values():
-        panels.setdefault((asked[0].source, _measure(asked[0], numbers[asked[0].setting])), []).append(asked)
+    panels: dict[tuple[str, str, str], list[list[Row]]] = {}
+    for heading, of_these in headed_by(rows):
+        for asked in by_statement(of_these).values():
+            measure = _measure(asked[0], numbers[asked[0].setting])
+            panels.setdefault((heading, asked[0].source, measure), []).append(asked)
     sources = list(dict.fromkeys(row.source for row in rows))
-    y = 2.5 * _ROW
-    for (source, measure), statements in panels.items():
+    y, above = 2.5 * _ROW, ""
+    for (heading, source, measure), statements in panels.items():
+        if heading != above:
+            lines.append(_text(8, y, heading, "font-weight='bold' font-size='13'"))
+            y, above = y + 1.25 * _ROW, heading
         told = filter(None, (_cut(short(source, sources), _MOST_SOURCE), measure))
         lines.append(_text(8, y, ": ".join(told), "font-weight='bold'"))
         most = max((abs(number) for asked in statements for row in asked for number in _numbers(row)), default=0.0)

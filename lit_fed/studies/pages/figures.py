@@ -139,7 +139,10 @@ def draw_curves(results: Results, path: Path) -> None:
         axes.set_xlabel(_text(measures[0].printed) if all(goals) else _ALONG[study.along])
         if study.along == "bytes" and not any(goals):
             axes.xaxis.set_major_formatter(EngFormatter("B"))
-        measured = [guide_of(m.report) if has_goal else m.printed for m, has_goal in zip(measures, goals, strict=True)]
+        measured = [
+            study.printed(guide_of(m.report)) if has_goal else m.printed
+            for m, has_goal in zip(measures, goals, strict=True)
+        ]
         axes.set_ylabel(_text(" and ".join(dict.fromkeys(measured))))
         _tidy(axes)
     for axes in list(panels.flat)[len(columns) :]:

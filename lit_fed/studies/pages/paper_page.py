@@ -26,7 +26,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.printing import counted
 from lit_fed.studies.file.claims import HOW_DECIDED, OUTCOMES, UNDECIDED, rejected
 from lit_fed.studies.pages.claims_picture import short, verdict_counts
-from lit_fed.studies.results.register_lines import Row, by_statement
+from lit_fed.studies.results.register_lines import Row, by_statement, headed_by
 from lit_fed.studies.results.results import head, line
 
 _NONE = "–"
@@ -135,11 +135,13 @@ def table(
     survive = _holm(rows, earlier)
     lines = head(("claim", "published", "ours ± h (seeds, network, data, profile)", "verdict", "why"))
     sources = list(dict.fromkeys(row.source for row in rows))
-    for source, several in groupby(by_statement(rows).values(), key=lambda one: one[0].source):
-        found = list(several)
-        studies = ", ".join(f"`{study}`" for study in dict.fromkeys(asked[0].study for asked in found))
-        lines.append(line((f"**{short(source, sources)}** ({studies})", "", "", "", "")))
-        lines += [line(words) for asked in found for words in _statement(asked, survive)]
+    for heading, of_these in headed_by(rows):
+        lines.append(line((f"**{heading}**", "", "", "", "")))
+        for source, several in groupby(by_statement(of_these).values(), key=lambda one: one[0].source):
+            found = list(several)
+            studies = ", ".join(f"`{study}`" for study in dict.fromkeys(asked[0].study for asked in found))
+            lines.append(line((f"**{short(source, sources)}** ({studies})", "", "", "", "")))
+            lines += [line(words) for asked in found for words in _statement(asked, survive)]
     decided, after = _decided(rows), after_holm(rows, earlier)
     again = sum(earlier.get(row.setting, 0) > 0 for row in rows)
     asked_twice = (

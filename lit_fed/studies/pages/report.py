@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from lit_fed.callbacks.boards import event_files
 from lit_fed.command.reading.shipped import located
-from lit_fed.studies.file.claims import HOW_DECIDED, OUTCOMES
+from lit_fed.studies.file.claims import HOW_DECIDED
 from lit_fed.studies.file.study import PLAIN, Place
 from lit_fed.studies.results.results import Results, caption
-from lit_fed.studies.results.summary import Summary, summary_of, tally_text
+from lit_fed.studies.results.summary import Summary, headings, summary_of, tally_text
 from lit_fed.studies.running.cells import Cell, CellGrid
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def report_html(results: Results, pictures: Iterable[Path]) -> str:
         "report.html",
         title=study.title,
         study=study,
-        summary=summary_of(results),
+        summary=(summary := summary_of(results)),
+        headings=headings([summary]),
         table=[
             (variant, [results.entries[Place(row, column)] for column in study.columns])
             for row, variant in study.rows.items()
@@ -86,7 +87,7 @@ def report_html(results: Results, pictures: Iterable[Path]) -> str:
 def index_html(several: Sequence[Summary], profile: str) -> str:
     """Return an index of studies of one profile, with links to their reports and all claims."""
     title = "Studies" if profile == PLAIN else f"Studies, profile {profile}"
-    return _page("index.html", title=title, several=several, tally=tally_text(several), outcomes=OUTCOMES)
+    return _page("index.html", title=title, several=several, tally=tally_text(several), headings=headings(several))
 
 
 def _drawn(grid: CellGrid) -> list[tuple[bytes, str, Cell, str]]:

@@ -21,6 +21,9 @@ _JOIN = " + "  # of several commits, networks or data sets
 _DIGITS = 6  # significant digits of a number by seed
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 _CONTINUES = "…"  # begins the wording of a claim that continues the claims before it
+_OURS = "(ours)"  # marks the wording of a claim that no paper makes
+PAPERS, OURS = "What the paper says", "Claims of ours"
+"""Headings of the claims of papers, and of all others."""
 
 
 class Row(NamedTuple):
@@ -82,8 +85,8 @@ class Row(NamedTuple):
 
     @property
     def is_ours(self) -> bool:
-        """Whether the claim is marked "(ours)": it looks for a cause, or answers a paper's open question."""
-        return "(ours)" in self.claim
+        """Whether no paper makes the claim: it looks for a cause, or answers an open question."""
+        return is_ours(self.claim)
 
 
 class StudyRow(NamedTuple):
@@ -262,23 +265,30 @@ def row_of(
     )
 
 
-def claim_texts(claims: Iterable[tuple[str, str]]) -> list[str]:
+def claim_texts(claims: Iterable[tuple[str, str]], source: str) -> list[str]:
     """Format the wordings and sentences of a profile's claims for ``claims.csv``.
 
-    A wording that begins with "…" continues the last one that does not, and is told with it.
+    A wording that begins with "…" continues the last one that does not, and is told with it. Claims that no paper makes
+    are marked "(ours)": by their wording, and all claims without a `source`.
     """
     texts, head = [], ""
     for says, sentence in claims:
         continues = says.startswith(_CONTINUES) and bool(head)
         whole = f"{head.removesuffix(' …')} {says}" if continues else says
         head = head if continues else says
+        whole = whole if source or _OURS in whole else f"{whole} {_OURS}".strip()
         texts.append(f"{whole} [{sentence}]" if whole else sentence)
     return texts
 
 
+def is_ours(text: str) -> bool:
+    """Whether a claim in the format of ``claims.csv`` is marked "(ours)"."""
+    return _OURS in text
+
+
 def texts_of(study: Study) -> list[str]:
     """Return the claims of a study in the format of ``claims.csv``."""
-    return claim_texts((claim.says, claim.sentence) for claim in study.claims)
+    return claim_texts(((claim.says, claim.sentence) for claim in study.claims), study.source)
 
 
 def cause_of(claim: Claim, verdict: str) -> str:
@@ -316,6 +326,13 @@ def statements_of(study: str, texts: Iterable[str]) -> Iterator[Statement]:
         shape = _NUMBER.sub("#", ", ".join((says_what.partition(" at ")[0], *measured)))
         yield Statement(study, says or text, shape, seen[says, shape])
         seen[says, shape] += 1
+
+
+def headed_by(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    """Yield the claims of papers and then all others, each with their heading, where there are any."""
+    for heading, is_ours in ((PAPERS, False), (OURS, True)):
+        if found := [row for row in rows if row.is_ours == is_ours]:
+            yield heading, found
 
 
 def by_statement(rows: Sequence[Row]) -> dict[Statement, list[Row]]:

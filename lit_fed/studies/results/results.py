@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from lit_fed.studies.file.claims import Claim, Verdict, by_holm, check, decide
-from lit_fed.studies.file.rounds import chosen_on_test, goal_of, report_words
+from lit_fed.studies.file.rounds import chosen_on_test, goal_of, guide_of, report_words
 from lit_fed.studies.file.study import PLAIN, Measure, Place
 from lit_fed.studies.running.cells import CellGrid
 
@@ -163,7 +163,8 @@ def caption(results: Results) -> list[str]:
     kinds = dict.fromkeys(
         (f"{m.y_label}, which is " if m.y_label else "")
         + ("log10 of " if m.log else "")
-        + f"{m.metric}, {report_words(m.report)}{chosen_on_test(m.report, m.metric, subset)}"
+        + f"{m.metric}, {report_words(m.report, study.printed(guide_of(m.report)))}"
+        + chosen_on_test(m.report, m.metric, subset)
         + ("" if m.scale == 1 else f", times {m.scale:g}")
         for m in measures
     )

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_fed.printing import counted
-from lit_fed.studies.file.claims import HOW_DECIDED, OUTCOMES
+from lit_fed.studies.file.claims import HOW_DECIDED, OUTCOMES, Claim, Verdict, outcome_counts
+from lit_fed.studies.file.study import Study
+from lit_fed.studies.results.register_lines import OURS, PAPERS, claim_texts, is_ours
 from lit_fed.studies.results.results import Results, head, line, verdict_text
 
 _FILE = "summary.json"
@@ -21,7 +23,7 @@ class Decided:
 
     Args:
         says: The paper's wording.
-        text: The claim in the study file's grammar.
+        text: The claim in the study file's grammar, with its metric and round if they differ from the table's.
         outcome: ``holds``, ``equal``, ``undecided`` or ``fails``.
         difference: The difference, its spread, and the number that it must exceed.
         seeds: The number of seeds with all values that the claim needs.
@@ -58,20 +60,29 @@ class Summary:
     failed: int
     claims: tuple[Decided, ...]
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """The number of claims by outcome."""
-        outcomes = [claim.outcome for claim in self.claims]
-        return {outcome: outcomes.count(outcome) for outcome in OUTCOMES}
+    def claims_under(self, heading: str) -> list[Decided]:
+        """Return the claims of the paper, or those of ours, by `PAPERS` or `OURS`."""
+        texts = claim_texts(((claim.says, claim.text) for claim in self.claims), self.source)
+        return [claim for claim, text in zip(self.claims, texts, strict=True) if is_ours(text) == (heading == OURS)]
+
+    def tally(self, heading: str) -> str:
+        """Return the number of claims under a heading by outcome."""
+        return outcome_counts(claim.outcome for claim in self.claims_under(heading))
 
 
 def summary_of(results: Results) -> Summary:
     """Return the summary of a study."""
     grid, study = results.grid, results.grid.study
-    claims = (Decided(c.says, c.text, v.outcome, verdict_text(v), v.seeds) for c, v in results.verdicts)
+    claims = (_decided(study, claim, verdict) for claim, verdict in results.verdicts)
     done, failed = (sum(getattr(cell, state) for cell in grid.cells) for state in ("done", "failed"))
     heading = (study.name, study.profile, study.title, study.source)
     return Summary(*heading, len(grid.cells), done, failed, tuple(claims))
+
+
+def _decided(study: Study, claim: Claim, verdict: Verdict) -> Decided:
+    metric = study.printed(claim.metric) if claim.metric else ""
+    text = ", ".join(filter(None, (claim.text, metric, claim.report)))
+    return Decided(claim.says, text, verdict.outcome, verdict_text(verdict), verdict.seeds)
 
 
 def summary_json(summary: Summary) -> str:
@@ -96,22 +107,29 @@ def _read(path: Path) -> Summary | None:
     return summary if ours else None
 
 
+def headings(several: Sequence[Summary]) -> list[str]:
+    """Return the headings under which studies have claims: those of papers, those of ours."""
+    return [heading for heading in (PAPERS, OURS) if any(summary.claims_under(heading) for summary in several)]
+
+
 def tally_text(several: Sequence[Summary]) -> str:
-    """Return the number of claims by outcome, as a sentence."""
-    counts = {outcome: sum(summary.counts[outcome] for summary in several) for outcome in OUTCOMES}
-    claims = counted(sum(counts.values()), "claim")
-    return f"{claims} of {counted(len(several), 'study')}: " + ", ".join(
-        f"{outcome} {count}" for outcome, count in counts.items()
-    )
+    """Return the number of claims by outcome, those of papers and those of ours, as a sentence."""
+    told = []
+    for heading in headings(several):
+        outcomes = [claim.outcome for summary in several for claim in summary.claims_under(heading)]
+        whose = "ours" if heading == OURS else "papers"
+        told.append(f"{counted(len(outcomes), 'claim')} of {whose}: {outcome_counts(outcomes)}")
+    return f"{counted(len(several), 'study')}: {'; '.join(told) or 'no claims'}"
 
 
 def claims_markdown(several: Sequence[Summary]) -> str:
-    """Return the claims of studies as one Markdown table."""
-    lines = head(("study", "claim", "verdict", "difference", "seeds"))
-    for summary in several:
-        for claim in summary.claims:
-            said = f"{claim.says} (`{claim.text}`)" if claim.says else f"`{claim.text}`"
-            lines.append(line((summary.name, said, claim.outcome, claim.difference, claim.seeds)))
-    if len(lines) == 2:
-        return "No claims.\n"
-    return "\n".join([*lines, "", HOW_DECIDED]) + "\n"
+    """Return the claims of studies as Markdown tables: those of papers, those of ours."""
+    lines = list[str]()
+    for heading in headings(several):
+        lines += [f"## {heading}", "", *head(("study", "claim", "verdict", "difference", "seeds"))]
+        for summary in several:
+            for claim in summary.claims_under(heading):
+                said = f"{claim.says} (`{claim.text}`)" if claim.says else f"`{claim.text}`"
+                lines.append(line((summary.name, said, claim.outcome, claim.difference, claim.seeds)))
+        lines.append("")
+    return "\n".join([*lines, HOW_DECIDED if lines else "No claims."]) + "\n"

@@ -43,7 +43,7 @@ def finished_simulation(path: Path, simulations: Path) -> Finished | None:
     commit, asked = record.made_with.get("commit", "unknown"), _PROFILE if options.again else ""
     entry = StudyRow(paper_of(path), name, profile, "–", str(simulation.seeds), minutes, cpu, asked, commit)
     decided = verdicts(simulation, points)
-    texts = claim_texts((claim.says, claim.sentence) for claim, _, _ in decided)
+    texts = claim_texts(((claim.says, claim.sentence) for claim, _, _ in decided), options.source)
     ran = (simulation.network, simulation.data)
     claims = [
         row_of(text, claim, verdict, entry, options.source, claim.published, *ran)

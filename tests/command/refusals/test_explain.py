@@ -124,6 +124,14 @@ def test_a_bad_option_is_named_with_what_was_meant(args, expected, capsys):
         ("algorithm: {class_path: [FedAvg]}", "algorithm: a class is needed; give class_path and init_args"),
         ("algorithm: {class_path: ..}", ".. cannot be imported: "),
         ("trainer: 3", "trainer is 3; it must hold settings, such as max_rounds"),
+        (
+            "data: {class_path: Table, init_args: {path: a.csv, target: b, class_names: [1, 0]}}",
+            "data.init_args.class_names: expected a text, not 1; put it in quotation marks",
+        ),
+        (
+            "data: {class_path: Table, init_args: {path: a.csv, target: b, class_names: [yes, no]}}",
+            "data.init_args.class_names: expected a text, not True; put it in quotation marks",
+        ),
         ("trainer: {max_rounds: many}", "trainer.max_rounds: expected a whole number, not many"),
         (
             "trainer: {callbacks: [{class_path: lightning.pytorch.loggers.CSVLogger}]}",

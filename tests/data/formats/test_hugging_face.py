@@ -222,6 +222,53 @@ def test_inputs_are_the_cells(made: Any) -> None:
     assert x.shape == (40, 1, 60)
 
 
+def test_gaps_and_categories_are_those_of_pandas() -> None:
+    """Medians are over the training rows of all clients; a category's last input is 1 for all but its levels."""
+    rng = np.random.default_rng(1)
+    ages: list[Any] = [None if row % 7 == 0 else float(age) for row, age in enumerate(rng.normal(60, 9, ROWS).round(1))]
+    counts: list[Any] = [None if row % 11 == 3 else int(count) for row, count in enumerate(rng.integers(0, 9, ROWS))]
+    wards: list[Any] = [("icu", "surgery", "attic", None)[ward] for ward in rng.integers(0, 4, ROWS)]
+    cells = {"age": ages, "ward": wards, "sex": rng.integers(0, 2, ROWS).tolist(), "count": counts}
+    cells |= {"stay": rng.normal(size=ROWS).tolist(), "back": rng.integers(0, 2, ROWS).tolist()}
+    whole = datasets.Dataset.from_dict(cells).cast_column("sex", datasets.ClassLabel(names=["f", "m"]))
+    test = whole.select(range(40))
+    inputs, levels = ["age", "ward", "sex", "count", "stay"], {"ward": ["surgery", "icu"], "sex": ["m"]}
+    usual: dict[str, Any] = {"inputs": inputs, "target": "back", "levels": levels, "num_clients": 3}
+    data = HuggingFace({"train": whole, "test": test}, impute="median", test_split="test", **usual)
+    data.setup()
+    frame = pd.DataFrame(cells)
+    filled = frame[["age", "count"]].fillna(frame[["age", "count"]].median())
+    marks = [
+        frame["age"].isna(),
+        frame["ward"] == "surgery",
+        frame["ward"] == "icu",
+        ~frame["ward"].isin(["surgery", "icu"]),
+    ]
+    marks += [frame["sex"] == 1, frame["sex"] == 0, frame["count"].isna()]
+    wanted = np.column_stack([filled["age"], filled["count"], frame["stay"], *marks])
+    x, _ = everything(data.test_loader())
+    torch.testing.assert_close(x, torch.tensor(wanted[:40].astype(np.float32)))
+    assert data.input_shape == (10,)
+    assert data.stored_like()[0] == (5,)
+    encode, _ = data.preprocessing() or []
+    assert encode["fill"] == [frame["age"].median(), None, None, frame["count"].median(), None]
+    held_out = HuggingFace({"train": whole}, impute="median", **usual)
+    held_out.setup()
+    (encode, _), rows = held_out.preprocessing() or [], held_out.columns.x
+    assert encode["fill"][0] == frame["age"].iloc[rows].median() != frame["age"].median(), "of training rows alone"
+
+    given: dict[str, Any] = {"impute": {"age": 50.0, "count": 2.0}, "mean": [60.0, 0.0, 0.0], "std": [9.0, 1.0, 2.0]}
+    data = HuggingFace({"train": whole, "test": test}, test_split="test", **usual | given)
+    data.setup()
+    x, _ = everything(data.test_loader())
+    assert x[0, 0] == pytest.approx((50 - 60) / 9)
+    assert x[3, 1] == 2.0
+    torch.testing.assert_close(x[:, 2:], torch.tensor(np.column_stack([wanted[:40, 2] / 2, wanted[:40, 3:]])).float())
+    assert "data.impute takes medians" in str(HuggingFace({"train": whole}, impute="median", **usual).pooled())
+    with pytest.raises(ConfigError, match=r"row \d+: 'count' is empty; correct or remove the row, or set "):
+        read_all({"name": {"train": whole}, **usual, "impute": {"age": 50.0}})
+
+
 def test_new_inputs_are_arrays_or_images_in_files(made: Any, tmp_path: Path) -> None:
     folder, _, _ = made
     np.save(tmp_path / "new.npy", np.array([[1.0, 2.0]], dtype=np.float32))
@@ -460,8 +507,16 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"inputs": "sound"}, "data.length is None; set it to the values of a signal"),
     ({"inputs": "image", "mean": [0.5, 0.5], "std": [1.0, 1.0]}, "data.mean has 2 values for 3; give one, or one each"),
     ({"inputs": "broken"}, " cannot be decoded; remove or replace it"),
-    ({"inputs": "hole"}, "row 7: 'hole' is empty; correct or remove the row"),
-    ({"inputs": "nan"}, "holds NaN or infinity; correct or remove it"),
+    ({"inputs": "hole"}, "row 7: 'hole' is empty; correct or remove the row, or set data.impute to median, or to a "),
+    ({"inputs": "nan"}, "holds NaN or infinity; correct or remove it, or set data.impute to median"),
+    ({"inputs": "nan", "impute": "median"}, "nan has no number in the training rows, and data.impute is median"),
+    ({"inputs": "title", "impute": "median"}, "data.inputs are text; leave out data.impute and data.levels"),
+    ({"impute": {"count": 1.0}}, "data.impute names 'count', which is not in data.inputs, or in both; correct it"),
+    ({"levels": {"age": ["1"]}, "impute": {"age": 1.0}}, "which is not in data.inputs, or in both; correct it"),
+    (
+        {"inputs": ["age", "title"], "levels": {"age": ["1"]}},
+        "or give the levels of texts that are categories in data.",
+    ),
     ({"target": "gap"}, "row 5: 'gap', which data.target names, is empty; correct or remove the row"),
     ({"target": "bare"}, "row 3: 'bare' is -1, which is not a class; choose a split with labels"),
     ({"target": "hole", "kind": "classes"}, "'hole' is float64, not a class; name another column"),

@@ -206,11 +206,25 @@ def test_the_name_for_print_is_of_the_metric_beside_it(tmp_path):
     assert x.words == "global/acc × 100", "tables of numbers keep the column's name"
     assert read.measure_of(Place("a", "x"), MetricNames(), "drift/cosine_mean").printed == "drift/cosine_mean"
     assert error(tmp_path, y_label=["accuracy"]).startswith("y_label")
+    labels = {"global/acc": "accuracy", "train/loss": " loss\n in training"}
+    read = study(tmp_path, scale=100, y_label="accuracy in %", columns=columns, metric_labels=labels)
+    told = [read.measure_of(Place("a", name), MetricNames()).printed for name in "xyz"]
+    assert told == ["accuracy in %", "loss in training", "share correct"], "a label beside the metric goes first"
+    assert error(tmp_path, columns=columns, metric_labels={"train/loss": 3}).startswith("metric_labels.train/loss")
+    unknown = "metric_labels: no metric, report or claim names 'train/los'; did you mean train/loss?"
+    assert error(tmp_path, columns=columns, metric_labels={"train/los": "loss"}) == unknown
+    elsewhere = {"pocket": {"metric": "train/loss"}, "paper": {}}
+    assert study(tmp_path, metric_labels={"train/loss": "loss"}, profiles=elsewhere), "another profile shows it"
 
 
 @pytest.mark.parametrize(
     ("measure", "head"),
-    [("", "result"), ("metric: global/acc\n", "global/acc"), ("y_label: accuracy in %\n", "accuracy in %")],
+    [
+        ("", "result"),
+        ("metric: global/acc\n", "global/acc"),
+        ("y_label: accuracy in %\n", "accuracy in %"),
+        ("metric: global/acc\nmetric_labels: {global/acc: accuracy}\n", "accuracy"),
+    ],
 )
 def test_the_only_column_of_a_study_without_columns_is_called_by_what_is_measured(measure, head, tmp_path):
     path = tmp_path / "bare.yaml"

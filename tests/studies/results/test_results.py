@@ -6,6 +6,7 @@ import base64
 import csv
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -173,16 +174,46 @@ def test_the_report_needs_nothing_else(grid, tmp_path):
 
 def test_a_page_leads_to_the_reports_and_counts_the_claims(grid):
     # The claims above: one holds, none is equal, two are undecided; of six runs five are finished.
-    summary = summary_of(collect(grid))
-    html = index_html([summary, summary], "pocket")
+    ours = summary_of(collect(grid))
+    several = [ours, replace(ours, source="Somebody, 2026, Table 1")]
+    html = index_html(several, "pocket")
     assert '<a href="tiny/pocket/report.html">tiny</a>' in html
-    number = '<td class="number">'
-    assert html.count(f"5 of 6</td>{number}1</td>{number}0</td>{number}2</td>{number}0</td>") == 2
+    assert "5 of 6</td><td></td><td>1 holds, 2 undecided</td></tr>" in html, "without a source no paper says it"
+    assert "5 of 6</td><td>1 holds, 2 undecided</td><td></td></tr>" in html
     assert html.count('<td>tiny</td><td>It helps<br><code>prox &gt; fedavg at iid</code></td><td class="holds">') == 2
-    assert (
-        tally_text([summary, summary])
-        == "6 claims of 2 studies: holds 2, equal 0, undecided 4, fails 0, not applicable 0"
-    )
+    undecided = "3 claims of {}: 1 holds, 2 undecided"
+    assert tally_text(several) == f"2 studies: {undecided.format('papers')}; {undecided.format('ours')}"
+    assert tally_text([replace(ours, claims=())]) == "1 study: no claims"
+
+
+def test_claims_of_a_paper_and_of_ours_stand_apart(tmp_path):
+    """A wording that continues one of ours is ours, too."""
+    says = ["It helps", "Why (ours)", "… and where", "It harms"]
+    claims = [{"says": words, "claim": f"prox > {place} at iid"} for place, words in enumerate(says)]
+    grid = grid_of(tmp_path, source="Somebody, 2026, Table 1", claims=claims)
+    finish(grid, "prox", "iid", 0, "round,global/acc\n0,0.1\n")
+    results = collect(grid)
+    for text in (claims_markdown([summary_of(results)]), report_html(results, []).partition("<h2>Made with")[0]):
+        words = ["What the paper says", "It helps", "It harms", "Claims of ours", "Why (ours)", "… and where"]
+        assert [text.count(word) for word in words] == [1] * 6
+        assert sorted(map(text.index, words)) == list(map(text.index, words))
+
+
+def test_metrics_have_names_for_print(tmp_path, monkeypatch):
+    labels = {"global/acc": "accuracy", "val/global/acc": "accuracy on validation data", "train/loss": "loss"}
+    claims = [{"claim": "prox < fedavg", "metric": "train/loss"}, "prox > fedavg"]
+    grid = grid_of(tmp_path, report="best of val/global/acc", metric_labels=labels, claims=claims)
+    for row in ("fedavg", "prox"):
+        finish(grid, row, "iid", 0, "round,global/acc,val/global/acc,train/loss\n0,0.5,0.9,2\n")
+    results = collect(grid)
+    told = "Metric: accuracy, which is global/acc, in the best evaluated round of accuracy on validation data."
+    assert caption(results)[0] == told
+    assert [claim.text for claim in summary_of(results).claims] == ["prox < fedavg, loss", "prox > fedavg"]
+    drawn: list[str] = []
+    monkeypatch.setattr("matplotlib.axes.Axes.set_ylabel", lambda axes, text, **kwargs: drawn.append(text))
+    draw_bars(results, tmp_path / "bars.png")
+    draw_curves(results, tmp_path / "curves.png")
+    assert drawn == ["accuracy", "accuracy"]
 
 
 def test_time_to_a_target_by_hand(tmp_path, monkeypatch):
