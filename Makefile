@@ -15,7 +15,7 @@ setup: $(STAMP)  ## Make the environment (every other target does this by itself
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "lit_fed needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
+	  { echo "$(PYTHON) does not run, or is older than Python 3.11; name another with: make PYTHON=python3.12 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,references]'
 	@touch $(STAMP)
@@ -31,14 +31,17 @@ test-long: $(STAMP)  ## Run those that take longer: several processes, kills, ev
 
 test-all: test test-long  ## Run all tests
 
-# the lowest versions that pyproject.toml declares get an environment of their own
+# the extras for users
+EXTRAS := text,privacy,parquet,datasets,onnx
+
+# the lowest versions that pyproject.toml declares, those of extras included, get an environment of their own
 FLOORS_VENV ?= .venv-floors
 FLOORS_STAMP := $(FLOORS_VENV)/.installed
 
 $(FLOORS_STAMP): pyproject.toml requirements/floors.txt
 	$(PYTHON) -m venv $(FLOORS_VENV)
 	$(FLOORS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  --constraint requirements/floors.txt --editable '.[dev]'
+	  --constraint requirements/floors.txt --editable '.[dev,$(EXTRAS)]'
 	@touch $(FLOORS_STAMP)
 
 test-floors: $(FLOORS_STAMP)  ## Run the quickstart and the tests with the lowest versions that we declare
@@ -48,12 +51,11 @@ test-floors: $(FLOORS_STAMP)  ## Run the quickstart and the tests with the lowes
 # The newest versions have one of their own, too, brought up to date by each call: with every extra, with what tests compare
 # with beside, and with pre-releases. If a pre-release cannot be installed beside the others, exclude it here ('name<2') and say why.
 NEWEST_VENV ?= .venv-newest
-EXTRAS := dev,references,docs,text,privacy,parquet,datasets,onnx
 
 test-newest:  ## Run the quickstart and the tests with the newest versions, pre-releases too, and with every extra
 	$(PYTHON) -m venv $(NEWEST_VENV)
 	$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --pre --upgrade --upgrade-strategy eager \
-	  --editable '.[$(EXTRAS)]' peft pycocotools
+	  --editable '.[dev,references,docs,$(EXTRAS)]' peft pycocotools
 	$(NEWEST_VENV)/bin/python -m pip freeze
 	$(NEWEST_VENV)/bin/python cli.py fit --config configs/quickstart.yaml
 	$(NEWEST_VENV)/bin/python -m pytest --numprocesses auto --dist loadscope -m "not long"

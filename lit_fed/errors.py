@@ -242,6 +242,10 @@ def reason(error: BaseException) -> str:
         missing := re.search(r"Requirement '([^']+)' not met|named '([^']+)'", text)
     ):
         package = missing.group(1) or missing.group(2).partition(".")[0]
+        if missing.group(2) and package in sys.modules:
+            return (
+                f"it needs {missing.group(2)}, which this version of {package} lacks; pip install --upgrade '{package}'"
+            )
         return f"it needs {package}, which is not installed; pip install '{package}'"
     if isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text:
         wanted = re.search(r"allocate (\d+ bytes|[\d.]+ \w?i?B)", text)

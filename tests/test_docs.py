@@ -585,6 +585,12 @@ def test_every_method_has_a_row_of_what_it_needs_and_a_family_in_the_readme() ->
     assert missing == {"client momentum"}, "a momentum around other methods, for robust rules"
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/from_flower.md", "CHANGELOG.md"])
+def test_the_number_of_methods_is_that_of_their_files(page: str) -> None:
+    numbers = re.findall(r"(?:any of |each of the |\[|\*\* )(\d+) methods", TEXT[ROOT / page])
+    assert set(map(int, numbers)) == {len([*ROOT.glob("configs/method/*.yaml")])}
+
+
 def test_the_readme_is_short_and_says_things_once() -> None:
     """Its rest lives in docs/; a sentence that stands on two pages would be corrected on one of them."""
     assert len(TEXT[ROOT / "README.md"].splitlines()) <= 210
@@ -615,6 +621,15 @@ def test_every_page_can_be_reached() -> None:
     for page in ROOT.glob("docs/**/*.md"):
         linked = [other for other in PAGES if other != page and re.search(rf"\]\([^)]*{page.name}[)#]", TEXT[other])]
         assert linked, f"no page links to {name(page)}"
+
+
+def test_all_pages_of_the_index_are_all_guides() -> None:
+    """The parts of the architecture are linked by its page, and the results by theirs."""
+    listed = re.findall(r"\]\((\w+\.md)[)#]", TEXT[ROOT / "docs/index.md"].partition("## All pages")[2])
+    guides = [
+        page.name for page in ROOT.glob("docs/*.md") if not page.name.startswith(("architecture_", "from_", "index"))
+    ]
+    assert [page for page in guides if page not in listed] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

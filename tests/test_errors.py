@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_fed.errors import own_traceback, place_of
+from lit_fed.errors import own_traceback, place_of, reason
 
 
 def error_in(file: Path) -> BaseException:
@@ -31,3 +31,22 @@ def test_a_file_beside_them_is_the_users_own_code(tmp_path: Path) -> None:
     assert place_of(traceback.extract_tb(error_in(tmp_path / "mine/net.py").__traceback__)).endswith(
         "mine/net.py, line 1"
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "import no_such_package.part",
+            "it needs no_such_package, which is not installed; pip install 'no_such_package'",
+        ),
+        (
+            "import msgspec.no_such_part",  # as torch asks onnxscript for the part that serves its release
+            "it needs msgspec.no_such_part, which this version of msgspec lacks; pip install --upgrade 'msgspec'",
+        ),
+    ],
+)
+def test_a_missing_package_and_a_missing_part_of_an_installed_one_are_told_apart(line: str, said: str) -> None:
+    with pytest.raises(ModuleNotFoundError) as caught:
+        exec(line)
+    assert reason(caught.value) == said

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from importlib.metadata import entry_points, requires, version
+from itertools import chain
 
 import pytest
 from packaging.requirements import Requirement
@@ -27,6 +28,11 @@ def python(code: str) -> str:
     return done.stdout.strip()
 
 
+def lowest(requirement: Requirement) -> list[str]:
+    """The lowest version that a requirement admits."""
+    return [part.version for part in requirement.specifier if part.operator == ">="]
+
+
 def test_one_version() -> None:
     assert __version__ == PROJECT["version"]
 
@@ -41,9 +47,13 @@ def test_the_script_and_the_file_are_one_program() -> None:
 
 
 def test_the_lowest_versions_that_are_tested_are_the_declared_ones() -> None:
-    declared = [Requirement(text) for text in PROJECT["dependencies"]]
-    floors = {one.name: [part.version for part in one.specifier if part.operator == ">="] for one in declared}
+    """Of every extra for users, too; what contributors install beside may not ask for less of the same packages."""
+    extras = dict(PROJECT["optional-dependencies"])
+    tools = [Requirement(text) for extra in ("dev", "references", "docs") for text in extras.pop(extra)]
+    declared = [Requirement(text) for text in [*PROJECT["dependencies"], *chain(*extras.values())]]
+    floors = {one.name: lowest(one) for one in declared}
     assert {name: [version] for name, version in FLOORS.items()} == floors
+    assert [str(one) for one in tools if lowest(one) != floors.get(one.name, lowest(one))] == []
 
 
 @pytest.mark.parametrize(

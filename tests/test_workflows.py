@@ -3,11 +3,14 @@
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from datetime import date, timedelta
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,9 +27,9 @@ def commands(steps: list[dict[str, Any]]) -> list[str]:
     return [step["run"] for step in steps if "run" in step]
 
 
-def recipe(target: str) -> list[str]:
+def recipe(target: str, *settings: str) -> list[str]:
     """The commands that make would run for a target."""
-    words = ["make", "--dry-run", "--no-print-directory", target]
+    words = ["make", "--dry-run", "--no-print-directory", target, *settings]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout.replace("\\\n", "").splitlines()
 
@@ -59,6 +62,13 @@ def test_the_newest_versions_are_tested_with_every_extra_and_pre_releases() -> N
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     (installed,) = re.findall(r"--pre --upgrade .*--editable '\.\[([\w,]+)\]'", "\n".join(recipe("test-newest")))
     assert sorted(installed.split(",")) == sorted(extras)
+
+
+def test_the_lowest_versions_are_tested_with_every_extra_for_users() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    commands = "\n".join(recipe("test-floors", "FLOORS_VENV=.venv-not-there"))
+    (installed,) = re.findall(r"--constraint requirements/floors.txt --editable '\.\[([\w,]+)\]'", commands)
+    assert sorted(installed.split(",")) == sorted(extras.keys() - {"references", "docs"})
 
 
 def test_both_distributions_and_the_site_are_built_and_the_site_of_main_is_deployed() -> None:
@@ -121,6 +131,29 @@ def test_seven_days_in_a_row_run_every_long_test_once(name: str, first: date) ->
 def test_ci_runs_the_long_tests_of_today() -> None:
     assert '-m long --day "$(date +%F)"\n' in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert (ROOT / DAILY).is_file()
+
+
+@pytest.mark.parametrize(
+    ("program", "found"),
+    [
+        (None, ""),
+        ("echo 'pyenv: python3.13: command not found' >&2; exit 127", ""),
+        ("exit 126", ""),  # as for a file that this machine cannot run
+        (f"exec {sys.executable} -c \"import sys; sys.modules['ensurepip'] = None; $2\"", ""),  # Debian's, without venv
+        (f'exec {sys.executable} "$@"', sys.executable),
+        (f'[ "$PYENV_VERSION" = 3.13 ] && exec {sys.executable} "$@"', sys.executable),
+    ],
+    ids=["none", "shim", "broken", "without venv", "works", "works by pyenv"],
+)
+def test_ci_takes_a_newest_python_only_if_it_runs(tmp_path: Path, program: str | None, found: str) -> None:
+    """Run the lines of `.ci/run` that look for it, with this command in the path alone."""
+    lines = "\n".join(re.findall("^(?:runs|newest)=.*$", (ROOT / ".ci/run").read_text(encoding="utf-8"), re.MULTILINE))
+    if program is not None:
+        (tmp_path / "python3.13").write_text(f"#!/bin/sh\n{program}\n", encoding="utf-8")
+        (tmp_path / "python3.13").chmod(0o755)
+    script = f'set -euo pipefail\nPATH={shlex.quote(str(tmp_path))}\n{lines}\necho "found $newest"'
+    done = subprocess.run(["/bin/bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == f"found {found}\n"
 
 
 def test_a_day_leaves_out_long_tests_of_other_days_and_no_quick_ones() -> None:

@@ -115,7 +115,7 @@ def test_flower_carries_a_federation_to_the_simulations_bits(tmp_path: Path, mon
         config = f"folder='{parts}' config='server/config.yaml'"
         words = [flower.program("flwr"), "run", str(APP), flower.connection(address, home), "--run-config", config]
         subprocess.run(words, env=flower.environment(home), check=True, timeout=120)
-        server, end = parts / "lightning_logs/version_0", time.monotonic() + 400
+        server, end = parts / "lightning_logs/version_0", time.monotonic() + 1200  # of two busy cores; idle, 150
         while len((server / "metrics.csv").read_text().splitlines()) < 3 if server.is_dir() else True:
             assert time.monotonic() < end, (home / "flower-superlink.log").read_text()
             time.sleep(0.5)

@@ -12,6 +12,7 @@ from lit_fed.command.command import Call
 from lit_fed.command.reading.parts import ReadParts
 from lit_fed.command.reading.words import CommandLine
 from lit_fed.federation.commands.deployed import add_run, make
+from lit_fed.federation.messages.body import Blob, Bytes
 from lit_fed.parsing import Parser
 from lit_fed.trainer import FederatedTrainer
 
@@ -24,9 +25,9 @@ def made(config: Mapping[str, Any]) -> tuple[FederatedTrainer, ReadParts]:
     return make(Call(line.parse(parser), parser, line.words))
 
 
-def pack(blob: bytes) -> RecordDict:
-    """Wrap a message."""
-    return RecordDict({"lit_fed": ConfigRecord({"blob": blob})})
+def pack(blob: Bytes | Blob) -> RecordDict:
+    """Wrap a message; Flower's records take no bytearray."""
+    return RecordDict({"lit_fed": ConfigRecord({"blob": bytes(blob)})})
 
 
 def unpack(content: RecordDict) -> bytes:
