@@ -1965,8 +1965,8 @@ _shtab_lit_fed_provision_options=(
   "(- : *)"{-h,--help}"[Show this help message and exit.]"
   {-c,--config}"[federation file\: server, config and sites (required, type\: str)]:config:_files"
   "--output[folder for all ends\: a new one, or one to bring up to date (required, type\: str)]:output:"
-  "*--new_key[replace the keys of these sites, or of server (default\: \[\])]:NAME:"
-  "*--revoke[refuse the keys of these sites (default\: \[\])]:NAME:"
+  "*--new_key[replace the keys of these sites or operators, or of server (default\: \[\])]:NAME:"
+  "*--revoke[refuse the keys of these sites or operators (default\: \[\])]:NAME:"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -1985,7 +1985,13 @@ _shtab_lit_fed_results_defaults_added=0
 
 _shtab_lit_fed_runs_options=(
   "(- : *)"{-h,--help}"[Show this help message and exit.]"
-  "--queue[folder of the queue, as of lit-fed federate (type\: str, default\: queue)]:queue:"
+  "--queue[folder of the queue, as of lit-fed federate\; by default queue (type\: str \| null, default\: null)]:queue:"
+  "--server[address of a server elsewhere, in place of the folder (type\: str \| null, default\: null)]:server:"
+  "--ca[certificate of the authority, for TLS (type\: str \| null, default\: null)]:ca:"
+  "--certificate[the operator\'s certificate, for TLS (type\: str \| null, default\: null)]:certificate:"
+  "--key[private key of the operator\'s certificate (type\: str \| null, default\: null)]:key:"
+  "--key_passphrase_file[file with the passphrase of an encrypted key (type\: str \| null, default\: null)]:key_passphrase_file:"
+  "--proxy[URL of an HTTP proxy, or environment for that of https_proxy (type\: str \| null, default\: null)]:proxy:"
   ":configuration file to submit, or run to stop (type\: str, default\: null):"
 )
 
@@ -2755,7 +2761,13 @@ _shtab_lit_fed_statistics_defaults_added=0
 
 _shtab_lit_fed_stop_options=(
   "(- : *)"{-h,--help}"[Show this help message and exit.]"
-  "--queue[folder of the queue, as of lit-fed federate (type\: str, default\: queue)]:queue:"
+  "--queue[folder of the queue, as of lit-fed federate\; by default queue (type\: str \| null, default\: null)]:queue:"
+  "--server[address of a server elsewhere, in place of the folder (type\: str \| null, default\: null)]:server:"
+  "--ca[certificate of the authority, for TLS (type\: str \| null, default\: null)]:ca:"
+  "--certificate[the operator\'s certificate, for TLS (type\: str \| null, default\: null)]:certificate:"
+  "--key[private key of the operator\'s certificate (type\: str \| null, default\: null)]:key:"
+  "--key_passphrase_file[file with the passphrase of an encrypted key (type\: str \| null, default\: null)]:key_passphrase_file:"
+  "--proxy[URL of an HTTP proxy, or environment for that of https_proxy (type\: str \| null, default\: null)]:proxy:"
   ":configuration file to submit, or run to stop (type\: str, default\: null):"
 )
 
@@ -2777,7 +2789,13 @@ _shtab_lit_fed_study_defaults_added=0
 
 _shtab_lit_fed_submit_options=(
   "(- : *)"{-h,--help}"[Show this help message and exit.]"
-  "--queue[folder of the queue, as of lit-fed federate (type\: str, default\: queue)]:queue:"
+  "--queue[folder of the queue, as of lit-fed federate\; by default queue (type\: str \| null, default\: null)]:queue:"
+  "--server[address of a server elsewhere, in place of the folder (type\: str \| null, default\: null)]:server:"
+  "--ca[certificate of the authority, for TLS (type\: str \| null, default\: null)]:ca:"
+  "--certificate[the operator\'s certificate, for TLS (type\: str \| null, default\: null)]:certificate:"
+  "--key[private key of the operator\'s certificate (type\: str \| null, default\: null)]:key:"
+  "--key_passphrase_file[file with the passphrase of an encrypted key (type\: str \| null, default\: null)]:key_passphrase_file:"
+  "--proxy[URL of an HTTP proxy, or environment for that of https_proxy (type\: str \| null, default\: null)]:proxy:"
   ":configuration file to submit, or run to stop (type\: str, default\: null):"
 )
 

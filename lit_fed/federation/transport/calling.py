@@ -95,14 +95,7 @@ class Line:
         self._thread = threading.Thread(target=self._stay, daemon=True, name="grpc")
 
     def _dial(self) -> grpc.Channel:
-        # the environment's proxies are for the web; only an option selects one
-        through: tuple[str, Any] = (
-            ("grpc.enable_http_proxy", 0) if self.proxy is None else ("grpc.http_proxy", self.proxy)
-        )
-        options = [*frames.options(), through, ("grpc.use_local_subchannel_pool", 1)]
-        if self.security.is_on:
-            return grpc.secure_channel(self.address, self.security.of_node(), options)
-        return grpc.insecure_channel(self.address, options)
+        return self.security.dial(self.address, self.proxy)
 
     def __enter__(self) -> Line:
         self._thread.start()
