@@ -176,16 +176,13 @@ def provision(
     summed = bool((yaml.safe_load(configs[SERVER]).get("trainer") or {}).get("secure_sum"))
     peers = "".join(f"{key_of(keyring.certificate(site.name))}  # {site.name}\n" for site in file.sites)
     texts = {SERVER: _texts_of_server(file), **{site.name: _texts_of_site(file, site, summed) for site in file.sites}}
+    for name, text in configs.items():
+        texts[name] |= {"config.yaml": text} | ({_PEERS: _OF_PEERS + peers} if summed and name != SERVER else {})
+    texts |= {name: {"README.md": _of_operator(file, name)} for name in file.operators}
     for name, home in homes.items():
-        if name in file.operators:
-            content = {"ca.crt": ca, "README.md": _of_operator(file, name).encode()}
-            content["operator.crt"] = keyring.certificate(name)
-        else:
-            content = {"ca.crt": ca, "config.yaml": configs[name].encode()}
-            content |= {path: text.encode() for path, text in texts[name].items()}
-            if name != SERVER:
-                content["node.crt"] = keyring.certificate(name)
-                content |= {_PEERS: (_OF_PEERS + peers).encode()} if summed else {}
+        content = {"ca.crt": ca, **{path: text.encode() for path, text in texts[name].items()}}
+        if name != SERVER:
+            content["operator.crt" if name in file.operators else "node.crt"] = keyring.certificate(name)
         new = [path for path, blob in content.items() if write(home / path, blob)]
         done[name] += f"; written: {', '.join(new)}" if new else "; its other files are unchanged"
     lines = [f"{name:11} {words}" for name, words in done.items()]

@@ -35,15 +35,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(call: Call) -> int:
     """Act on the folder, whether a server takes runs from it or not, or ask the server."""
     settings = call.settings
-    given = [name for name in _OPTIONS if settings[name] is not None]
-    if settings.server is not None and settings.queue is not None:
-        raise ConfigError("--queue and --server are both given; give the folder here, or a server elsewhere")
-    if settings.server is None and (alone := [name for name in given if name != "queue"]):
-        raise ConfigError(f"--{alone[0]} is given without --server; give the server's address")
+    is_here = settings.server is None
+    odd = [name for name in _OPTIONS if settings[name] is not None and (name != "queue") == is_here]
+    if odd:
+        raise ConfigError(f"--{odd[0]} is given {'without' if is_here else 'with'} --server; correct one of them")
     keep_private()
     request = _request(call.words[0], settings.what)
-    folder = Path(settings.queue or "queue")
-    for line in act(folder, request) if settings.server is None else _ask(settings, request):
+    for line in act(Path(settings.queue or "queue"), request) if is_here else _ask(settings, request):
         print(line)
     return 0
 

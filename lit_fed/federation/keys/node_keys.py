@@ -8,6 +8,7 @@ import re
 import time
 from collections import UserDict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,11 +53,10 @@ def is_operator(certificate: bytes) -> bool:
     """Whether a certificate in PEM is an operator's, by the extension that its authority signed."""
     from cryptography import x509
 
-    try:
+    with suppress(x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
         uses = x509.load_pem_x509_certificate(certificate).extensions.get_extension_for_class(x509.ExtendedKeyUsage)
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
-        return False
-    return OPERATOR_USE in {use.dotted_string for use in uses.value}
+        return OPERATOR_USE in {use.dotted_string for use in uses.value}
+    return False
 
 
 def read_hashes(path: str | Path, option: str) -> frozenset[str]:

@@ -118,8 +118,8 @@ def act(folder: Path, request: QueueRequest, by: str = LOCAL) -> list[str]:
             raise ConfigError(f"the queue has no run {request.name!r:.100}; see lit-fed runs")
         known[request.name].stop(by)
         return []
-    newest = [*known.values()][-_MOST_LISTED:]
-    return [f"{run.folder.name}  {run.hash[:16]}  {run.submitter}  {' '.join(run.state)}" for run in newest]
+    rows = [f"{run.folder.name}  {run.hash[:16]}  {run.submitter}  {' '.join(run.state)}" for run in known.values()]
+    return rows[-_MOST_LISTED:]
 
 
 def answer(folder: Path, by: str, blob: bytes) -> bytes:
@@ -205,8 +205,7 @@ def _waiting(folder: Path, audit: Audit) -> list[QueuedRun]:
 
 
 def _stopped(run: QueuedRun, audit: Audit) -> None:
-    by = (run.folder / "stop").read_text(encoding="utf-8")
-    audit.write("stopped", run=run.folder.name, config=run.hash, by=by)
+    audit.write("stopped", run=run.folder.name, config=run.hash, by=(run.folder / "stop").read_text("utf-8"))
     run.put("stopped")
 
 

@@ -25,13 +25,11 @@ _TOLD = {
 def ask(address: str, security: Security, blob: bytes, proxy: str | None = None) -> bytes:
     """Send a request, and return the answer; raise `ConfigError` if the server refuses it or does not answer."""
     security.check(address)
-    if not security.is_on:
-        raise ConfigError("--ca is missing; an operator needs --ca, --certificate and --key")
     security.try_out()
     security.greet(address, proxy)
     with security.dial(address, proxy) as channel:
-        call = channel.unary_unary(f"/{frames.SERVICE}/{frames.OPERATE}")
-        reply = call.future(blob, timeout=_PATIENCE_S, wait_for_ready=True)
+        method = f"/{frames.SERVICE}/{frames.OPERATE}"
+        reply = channel.unary_unary(method).future(blob, timeout=_PATIENCE_S, wait_for_ready=True)
         with suppress(grpc.FutureTimeoutError):
             reply.exception(_AT_ONCE_S)
         if not reply.done():

@@ -295,8 +295,7 @@ class RpcGrid:
             code, why = error.code, error.why
         except (LitFedError, OSError) as error:
             code, why = grpc.StatusCode.INVALID_ARGUMENT, str(error)
-        await context.abort(code, why)
-        raise Refused(code, why)  # not reached
+        return bytes(await context.abort(code, why))  # which raises
 
     async def _send(self, peer: Peer, outbox: deque[tuple[int, Bytes | Blob]], context: Any) -> None:
         while True:

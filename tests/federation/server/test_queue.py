@@ -294,16 +294,19 @@ def test_the_log_of_the_queue_says_who_submitted_and_stopped_what(folder: Path) 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["runs", "--ca", "ca.crt"], "--ca is given without --server; give the server's address"),
+        (["runs", "--ca", "ca.crt"], "--ca is given without --server; correct one of them"),
         (
             ["runs", "--queue", "q", "--server", "127.0.0.1:1"],
-            "--queue and --server are both given; give the folder here, or a server elsewhere",
+            "--queue is given with --server; correct one of them",
         ),
         (
             ["submit", "a.yaml", "--server", "127.0.0.1:1"],
             f"the configuration has 'program'; an operator's has only {', '.join(RUN_KEYS)}",
         ),
-        (["runs", "--server", "127.0.0.1:1"], "--ca is missing; an operator needs --ca, --certificate and --key"),
+        (
+            ["runs", "--server", "192.0.2.7:1"],
+            "--ca is missing, and 192.0.2.7:1 is not on this machine; see docs/deployment.md",
+        ),
     ],
 )
 def test_mistakes_about_a_server_elsewhere_are_one_line(
