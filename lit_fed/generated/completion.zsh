@@ -19,7 +19,7 @@ _shtab_lit_fed_commands() {
     export:'Write the trained network for use without lit_fed, with a card.'
     federate:'Train a federation whose clients live on nodes.'
     fit:'Train a federation.'
-    log:'Check the audit log of a server or a node, and print it as a table.'
+    log:'Check the audit log of a server or a node, and print it.'
     node:'Serve some clients of a federation, where their data are.'
     predict:'Write predictions on the shared test data, or on a client'"'"'s own, to a file. On a node: --state_dir DIR, whose options are in lit-fed predict --state_dir DIR --help.'
     provision:'Write certificates, keys and a folder for each end of a federation.'
@@ -1207,6 +1207,7 @@ _shtab_lit_fed_fit_defaults_added=0
 _shtab_lit_fed_log_options=(
   "(- : *)"{-h,--help}"[Show this help message and exit.]"
   "--noted[SHA-256 of a line, noted elsewhere, that must be in the log (type\: str \| null, default\: null)]:noted:"
+  "--since[first time to print, in UTC, such as 2026-11-29 04\:30 (type\: str \| null, default\: null)]:since:"
   ":folder of the log\: lightning_logs\/audit, or audit in --state_dir (required, type\: \<class \'Path\'\>):"
 )
 

@@ -1,4 +1,4 @@
-"""``lit-fed log``: check the audit log of a server or a node, and print it as a table."""
+"""``lit-fed log``: check the audit log of a server or a node, and print it."""
 
 from __future__ import annotations
 

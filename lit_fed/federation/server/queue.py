@@ -36,7 +36,7 @@ LOCAL = "(local)"
 """Who submits or stops by the folder; it is not a name of an operator."""
 RUN_KEYS = ("trainer", "model", "data", "algorithm", "gathering", "patience")
 """Top-level keys of an operator's configuration: neither other files nor the server's own options."""
-_FOLDER = "LIT_FED_QUEUE"  # environment variable of a run's process: the queue's folder
+_FOLDER = "LIT_FED_QUEUE_OF_RUN"  # environment variable of a run's process: the queue's folder
 _LOOK_S = 0.5  # interval of looking for runs that are submitted or stopped
 _WAITING = ("queued", "running")
 _MOST_LISTED = 500  # of a long queue the newest, which fit into one message
