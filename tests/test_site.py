@@ -19,6 +19,7 @@ from tests.support import ROOT
 from website.links import other_pages, site_links
 from website.llms import Told, llms, text_of
 from website.pages import ROOMS, generated_pages, methods, public_names, rows_with, studies
+from website.terminal import drawn
 from website.verdicts import VERDICTS, with_verdicts
 
 
@@ -208,6 +209,18 @@ def test_indices_are_subscripts_in_texts_and_stay_in_code() -> None:
     html = markdown.markdown("w_g and Δ_i, num_clients, `w_g`", extensions=[Equations()])
     subscripts = "<span>w<sub>g</sub></span> and <span>Δ<sub>i</sub></span>"
     assert html == f"<p>{subscripts}, num_clients, <code>w_g</code></p>"
+
+
+def test_a_terminals_picture_has_its_lines_as_they_break_and_nothing_from_elsewhere() -> None:
+    """140 of 150 letters are in the first line."""
+    svg = drawn(f"\x1b[1mA & <b>\x1b[0m\r\n{'x' * 150}", "A & B")
+    tree = ElementTree.fromstring(svg)
+    assert tree.findtext("{http://www.w3.org/2000/svg}title") == "A & B"
+    texts = [str(text.text).replace("\xa0", " ") for text in tree.iter("{http://www.w3.org/2000/svg}text")]
+    assert [text for text in texts if text.strip()] == ["A & <b>", "x" * 140, "x" * 10]
+    for name in ("terminal_approval", "terminal_log"):
+        svg = (ROOT / f"docs/assets/{name}.svg").read_text(encoding="utf-8")
+        assert re.findall(r"https?:[^\"]*|url\([^#]|@import", svg) == ["http://www.w3.org/2000/svg"]
 
 
 @pytest.mark.parametrize("name", ["mark", "mark_dark", "round"])

@@ -164,6 +164,15 @@ class Alert(str):
     """A line that an operator should see: of level WARNING, where others are of level INFO."""
 
 
+def next_line(lasted: float) -> float:
+    """Return when a line about an outage is due again: a minute later, then at doubled intervals of up to four hours.
+
+    Args:
+        lasted: How long the outage has lasted, seconds.
+    """
+    return lasted + min(max(lasted, 60.0), 14_400.0)
+
+
 def log_line(line: str) -> None:
     """Print ``<date> <time> <level> <text>``, a line of a server's or node's log, at once for a service manager too."""
     level = "WARNING" if isinstance(line, Alert) else "INFO"

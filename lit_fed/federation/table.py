@@ -20,9 +20,7 @@ COMMANDS = {
     "split": Command("Write a data set as one folder per client, to try a federation out.", _own("split")),
     "clean": Command("List and remove the folders of runs that a node holds.", _own("clean"), own_files=True),
     "statistics": Command("Count and describe a federation's data, before any training.", _own("statistics")),
-    "log": Command(
-        "Check the audit log of a server or a node, and print it as a table.", _own("log"), own_files=True, light=True
-    ),
+    "log": Command("Check the audit log of a server or a node, and print it.", _own("log"), own_files=True, light=True),
     "submit": Command("Append a run to the queue of a server.", _own("queued"), own_files=True, light=True),
     "runs": Command("List the runs of a queue, and why one failed.", _own("queued"), own_files=True, light=True),
     "stop": Command("Stop a run of a queue.", _own("queued"), own_files=True, light=True),

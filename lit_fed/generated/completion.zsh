@@ -20,7 +20,7 @@ _shtab_lit_fed_commands() {
     federate:'Train a federation whose clients live on nodes.'
     fit:'Train a federation.'
     forget:'Run a run again without some of its clients.'
-    log:'Check the audit log of a server or a node, and print it as a table.'
+    log:'Check the audit log of a server or a node, and print it.'
     node:'Serve some clients of a federation, where their data are.'
     predict:'Write predictions on the shared test data, or on a client'"'"'s own, to a file. On a node: --state_dir DIR, whose options are in lit-fed predict --state_dir DIR --help.'
     provision:'Write certificates, keys and a folder for each end of a federation.'
@@ -1236,6 +1236,7 @@ _shtab_lit_fed_forget_defaults_added=0
 _shtab_lit_fed_log_options=(
   "(- : *)"{-h,--help}"[Show this help message and exit.]"
   "--noted[SHA-256 of a line, noted elsewhere, that must be in the log (type\: str \| null, default\: null)]:noted:"
+  "--since[first time to print, in UTC, such as 2026-11-29 04\:30 (type\: str \| null, default\: null)]:since:"
   ":folder of the log\: lightning_logs\/audit, or audit in --state_dir (required, type\: \<class \'Path\'\>):"
 )
 
@@ -2006,8 +2007,8 @@ _shtab_lit_fed_provision_options=(
   "(- : *)"{-h,--help}"[Show this help message and exit.]"
   {-c,--config}"[federation file\: server, config and sites (required, type\: str)]:config:_files"
   "--output[folder for all ends\: a new one, or one to bring up to date (required, type\: str)]:output:"
-  "*--new_key[replace the keys of these sites, or of server (default\: \[\])]:NAME:"
-  "*--revoke[refuse the keys of these sites (default\: \[\])]:NAME:"
+  "*--new_key[replace the keys of these sites or operators, or of server (default\: \[\])]:NAME:"
+  "*--revoke[refuse the keys of these sites or operators (default\: \[\])]:NAME:"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -2026,7 +2027,13 @@ _shtab_lit_fed_results_defaults_added=0
 
 _shtab_lit_fed_runs_options=(
   "(- : *)"{-h,--help}"[Show this help message and exit.]"
-  "--queue[folder of the queue, as of lit-fed federate (type\: str, default\: queue)]:queue:"
+  "--queue[folder of the queue, as of lit-fed federate\; by default queue (type\: str \| null, default\: null)]:queue:"
+  "--server[address of a server elsewhere, in place of the folder (type\: str \| null, default\: null)]:server:"
+  "--ca[certificate of the authority, for TLS (type\: str \| null, default\: null)]:ca:"
+  "--certificate[the operator\'s certificate, for TLS (type\: str \| null, default\: null)]:certificate:"
+  "--key[private key of the operator\'s certificate (type\: str \| null, default\: null)]:key:"
+  "--key_passphrase_file[file with the passphrase of an encrypted key (type\: str \| null, default\: null)]:key_passphrase_file:"
+  "--proxy[URL of an HTTP proxy, or environment for that of https_proxy (type\: str \| null, default\: null)]:proxy:"
   ":configuration file to submit, or run to stop (type\: str, default\: null):"
 )
 
@@ -2808,7 +2815,13 @@ _shtab_lit_fed_statistics_defaults_added=0
 
 _shtab_lit_fed_stop_options=(
   "(- : *)"{-h,--help}"[Show this help message and exit.]"
-  "--queue[folder of the queue, as of lit-fed federate (type\: str, default\: queue)]:queue:"
+  "--queue[folder of the queue, as of lit-fed federate\; by default queue (type\: str \| null, default\: null)]:queue:"
+  "--server[address of a server elsewhere, in place of the folder (type\: str \| null, default\: null)]:server:"
+  "--ca[certificate of the authority, for TLS (type\: str \| null, default\: null)]:ca:"
+  "--certificate[the operator\'s certificate, for TLS (type\: str \| null, default\: null)]:certificate:"
+  "--key[private key of the operator\'s certificate (type\: str \| null, default\: null)]:key:"
+  "--key_passphrase_file[file with the passphrase of an encrypted key (type\: str \| null, default\: null)]:key_passphrase_file:"
+  "--proxy[URL of an HTTP proxy, or environment for that of https_proxy (type\: str \| null, default\: null)]:proxy:"
   ":configuration file to submit, or run to stop (type\: str, default\: null):"
 )
 
@@ -2830,7 +2843,13 @@ _shtab_lit_fed_study_defaults_added=0
 
 _shtab_lit_fed_submit_options=(
   "(- : *)"{-h,--help}"[Show this help message and exit.]"
-  "--queue[folder of the queue, as of lit-fed federate (type\: str, default\: queue)]:queue:"
+  "--queue[folder of the queue, as of lit-fed federate\; by default queue (type\: str \| null, default\: null)]:queue:"
+  "--server[address of a server elsewhere, in place of the folder (type\: str \| null, default\: null)]:server:"
+  "--ca[certificate of the authority, for TLS (type\: str \| null, default\: null)]:ca:"
+  "--certificate[the operator\'s certificate, for TLS (type\: str \| null, default\: null)]:certificate:"
+  "--key[private key of the operator\'s certificate (type\: str \| null, default\: null)]:key:"
+  "--key_passphrase_file[file with the passphrase of an encrypted key (type\: str \| null, default\: null)]:key_passphrase_file:"
+  "--proxy[URL of an HTTP proxy, or environment for that of https_proxy (type\: str \| null, default\: null)]:proxy:"
   ":configuration file to submit, or run to stop (type\: str, default\: null):"
 )
 

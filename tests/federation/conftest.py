@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from lit_fed.federation.keys.node_keys import OPERATOR_USE
+
 
 @pytest.fixture(scope="session")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -15,6 +17,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     ``node_keys.yaml`` lets the nodes 0 and 1 be clients 0 and 1; ``stranger`` stands nowhere, ``expired`` is node 0's
     own key in a certificate that has expired, and ``foreign_node`` is node 0's key certified by the other authority.
+    ``operator_keys.yaml`` also lets ``operator`` operate; ``plain`` is the operator's key in a certificate of a node.
     """
     if shutil.which("openssl") is None:
         pytest.skip("there is no openssl here")
@@ -29,7 +32,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
         openssl("x509", "-req", "-in", f"{name}.csr", *signed, "-days", str(days), "-out", f"{name}.crt")
 
     curve = ("-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-384")
-    for name in ("ca", "foreign", "server", "node_0", "node_1", "stranger"):
+    for name in ("ca", "foreign", "server", "node_0", "node_1", "stranger", "operator"):
         openssl("genpkey", *curve, "-out", f"{name}.key")
     for name in ("ca", "foreign"):
         openssl(
@@ -38,11 +41,15 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     openssl("pkey", "-in", "server.key", "-aes256", "-passout", "pass:secret", "-out", "locked.key")
     (folder / "san").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth\n")
     (folder / "client").write_text("extendedKeyUsage=clientAuth\n")
+    (folder / "operates").write_text(f"extendedKeyUsage=clientAuth,{OPERATOR_USE}\n")
     certified("server", "server", "ca", 2, "san")
     certified("server", "old", "ca", -1, "san")
     for name in ("node_0", "node_1", "stranger"):
         certified(name, name, "ca", 2, "client")
+    certified("operator", "operator", "ca", 2, "operates")
+    certified("operator", "plain", "ca", 2, "client")
     certified("node_0", "expired", "ca", -1, "client")
     certified("node_0", "foreign_node", "foreign", 2, "client")
     (folder / "node_keys.yaml").write_text("node_0.crt: [0]\nnode_1.crt: [1]\n")
+    (folder / "operator_keys.yaml").write_text("node_0.crt: [0]\nnode_1.crt: [1]\noperator.crt: operator\n")
     return folder

@@ -35,7 +35,7 @@ class Echo:
     def handle(self, blob: bytes) -> bytes:
         return self.does(blob)
 
-    def idle(self) -> None:
+    def idle(self, connected: bool = True) -> None:
         """Nothing."""
 
 

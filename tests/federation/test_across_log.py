@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import socket
 import stat
 import subprocess
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 
 from lit_fed.command.cli import main
-from lit_fed.engine.storage.chain import ChainReading
+from lit_fed.engine.storage.chain import Chain, ChainReading
 from lit_fed.errors import ClientFailure, ConfigError
 from lit_fed.federation import audit as module
 from lit_fed.federation.audit import NAME, Audit, audit_log, hash_of
@@ -181,6 +183,47 @@ def test_a_collector_that_is_gone_is_one_line_and_the_file_goes_on(
 # ---------------------------------------------------------------------- lit-fed log
 
 
+class Terminal(io.StringIO):
+    """A terminal of 200 columns."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_without_a_terminal_each_decision_is_a_line_of_whole_values_between_tabs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A value of 400 characters is in one line, and no value has a tab or an end of a line."""
+    with audit_log(tmp_path, None) as log:
+        log.say("x" * 400)
+        log.write("asked", asked=["a\tb\nc"], run="0" * 16, round=1)
+    capsys.readouterr()
+    main(["log", str(tmp_path)])
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()[:-1]]
+    names = ["at", "event", "round", "clients", "asked", "left", "epsilon", "refused", "more"]
+    assert rows[0] == names  # whatever the log holds, so that programs find a column
+    assert {len(row) for row in rows} == {len(names)}
+    assert [row[1] for row in rows[1:]] == ["start", "line", "asked", "end"]
+    assert rows[2][-1] == f"text: {'x' * 400}"
+    assert rows[3][4] == "a\\tb\\nc"
+
+
+def test_lines_since_a_time_are_printed_and_the_whole_log_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chain = Chain(tmp_path / NAME)
+    for at in ("2026-11-28 23:59:59Z", "2026-11-29 04:29:59Z", "2026-11-29 04:30:00Z"):
+        chain.append({"at": at, "event": "line"})
+    for since, count in {"2026-11-29": 2, "2026-11-29 04:30": 1, "2026-11-29 04:30:00": 1, "2027-01-01": 0}.items():
+        main(["log", str(tmp_path), "--since", since])
+        assert capsys.readouterr().out.count("line\t") == count
+    (tmp_path / NAME).write_text((tmp_path / NAME).read_text().replace("23:59:59", "23:59:58"))
+    _, err = printed(["log", str(tmp_path), "--since", "2026-11-29", "wrong"], capsys)
+    assert "line 2 does not follow" in err
+    _, err = printed(["log", str(tmp_path), "--since", "yesterday", "wrong"], capsys)
+    assert err == "lit-fed: error: --since is 'yesterday'; it must be a time in UTC, such as '2026-11-29 04:30'\n"
+
+
 def some_log(folder: Path) -> Path:
     with audit_log(folder, None, clients=[0, 1]) as log:
         of_round = {"run": "0123456789abcdef", "round": 4}
@@ -201,9 +244,15 @@ def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, 
     return " ".join(out.replace("│", " ").replace("┃", " ").split()), err
 
 
-def test_a_log_is_a_table_of_what_was_asked_and_what_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_is_a_table_of_what_was_asked_and_what_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = some_log(tmp_path / "audit")
-    out, _ = printed(["log", str(folder)], capsys)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    main(["log", str(folder)])
+    out = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
+    assert "┏━" in out
+    assert "epsilon" in out
+    out = " ".join(re.sub("[│┃]", " ", out).split())
     for words in ("metrics + update (50362)", "train (2)", "0.25", "0, 1", "OSError: No space left on device (2)"):
         assert words in out
     assert out.count("asked ") == 2  # the heading, and the round of which no answer is written

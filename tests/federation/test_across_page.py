@@ -12,9 +12,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -185,24 +186,47 @@ class End:
 
     def until(self, pattern: str) -> str:
         """Wait for a line."""
-        end = time.monotonic() + 300
-        while not (found := re.search(pattern, self.printed())):
-            assert time.monotonic() < end, (pattern, self.printed())
-            time.sleep(0.2)
-        return found[0]
+        return wait_for(lambda: re.search(pattern, self.printed()), lambda: (pattern, self.printed()))[0]
+
+
+def wait_for(what: Callable[[], Any], tell: Callable[[], object] = str) -> Any:
+    end = time.monotonic() + 300
+    while not (found := what()):
+        assert time.monotonic() < end, tell()
+        time.sleep(0.2)
+    return found
+
+
+def plain(line: str) -> str:
+    """A line without times, hashes, sizes in bytes and paddings."""
+    for pattern in (r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?", r"\b[0-9a-f]{16,}\b", r"\(\d\d+\)", r"round \d+"):
+        line = re.sub(pattern, "*", line)
+    return " ".join(line.split())
+
+
+def same(shown: str, printed: str) -> None:
+    lines = [plain(line) for line in printed.splitlines()]
+    for line in shown.splitlines():
+        assert any(one.startswith(plain(line)) for one in lines), (line, printed)
+
+
+@pytest.fixture
+def day(tmp_path: Path) -> tuple[list[str], list[str]]:
+    """The commands of the page of a day, in order, and what it shows; the federation's file is written."""
+    page = (ROOT / "docs/operators_day.md").read_text(encoding="utf-8")
+    page = page.replace("9092", str(free_port())).replace("9093", str(free_port()))
+    (described,) = blocks(page, "yaml")
+    (tmp_path / "federation.yaml").write_text(described)
+    return blocks(page), blocks(page, "text")
 
 
 @pytest.mark.long
 @pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
 def test_the_page_of_a_day_leads_from_keys_to_an_approval_a_stop_a_theft_a_change_and_an_officer(
-    tmp_path: Path, environment: dict[str, str]
+    tmp_path: Path, environment: dict[str, str], day: tuple[list[str], list[str]]
 ) -> None:
-    page = (ROOT / "docs/operators_day.md").read_text(encoding="utf-8")
-    page = page.replace("9092", str(free_port())).replace("9093", str(free_port()))
-    (described,) = blocks(page, "yaml")
-    (tmp_path / "federation.yaml").write_text(described)
-    made, approving, server, look, revoke, change, logs, clean = blocks(page)
-    asked, looked, interrupted, revoked, lost, refused, table, cleaned = blocks(page, "text")
+    made, approving, server, look, revoke, change, logs, clean = day[0][:8]
+    asked, looked, interrupted, revoked, lost, refused, table, cleaned = day[1][:8]
 
     def terminal(block: str, name: str) -> End:
         return stack.enter_context(End(block, tmp_path, environment, tmp_path / f"{name}.log"))
@@ -213,17 +237,6 @@ def test_the_page_of_a_day_leads_from_keys_to_an_approval_a_stop_a_theft_a_chang
         words = {site: shlex.join(commands((folder / "README.md").read_text())[0]) for site, folder in folders.items()}
         starts = {site: f"cd {folders[site]}\n{command}\n" for site, command in words.items()}
         return [terminal(block, site + day) for site, block in ({"north": approving} | starts).items()]
-
-    def plain(line: str) -> str:
-        """A line without times, hashes, sizes in bytes and paddings."""
-        for pattern in (r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?", r"\b[0-9a-f]{16,}\b", r"\(\d\d+\)", r"round \d+"):
-            line = re.sub(pattern, "*", line)
-        return " ".join(line.split())
-
-    def same(shown: str, printed: str) -> None:
-        lines = [plain(line) for line in printed.splitlines()]
-        for line in shown.splitlines():
-            assert any(one.startswith(plain(line)) for one in lines), (line, printed)
 
     with ExitStack() as stack:
         shell(made, tmp_path, environment)
@@ -263,6 +276,48 @@ def test_the_page_of_a_day_leads_from_keys_to_an_approval_a_stop_a_theft_a_chang
         (old,) = re.findall(r"^([0-9a-f]{16}) .*:\d\d$", said, re.MULTILINE)
         same(cleaned, said + shell(re.sub(r"[0-9a-f]{16}$", old, removal), tmp_path, environment))
         assert old not in shell(listing, tmp_path, environment)
+
+
+@pytest.mark.long
+def test_the_page_of_a_day_leads_at_night_to_runs_that_an_operator_submits_and_stops_from_elsewhere(
+    tmp_path: Path, environment: dict[str, str], day: tuple[list[str], list[str]]
+) -> None:
+    made, *_, change, _, _ = day[0][:8]
+    sent, approval, standing, queue, submitted, by_node, stopped, barred, by_anna, log = day[0][8:]
+    queued, node_refused, anna_refused, noted = day[1][8:]
+
+    def terminal(block: str, name: str) -> End:
+        return stack.enter_context(End(block, tmp_path, environment, tmp_path / f"{name}.log"))
+
+    with ExitStack() as stack:
+        for block in (made, change, sent):
+            shell(block, tmp_path, environment)
+        at_night = []
+        for site, position in SITES.items():
+            approved, stands = (
+                block.replace("sites/north", f"sites/{site}").replace('"[0]"', f'"[{position}]"')
+                for block in (approval, standing)
+            )
+            approver = terminal(approved, f"{site}_approval")
+            assert approver.process.wait(200) == 0, approver.printed()
+            at_night.append(terminal(stands, f"{site}_night"))
+        doorman = terminal(queue, "queue")
+        doorman.until("waiting for runs in queue")
+        same(queued, shell(submitted, tmp_path, environment))
+        stranger = terminal(by_node, "by_node")
+        assert stranger.process.wait(200) == 2
+        assert stranger.printed().endswith(node_refused)  # it may have waited between two runs
+        first = tmp_path / "federation/server/queue/0001-study"
+        wait_for(lambda: [*first.glob("lightning_logs/version_0/checkpoints/last.ckpt")])
+        shell(stopped, tmp_path, environment)
+        doorman.until("run 0001-study is stopped")
+        assert saved_weights(first / "lightning_logs/version_0")
+        shell(barred, tmp_path, environment)
+        left = terminal(by_anna, "by_anna")
+        assert left.process.wait(200) == 2
+        assert left.printed().endswith(anna_refused)
+        same(noted, shell(log, tmp_path, environment))
+        assert [doorman.stop(), *(node.stop() for node in at_night)] == [0, 0, 0, 0]
 
 
 @contextmanager

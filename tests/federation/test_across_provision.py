@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +22,7 @@ from lit_fed.command.cli import main
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.federation.commands.federation_file import read_federation
 from lit_fed.federation.commands.provision import provision
-from lit_fed.federation.keys import authority
+from lit_fed.federation.keys import authority, node_keys
 from lit_fed.federation.keys.authority import read_certificate, read_key, read_request
 from lit_fed.federation.keys.node_keys import Grant, NodeKeys, key_of, read_hashes
 from lit_fed.federation.transport.security import Security
@@ -366,9 +369,84 @@ def test_a_site_makes_its_key_itself_and_no_private_key_travels(tmp_path: Path) 
         provisioned(tmp_path)
 
 
+# ---------------------------------------------------------------------- operators
+
+
+def roles(folder: Path) -> tuple[list[str], list[str]]:
+    """Whom the server takes for operators, and for nodes."""
+    found = bound(folder)
+    return sorted(found.operators.values()), sorted(grant.name for grant in found.data.values())
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl here")
+def test_an_operator_gets_a_folder_and_a_certificate_that_says_so(tmp_path: Path) -> None:
+    said = provisioned(tmp_path, operators=["anna"], now=datetime.now(UTC))
+    home = tmp_path / "out" / "operators" / "anna"
+    assert {path.name for path in home.iterdir()} == {"README.md", "ca.crt", "operator.crt", "operator.key"}
+    assert ((home / "operator.key").stat().st_mode & 0o777, home.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert said["anna"].startswith("anna        new key, new certificate until ")
+    assert roles(tmp_path) == (["anna"], [*SITES])
+    words = ["openssl", "x509", "-noout", "-ext", "extendedKeyUsage", "-in", str(home / "operator.crt")]
+    shown = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    assert f"TLS Web Client Authentication, {node_keys.OPERATOR_USE}" in shown
+    before = files(tmp_path / "out")
+    provisioned(tmp_path, operators=["anna"], now=datetime.now(UTC))
+    assert not changed(tmp_path / "out", before)
+
+
+def test_an_operator_is_revoked_replaced_and_removed_as_a_site(ready: Path) -> None:
+    provisioned(ready, operators=["anna"])
+    (said,) = provisioned(ready, operators=["anna"], revoke=("anna",)).values()
+    assert said.startswith("anna        its key is revoked; copy ")
+    assert roles(ready)[0] == []
+    provisioned(ready, "anna", operators=["anna"])
+    assert roles(ready)[0] == ["anna"]
+    said = provisioned(ready)["anna"]
+    assert said.startswith("anna        is no longer an end, and its key is not accepted; remove ")
+    assert roles(ready) == ([], [*SITES])
+
+
+def test_a_request_does_not_choose_its_role_and_a_key_does_not_change_it(ready: Path) -> None:
+    """North asks for an operator's certificate and gets a node's; as an operator north has another key."""
+    made = authority.new_key()
+    uses = x509.ExtendedKeyUsage([x509.ObjectIdentifier(node_keys.OPERATOR_USE)])
+    asked = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).add_extension(uses, critical=False)
+    (ready / "out/sites/north/node.key").unlink()
+    (ready / "out/sites/north/node.csr").write_bytes(asked.sign(made, hashes.SHA384()).public_bytes(Encoding.PEM))
+    provisioned(ready)
+    certificate = (ready / "out/sites/north/node.crt").read_bytes()
+    assert read_certificate(ready / "out/sites/north/node.crt").public_key() == made.public_key()
+    assert not node_keys.is_operator(certificate)
+    sites = {"south": {"clients": [0, 1]}, "west": {"clients": [2, 3]}}
+    provisioned(ready, sites=sites, operators=["north"])
+    found = bound(ready)
+    assert roles(ready) == (["north"], ["south", "west"])
+    assert key_of(certificate) in found.barred
+    assert key_of(certificate) not in found.operators
+
+
+@pytest.mark.parametrize(
+    ("operators", "told"),
+    [
+        ("anna", "operators is 'anna'; it must be a list of names"),
+        ([], "operators is []; it must be a list of names"),
+        (["../anna"], "operators: '../anna' has an invalid name; write up to 63 of A-Z"),
+        ([3], "operators: 3 has an invalid name"),
+        (["Server"], "operators: Server has the server's name; choose another name"),
+        (["North"], "operators has North, which is taken by a site or another operator; choose another name"),
+        (["anna", "Anna"], "operators has Anna, which is taken by a site or another operator"),
+    ],
+)
+def test_names_of_operators_are_as_those_of_sites_and_differ_from_them(
+    tmp_path: Path, operators: Any, told: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        read_federation(described(tmp_path, operators=operators))
+
+
 def test_a_site_that_is_gone_opens_nothing(ready: Path) -> None:
     said = provisioned(ready, sites={"north": {"clients": [0, 1]}, "west": {"clients": [2, 3]}})
-    assert said["south"].startswith("south       is no longer a site, and its key is not accepted; remove ")
+    assert said["south"].startswith("south       is no longer an end, and its key is not accepted; remove ")
     assert "south" not in (ready / "out" / "server" / "node_keys.yaml").read_text()
 
 

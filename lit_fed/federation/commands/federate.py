@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -16,15 +16,15 @@ from jsonargparse import ArgumentParser
 from lit_fed.command.command import Call
 from lit_fed.command.endings import exit_reported
 from lit_fed.command.reading.words import spelled
-from lit_fed.federation.audit import Copy, audit_log
+from lit_fed.federation.audit import Audit, Copy, audit_log
 from lit_fed.federation.commands.deployed import ServersEnd, add_run, keys_of, make
 from lit_fed.federation.ends import keep_private
 from lit_fed.federation.server.executor import Patience
 from lit_fed.federation.server.federate import federate, run_to_continue
-from lit_fed.federation.server.queue import QueuedRun, work
+from lit_fed.federation.server.queue import QueuedRun, answer, at_hand, work
 from lit_fed.federation.server.roster import Gathering
 from lit_fed.federation.server.status import Status
-from lit_fed.federation.transport.serving import rpc_grid
+from lit_fed.federation.transport.serving import RpcGrid, rpc_grid
 from lit_fed.federation.transport.status_port import StatusPort, serving_status
 
 
@@ -59,20 +59,26 @@ def run(call: Call) -> int:
     """Train like ``fit``."""
     settings = call.settings
     keep_private()
-    if settings.queue is not None:
-        with suppress(KeyboardInterrupt):
-            work(Path(settings.queue), partial(_command, call.words[1:]))
-        return 0
     patience = Patience(**settings.patience)
     security, node_keys = keys_of(settings)
+    queue = at_hand() if settings.queue is None else Path(settings.queue)
+    operate = None if queue is None else partial(answer, queue)
+
+    def door(audit: Audit) -> AbstractContextManager[RpcGrid]:
+        if node_keys is not None:
+            node_keys.say = audit.say
+        return rpc_grid(settings.server, security, settings.most_bytes, settings.bind, node_keys, operate)
+
+    if queue is not None and settings.queue is not None:
+        with suppress(KeyboardInterrupt):
+            work(queue, partial(_command, call.words[1:]), door, settings.log)
+        return 0
     trainer, parts = make(call)
     with ExitStack() as stack:
         stack.enter_context(exit_reported())
         ckpt_path = stack.enter_context(run_to_continue(trainer, settings.ckpt_path))  # before it listens
         audit = stack.enter_context(audit_log(trainer.settings.logs / "audit", settings.log))
-        if node_keys is not None:
-            node_keys.say = audit.say
-        grid = stack.enter_context(rpc_grid(settings.server, security, settings.most_bytes, settings.bind, node_keys))
+        grid = stack.enter_context(door(audit))
         trainer.callbacks.append(status := Status(grid))
         stack.enter_context(serving_status(StatusPort.of(settings), status))
         federate(

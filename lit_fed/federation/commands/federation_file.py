@@ -1,4 +1,4 @@
-"""File that describes a federation for ``lit-fed provision``: the server, and the sites with their clients."""
+"""File that describes a federation for ``lit-fed provision``: the server, sites with their clients, and operators."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ class FederationFile:
         configs: The run's configuration files.
         server_data: The server's own settings of the data.
         sites: The sites, in order.
+        operators: Names of those who may submit runs to the server's queue and stop them.
     """
 
     path: Path
@@ -65,6 +66,7 @@ class FederationFile:
     configs: tuple[str, ...]
     server_data: Mapping[str, Any]
     sites: tuple[Site, ...]
+    operators: tuple[str, ...] = ()
 
     @property
     def address(self) -> str:
@@ -83,9 +85,10 @@ class FederationFile:
 def read_federation(path: Path) -> FederationFile:
     """Read the file and check it, except against the run's configuration."""
     where = f"federation file {path}"
-    content = _known(read_settings(path, "federation file", _EMPTY), where, _KEYS, _KEYS)
+    content = _known(read_settings(path, "federation file", _EMPTY), where, (*_KEYS, "operators"), _KEYS)
     server = _known(content["server"], f"{where}: server", ("names", "port", "listen", "data"), ("names", "port"))
     names = _names(server["names"], f"{where}: server.names")
+    sites = [_site(*item, f"{where}: site") for item in _mapping(content["sites"], f"{where}: sites").items()]
     return FederationFile(
         path,
         names,
@@ -93,9 +96,8 @@ def read_federation(path: Path) -> FederationFile:
         _listen(server.get("listen"), names[0], f"{where}: server.listen"),
         _configs(content["config"], path.parent, f"{where}: config"),
         _data(server, f"{where}: server"),
-        _apart(
-            [_site(*item, f"{where}: site") for item in _mapping(content["sites"], f"{where}: sites").items()], where
-        ),
+        _apart(sites, where),
+        _operators(content.get("operators"), [site.name for site in sites], f"{where}: operators"),
     )
 
 
@@ -206,7 +208,7 @@ def _data(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     return settings
 
 
-def _site(name: Any, value: Any, where: str) -> Site:
+def _check_name(name: Any, where: str) -> None:
     if not isinstance(name, str) or not _SITE.fullmatch(name):
         raise ConfigError(
             f"{where} {name!r:.80} has an invalid name; write up to 63 of A-Z, a-z, 0-9, _ and -, "
@@ -214,6 +216,22 @@ def _site(name: Any, value: Any, where: str) -> Site:
         )
     if name.lower() == SERVER:
         raise ConfigError(f"{where} {name} has the server's name; choose another name")
+
+
+def _operators(value: Any, sites: list[str], where: str) -> tuple[str, ...]:
+    if value is not None and (not isinstance(value, list) or not value):
+        raise ConfigError(f"{where} is {value!r:.80}; it must be a list of names")
+    taken = {name.lower() for name in sites}
+    for name in value or ():
+        _check_name(name, f"{where}:")
+        if name.lower() in taken:  # --revoke and --new_key name both
+            raise ConfigError(f"{where} has {name}, which is taken by a site or another operator; choose another name")
+        taken.add(name.lower())
+    return tuple(value or ())
+
+
+def _site(name: Any, value: Any, where: str) -> Site:
+    _check_name(name, where)
     content = _known(value, f"{where} {name}", ("clients", "data", "most_samples"), ("clients",))
     clients = content["clients"]
     whole = isinstance(clients, list) and all(type(client_id) is int for client_id in clients)

@@ -22,13 +22,13 @@ from lit_fed.federation.commands.federation_file import SERVER, FederationFile, 
 from lit_fed.parsing import Parser
 from lit_fed.tracking import tracked
 
-_FOLDERS = {"authority", SERVER, "sites"}
+_FOLDERS = {"authority", SERVER, "sites", "operators"}
 
 _PEERS = "peers.txt"
 _OF_PEERS = (
     "# SHA-256 of the public keys that trainer.secure_sum sums with: ask the other sites for theirs, and compare\n"
 )
-_NODE_KEYS = "# Certificate of a site, below this file's folder: the clients that the site may serve.\n"
+_NODE_KEYS = "# Certificate of a site or an operator, below this file's folder: the clients that the site may serve.\n"
 
 _OF_SITE = """# {name}: {clients} of {address}
 
@@ -56,6 +56,15 @@ command goes on:
 As a service, with the folder at /srv/lit_fed/{name} and lit_fed in /srv/lit_fed/venv (`{unit}` names both):
 
 {service}
+"""
+_OF_OPERATOR = """# {name}: operator of {address}
+
+Written by `lit-fed provision`. Copy this folder to {name}'s machine over a private connection: whoever has
+`operator.key` decides what the server runs. Then delete `operator.key` where it was made. In the folder:
+
+    lit-fed submit study.yaml {options}
+    lit-fed runs {options}
+    lit-fed stop 0001-study {options}
 """
 _SERVICE = """    id lit_fed || sudo useradd --system lit_fed
     sudo chown -R lit_fed /srv/lit_fed/{name}
@@ -103,10 +112,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="NAME",
-        help=f"replace the keys of these sites, or of {SERVER}",
+        help=f"replace the keys of these sites or operators, or of {SERVER}",
     )
     parser.add_argument(
-        "--revoke", nargs="+", action="extend", default=[], metavar="NAME", help="refuse the keys of these sites"
+        "--revoke",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="refuse the keys of these sites or operators",
     )
 
 
@@ -127,28 +141,29 @@ def provision(
     Args:
         file: Description of the federation.
         output: The folder.
-        anew: Sites whose keys are replaced; the server may be one.
+        anew: Sites and operators whose keys are replaced; the server may be one.
         now: The time.
-        revoked: Sites whose keys are revoked.
+        revoked: Sites and operators whose keys are revoked.
 
     Returns:
         A line per end: which files were kept, which are new; if keys are only revoked, a line per key.
     """
-    from lit_fed.federation.keys.authority import AUTHORITY, KEYS, REVOKED, SITES, Keyring, write
+    from lit_fed.federation.keys.authority import AUTHORITY, KEYS, OPERATORS, REVOKED, SITES, Keyring, write
     from lit_fed.federation.keys.node_keys import key_of
 
-    ends = [SERVER, *(site.name for site in file.sites)]
+    ends = [SERVER, *(site.name for site in file.sites), *file.operators]
     _check_names("new_key", anew, ends, file)
     _check_names("revoke", revoked, ends[1:], file)
-    keyring = Keyring(output, file.names, now, anew)
+    keyring = Keyring(output, file.names, now, anew, file.operators)
     for name in revoked:  # before anything else that could fail
         keyring.revoke(name)
     if revoked and not anew:
         return [f"{name:11} its key is revoked; copy {output / SERVER / REVOKED} to the server" for name in revoked]
     _check(output)
     configs = _configurations(file)
-    keyring.check(site.name for site in file.sites)
+    keyring.check(ends[1:])
     homes = {SERVER: output / SERVER, **{site.name: output / SITES / site.name for site in file.sites}}
+    homes |= {name: output / OPERATORS / name for name in file.operators}
     for folder in (output, output / AUTHORITY, *homes.values()):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_half_written(folder, names=".+")
@@ -161,17 +176,18 @@ def provision(
     summed = bool((yaml.safe_load(configs[SERVER]).get("trainer") or {}).get("secure_sum"))
     peers = "".join(f"{key_of(keyring.certificate(site.name))}  # {site.name}\n" for site in file.sites)
     texts = {SERVER: _texts_of_server(file), **{site.name: _texts_of_site(file, site, summed) for site in file.sites}}
+    for name, text in configs.items():
+        texts[name] |= {"config.yaml": text} | ({_PEERS: _OF_PEERS + peers} if summed and name != SERVER else {})
+    texts |= {name: {"README.md": _of_operator(file, name)} for name in file.operators}
     for name, home in homes.items():
-        content = {"ca.crt": ca, "config.yaml": configs[name].encode()}
-        content |= {path: text.encode() for path, text in texts[name].items()}
+        content = {"ca.crt": ca, **{path: text.encode() for path, text in texts[name].items()}}
         if name != SERVER:
-            content["node.crt"] = keyring.certificate(name)
-            content |= {_PEERS: (_OF_PEERS + peers).encode()} if summed else {}
+            content["operator.crt" if name in file.operators else "node.crt"] = keyring.certificate(name)
         new = [path for path, blob in content.items() if write(home / path, blob)]
         done[name] += f"; written: {', '.join(new)}" if new else "; its other files are unchanged"
     lines = [f"{name:11} {words}" for name, words in done.items()]
     gone = [path for path in sorted((output / SERVER / KEYS).glob("*.crt")) if path.stem not in homes]
-    lines += [f"{path.stem:11} is no longer a site, and its key is not accepted; remove {path}" for path in gone]
+    lines += [f"{path.stem:11} is no longer an end, and its key is not accepted; remove {path}" for path in gone]
     return lines
 
 
@@ -223,6 +239,7 @@ def _configurations(file: FederationFile) -> dict[str, str]:
 def _texts_of_server(file: FederationFile) -> dict[str, str]:
     """Files of the server's folder except keys, certificates and the configuration."""
     from lit_fed.federation.keys.authority import KEYS, REVOKED
+    from lit_fed.federation.keys.node_keys import OPERATOR
 
     bind = "" if file.bind is None else f"--bind {file.bind} "
     command = (
@@ -230,6 +247,7 @@ def _texts_of_server(file: FederationFile) -> dict[str, str]:
         f"--key server.key --node_keys node_keys.yaml --revoked {REVOKED} --ckpt_path last"
     )
     node_keys = "".join(f"{KEYS}/{site.name}.crt: {_claim(site)}\n" for site in file.sites)
+    node_keys += "".join(f"{KEYS}/{name}.crt: {OPERATOR}\n" for name in file.operators)
     return {"node_keys.yaml": _NODE_KEYS + node_keys} | _texts(
         _OF_SERVER, SERVER, command, what="server", address=file.address, port=file.port
     )
@@ -250,6 +268,11 @@ def _texts_of_site(file: FederationFile, site: Site, summed: bool) -> dict[str, 
         f"{f' --peers {_PEERS}' * summed}"
     )
     return _texts(_OF_SITE, site.name, command, what=clients, address=file.address, clients=clients)
+
+
+def _of_operator(file: FederationFile, name: str) -> str:
+    options = f"--server {file.address} --ca ca.crt --certificate operator.crt --key operator.key"
+    return _OF_OPERATOR.format(name=name, address=file.address, options=options)
 
 
 def _texts(readme: str, name: str, command: str, **facts: Any) -> dict[str, str]:

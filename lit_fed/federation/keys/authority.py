@@ -26,10 +26,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from lit_fed.engine.storage.files import in_place_of
 from lit_fed.errors import ConfigError
-from lit_fed.federation.keys.node_keys import key_of, read_hashes
+from lit_fed.federation.keys.node_keys import OPERATOR_USE, is_operator, key_of, read_hashes
 
-AUTHORITY, SERVER, SITES, KEYS = "authority", "server", "sites", "keys"
-"""Folders of the authority, the server and the sites, and the server's subfolder of the sites' certificates."""
+AUTHORITY, SERVER, SITES, OPERATORS, KEYS = "authority", "server", "sites", "operators", "keys"
+"""Folders of the authority, the server, the sites and the operators, and the server's subfolder of certificates."""
 REVOKED = "revoked.txt"
 """The server's list of revoked keys."""
 
@@ -47,13 +47,15 @@ class Keyring:
 
     Args:
         names: Host names and addresses of the server.
-        anew: Sites, and `SERVER`, whose keys are replaced.
+        anew: Sites, operators, and `SERVER`, whose keys are replaced.
+        operators: The operators, whose certificates say so.
     """
 
     folder: Path
     names: tuple[str, ...]
     now: datetime
     anew: Collection[str] = ()
+    operators: Collection[str] = ()
 
     def check(self, sites: Iterable[str]) -> None:
         """Read all existing files before anything is written."""
@@ -88,24 +90,26 @@ class Keyring:
         return f"{done}, new certificate until {made.not_valid_after_utc:%Y-%m-%d}"
 
     def end(self, name: str) -> str:
-        """Create or renew the key and the certificate of the server or a site, and report the changes.
+        """Create or renew the key and the certificate of the server, a site or an operator, and report the changes.
 
         A key that is replaced is revoked.
         """
         private, request, path = self._files(name)
         ca, old = read_certificate(self._ca), _read(path, read_certificate)
         public, why, names = None, "", self.names if name == SERVER else ()
+        operates = name in self.operators
+        of_other_role = old is not None and is_operator(certificate_bytes(old)) != operates
         if name not in self.anew:
             if request.exists():
                 public, done = read_request(request), "key of its request"
             elif private.exists():
                 public, done = read_key(private).public_key(), "key kept" + _only_ours(private)
-            elif old is not None:
+            elif old is not None and not of_other_role:
                 public, done = _public_of(old, path), f"key kept{_ELSEWHERE}"
         if old is not None and public is not None:
             if key_of(certificate_bytes(old)) in self._revoked_keys() and old.public_key() == public:
                 return f"its key is revoked; replace it with --new_key {name}"
-            why = unfit(old, ca, public, names, self.now)
+            why = "the old one has another role" if of_other_role else unfit(old, ca, public, names, self.now)
             if not why:
                 return f"{done}, certificate kept until {old.not_valid_after_utc:%Y-%m-%d}"
         signing = self._signing_key()  # fails before a key is created that nobody can certify
@@ -115,16 +119,16 @@ class Keyring:
             _write_key(private, pem_of(made))
         if old is not None and old.public_key() != public and name != SERVER:
             self.revoke(name)
-        signed = certify(signing, ca, public, name, names, self.now)
+        signed = certify(signing, ca, public, name, names, self.now, operates)
         write(path, certificate_bytes(signed))
         return f"{done}, new certificate until {signed.not_valid_after_utc:%Y-%m-%d}{': ' * bool(why)}{why}"
 
     def certificate(self, name: str) -> bytes:
-        """Return a site's certificate."""
+        """Return the certificate of a site or an operator."""
         return self._files(name)[2].read_bytes()
 
     def revoke(self, name: str) -> None:
-        """Enter a site's key into the list of revoked keys; raise `ConfigError` if the site has no certificate."""
+        """Enter the key of a site or an operator into the list of revoked keys; raise `ConfigError` without one."""
         path = self._files(name)[2]
         if not path.is_file():
             raise ConfigError(f"--revoke {name} has no certificate in {path.parent}; run the command without it first")
@@ -158,8 +162,9 @@ class Keyring:
         home = self.folder / SERVER
         if name == SERVER:
             return home / "server.key", home / "server.csr", home / "server.crt"
-        site = self.folder / SITES / name
-        return site / "node.key", site / "node.csr", home / KEYS / f"{name}.crt"
+        site, file = (OPERATORS, "operator") if name in self.operators else (SITES, "node")
+        own = self.folder / site / name
+        return own / f"{file}.key", own / f"{file}.csr", home / KEYS / f"{name}.crt"
 
     def _signing_key(self) -> EllipticCurvePrivateKey:
         if not self._ca_key.exists():
@@ -271,16 +276,18 @@ def certify(
     name: str,
     names: tuple[str, ...],
     now: datetime,
+    operates: bool = False,
 ) -> x509.Certificate:
-    """Issue a certificate for the server or a site, valid for a year from ``now``.
+    """Issue a certificate for the server, a site or an operator, valid for a year from ``now``.
 
     Args:
         authority_key: The authority's private key.
         authority: The authority's certificate.
         key: The public key.
         name: Name of the end.
-        names: Host names and addresses by which nodes reach the server; empty for a site.
+        names: Host names and addresses by which nodes reach the server; empty for the others.
         now: Start of the validity.
+        operates: Whether the end is an operator.
     """
     end = min(now + END_LIFE, authority.not_valid_after_utc)
     made = _begun(_named(f"lit_fed {name}"), authority.subject, key, now, end)
@@ -289,7 +296,8 @@ def certify(
     made = made.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     made = made.add_extension(_usage(digital_signature=True), critical=True)
     use = ExtendedKeyUsageOID.SERVER_AUTH if names else ExtendedKeyUsageOID.CLIENT_AUTH
-    made = made.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+    uses = [use, *([x509.ObjectIdentifier(OPERATOR_USE)] if operates else [])]
+    made = made.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
     if names:
         alternatives = x509.SubjectAlternativeName([_alternative(name) for name in names])
         made = made.add_extension(alternatives, critical=False)

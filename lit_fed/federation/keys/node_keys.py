@@ -1,4 +1,4 @@
-"""The keys by which nodes are known, and the clients that each may claim: ``--node_keys`` and ``--revoked``."""
+"""The keys by which nodes and operators are known, and the clients of each node: ``--node_keys`` and ``--revoked``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import re
 import time
 from collections import UserDict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import yaml
 
+from lit_fed.data.partitions.cut import named
 from lit_fed.errors import ConfigError
 from lit_fed.federation.ends import Alert
 from lit_fed.federation.keys.changes import Changes
@@ -26,6 +28,12 @@ _LOOK_S = 1.0  # interval of looking for changes
 _UNKNOWN = "the server does not know its key; send node.crt to the server's operator, who enters it in --node_keys"
 _REVOKED = "its certificate is revoked; get another one from the authority"
 _BARRED = "its key is revoked; get another one from the server's operator"
+_OPERATES = "its key is an operator's, which takes no part in runs; start the node with a node's key"
+_NO_OPERATOR = "its key is not an operator's; get one from lit-fed provision, and enter its certificate in --node_keys"
+OPERATOR = "operator"
+"""The word in place of clients in ``--node_keys``."""
+OPERATOR_USE = "2.25.195262143824331925697131291298578592670"
+"""Extended key usage of an operator's certificate (RFC 5280, 4.2.1.12), numbered by a random UUID (ITU-T X.667)."""
 
 
 def key_of(certificate: bytes) -> str:
@@ -39,6 +47,16 @@ def key_of(certificate: bytes) -> str:
 
     public = x509.load_pem_x509_certificate(certificate).public_key()
     return hashlib.sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
+
+
+def is_operator(certificate: bytes) -> bool:
+    """Whether a certificate in PEM is an operator's, by the extension that its authority signed."""
+    from cryptography import x509
+
+    with suppress(x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+        uses = x509.load_pem_x509_certificate(certificate).extensions.get_extension_for_class(x509.ExtendedKeyUsage)
+        return OPERATOR_USE in {use.dotted_string for use in uses.value}
+    return False
 
 
 def read_hashes(path: str | Path, option: str) -> frozenset[str]:
@@ -55,12 +73,13 @@ def read_hashes(path: str | Path, option: str) -> frozenset[str]:
 class Grant(NamedTuple):
     """The clients that a key may claim, and the most training samples that each may report; None for any number.
 
-    The name is that of the certificate's file.
+    The name is that of the certificate's file. An operator has no clients.
     """
 
     clients: frozenset[int]
     most_samples: int | None = None
     name: str = ""
+    operates: bool = False
 
 
 class NodeKeys(UserDict[str, Grant]):
@@ -68,7 +87,7 @@ class NodeKeys(UserDict[str, Grant]):
 
     Args:
         path: A YAML mapping from files of certificates, relative to it, to lists of client ids, or to mappings of
-            ``clients`` to such a list and of ``most_samples`` to a number.
+            ``clients`` to such a list and of ``most_samples`` to a number, or to ``operator``.
         revoked: A list of hashes of keys, one a line, with comments after ``#``.
         say: Prints a line.
         crl: Authorities' lists of revoked certificates, and the authorities' certificates; None for no such lists.
@@ -87,6 +106,8 @@ class NodeKeys(UserDict[str, Grant]):
         self._end = math.inf  # when a list ends, which is said once
         self.barred: frozenset[str] = frozenset()
         """The revoked keys."""
+        self.operators: dict[str, str] = {}
+        """The operators' names, by their keys."""
         self._looked = time.monotonic()
         self.data = self._read()
         self._read_lists()
@@ -101,7 +122,8 @@ class NodeKeys(UserDict[str, Grant]):
         self._end = math.inf
         try:
             self.data = self._read()
-            self.say(f"read {self.path} again: {len(self.data)} keys are accepted, and {len(self.barred)} revoked")
+            accepted = len(self.data) + len(self.operators)
+            self.say(f"read {self.path} again: {accepted} keys are accepted, and {len(self.barred)} revoked")
         except ConfigError as error:
             self.say(Alert(f"{error}; until then the keys stay as they were"))
         try:
@@ -109,10 +131,20 @@ class NodeKeys(UserDict[str, Grant]):
         except ConfigError as error:
             self.say(Alert(f"{error}; until then the list stays as it was, and after its end no stream is opened"))
 
-    def objection(self, key: str, certificate: bytes) -> str:
-        """Return why a node with this key and certificate in PEM is refused for good; empty if it is not."""
-        if key not in self:
-            return _BARRED if key in self.barred else _UNKNOWN
+    def whose(self, key: str) -> str:
+        """Return the holder of an accepted key, in words."""
+        if key in self.operators:
+            return f"operator {self.operators[key]}"
+        return f"the node with the key of {named(self[key].clients) if key in self else 'no client'}"
+
+    def objection(self, key: str, certificate: bytes, operates: bool = False) -> str:
+        """Return why a node, or an operator, with this key and certificate in PEM is refused for good, or nothing."""
+        if key in self.barred:
+            return _BARRED
+        if operates and not (key in self.operators and is_operator(certificate)):
+            return _NO_OPERATOR
+        if not operates and key not in self:
+            return _OPERATES if key in self.operators else _UNKNOWN
         return _REVOKED if self.lists is not None and self.lists.has(certificate) else ""
 
     def _read(self) -> dict[str, Grant]:
@@ -120,7 +152,9 @@ class NodeKeys(UserDict[str, Grant]):
         others = [path for path in (self.revoked, *(self.crl or ())) if path is not None]
         self._changes = Changes([self.path, *others, *files])
         self.barred = frozenset() if self.revoked is None else read_hashes(self.revoked, "--revoked")
-        return {key: ids for key, ids in clients.items() if key not in self.barred}
+        accepted = {key: grant for key, grant in clients.items() if key not in self.barred}
+        self.operators = {key: grant.name for key, grant in accepted.items() if grant.operates}
+        return {key: grant for key, grant in accepted.items() if not grant.operates}
 
     def _read_lists(self) -> None:
         if self.crl is not None:
@@ -144,9 +178,15 @@ def read_node_keys(path: Path) -> tuple[dict[str, Grant], list[Path]]:
                     f"{_WITH_CEILING} with a number from 1"
                 )
             clients = clients["clients"]
-        key = _key(path.parent / name, f"{where} names {name}, and")
+        key, operates = _key(path.parent / name, f"{where} names {name}, and")
         if key in grants:
             raise ConfigError(f"{where} has the same key as {names[key]} and {name}; keep one, with all its clients")
+        if operates != (clients == OPERATOR):
+            wrong = "an operator's certificate, and" if operates else "a certificate of no operator, and"
+            raise ConfigError(f"{where}, line {line}: {name} is {wrong} has {str(clients)[:40]!r}; correct one of them")
+        if operates:
+            grants[key], names[key] = Grant(frozenset(), None, Path(name).stem, True), name
+            continue
         ids: list[int] = clients if isinstance(clients, list) else [clients]  # type: ignore[list-item]  # looked at next
         if not ids or any(type(client_id) is not int or client_id < 0 for client_id in ids):
             raise ConfigError(
@@ -161,9 +201,11 @@ def read_node_keys(path: Path) -> tuple[dict[str, Grant], list[Path]]:
     return grants, [path.parent / name for name in names.values()]
 
 
-def _key(path: Path, where: str) -> str:
+def _key(path: Path, where: str) -> tuple[str, bool]:
+    """Return a certificate's key, and whether it is an operator's."""
     try:
-        return key_of(path.read_bytes())
+        content = path.read_bytes()
+        return key_of(content), is_operator(content)
     except OSError as error:
         raise ConfigError(f"{where} {path} cannot be read: {(error.strerror or str(error)).lower()}") from error
     except ValueError as error:

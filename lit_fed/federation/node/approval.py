@@ -11,7 +11,7 @@ from contextlib import suppress
 from hashlib import file_digest, sha256
 from importlib.machinery import PathFinder, all_suffixes
 from importlib.util import find_spec
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +131,14 @@ class Plan:
         """The settings at and below a place, in one text."""
         found = {key: key[len(place) :] for key in self.settings if f"{key}.".startswith(f"{place}.")}
         names = {key: re.sub(r"\.(class_path|\d+)(?=\.|$)", "", name) for key, name in found.items()}
-        given = [(name, self.settings[key]) for key, name in names.items() if self.settings[key] is not None]
-        return ", ".join(f"{shown(name[1:])} {shown(value)}".strip() for name, value in given)
+        texts = []
+        for name, keys in groupby(names, names.__getitem__):  # the items of a list have one name
+            given = [self.settings[key] for key in keys]
+            flat = chain.from_iterable(value if isinstance(value, list) else [value] for value in given)
+            values = [shown(value) for value in flat if value is not None]
+            text = f"[{', '.join(values)}]" if name and values[1:] else ", ".join(values)
+            texts += [f"{shown(name[1:])} {text}".strip()] * bool(values)
+        return ", ".join(texts)
 
 
 def admit(words: Sequence[str], files: ConfigFiles, parser: ArgumentParser, own: Mapping[str, Any]) -> None:

@@ -62,11 +62,11 @@ class AuditedNode:
         """Whether the server has said that the run is done."""
         return self.node.done
 
-    def idle(self) -> None:
+    def idle(self, connected: bool = True) -> None:
         """Write what has left so far: of clients' work at once, of the rest once a minute."""
         if self._clients or time.monotonic() > self._written + _PAUSE_S:
             self._write(lasting=True)
-        self.node.idle()
+        self.node.idle(connected)
 
     def handle(self, blob: Bytes) -> Bytes:
         """Handle a message, and return the answer."""

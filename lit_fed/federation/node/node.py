@@ -25,7 +25,7 @@ from lit_fed.engine.storage.packs import VersionedFiles
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Payload, layout_of
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import ClientFailure, ConfigError, WireError
-from lit_fed.federation.ends import Alert
+from lit_fed.federation.ends import Alert, next_line
 from lit_fed.federation.messages import schema
 from lit_fed.federation.messages.frozen import FrozenTensors, UnknownTensor
 from lit_fed.federation.messages.settings import agreed, mismatch
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 _OFTEN = 16  # maximum number of equal requests per round; a restarted server repeats them
 _MOST_RUNS = 64  # maximum number of runs per process, each with its folder and its counts of requests
 _LINE = 1000  # maximum number of printed characters
-_SAY_S = 60.0  # interval of messages about a silent server
 
 
 class Node:
@@ -116,7 +115,7 @@ class Node:
         self.given: dict[str, Counter[tuple[object, ...]]] = {}  # counts of equal requests, by run
         self._continued: dict[tuple[str, int], int] = {}  # the state that a client continued from last, by run
         self._errors: dict[str, int] = {}  # numbers of errors, by the text that the server gets
-        self._heard = self._said = time.monotonic()
+        self._heard, self._next = time.monotonic(), next_line(0.0)
         self.at = "nothing yet"
         self.done = False
         """Whether the server has said that the run is done."""
@@ -128,17 +127,16 @@ class Node:
         with for_nobody_else(self.folder), duty, self.federation.session.at_work("fit"):
             yield self
 
-    def idle(self) -> None:
-        """Report a silent server at most once a minute; cheap to call at any rate."""
-        now = time.monotonic()
-        if not self.done and now > max(self._heard, self._said) + _SAY_S:
-            self._said = now
-            silent = f"silent for {(now - self._heard) / 60:.0f} min"
-            self.say(Alert(f"waiting for the server, {silent}; last message: {self.at}"))
+    def idle(self, connected: bool = True) -> None:
+        """Report a server that is connected and silent, at growing intervals; cheap to call at any rate."""
+        silent = time.monotonic() - self._heard
+        if connected and not self.done and silent > self._next:
+            self._next = next_line(silent)
+            self.say(Alert(f"waiting for the server, silent for {silent / 60:.0f} min; last message: {self.at}"))
 
     def handle(self, blob: bytes | bytearray) -> bytearray:
         """Handle a message, and return the answer; every error becomes an answer, too."""
-        self._heard = time.monotonic()
+        self._heard, self._next = time.monotonic(), next_line(0.0)
         client_id, round_idx, asked, broadcast = -1, -1, None, None
         outcome: ClientUpdate | ClientFailure | None
         try:

@@ -44,10 +44,10 @@ class Standing:
         with ExitStack() as self._stack:
             yield self
 
-    def idle(self) -> None:
+    def idle(self, connected: bool = True) -> None:
         """Report a silent server during a run."""
         if self._node is not None:
-            self._node.idle()
+            self._node.idle(connected)
 
     @property
     def done(self) -> bool:

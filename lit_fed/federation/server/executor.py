@@ -239,7 +239,8 @@ class GridExecutor(Executor):
                 requests.queue.append(asked)
                 absent = True
             elif home is None:
-                yield self._failure(asked, "its node is not connected; restart it")
+                advice = self.roster.advice([asked.client_id], "restart it")
+                yield self._failure(asked, f"its node is not connected; {advice}")
             elif home.boot in self.roster.late:
                 yield self._failure(asked, "its node already missed this round's deadline")
             elif pending[home.boot] >= _AT_ONCE[work.word]:

@@ -77,12 +77,8 @@ class Parting(Callback):
         reached = self.roster.ask(messages, _PARTING_S, lambda _, answer: answer_of(answer, NodeAnswer))
         there = {client_id for node in reached for client_id in self.roster.homes[node].clients}
         if absent := set(range(federation.data.num_clients)) - there:
-            self.roster.say(
-                Alert(
-                    f"the nodes of {named(absent)} did not save the end of the run; resume with --ckpt_path last once "
-                    "they are connected"
-                )
-            )
+            what = self.roster.advice(absent, "resume with --ckpt_path last once they are connected")
+            self.roster.say(Alert(f"the nodes of {named(absent)} did not save the end of the run; {what}"))
 
 
 @contextmanager

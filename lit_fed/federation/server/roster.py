@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -123,6 +123,14 @@ class Roster:
         """Return the reports of the connected clients."""
         return {client_id: report for home in self.homes.values() for client_id, report in home.clients.items()}
 
+    def advice(self, clients: Iterable[int], usual: str) -> str:
+        """Return what to do about absent clients: what is usual, or a new key where no accepted key is for them."""
+        if self.node_clients is None:
+            return usual
+        without = set(clients).difference(*(grant.clients for grant in self.node_clients.values()))
+        new_key = f"the key for {named(without)} is revoked, or not in --node_keys: see lit-fed provision --new_key"
+        return ", and ".join([usual] * (without < set(clients)) + [new_key] * bool(without))
+
     def is_connected(self, node: int) -> bool:
         """Whether a node was connected at the last refresh, registered or not."""
         return node in self._keys
@@ -154,7 +162,8 @@ class Roster:
             who = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
             if gathering.least is None or len(self._owner) < gathering.least or unknown:
                 raise ConfigError(
-                    f"no node connected for client {who} within {gathering.wait_s:g} s; start it with lit-fed node{why}"
+                    f"no node connected for client {who} within {gathering.wait_s:g} s; "
+                    f"{self.advice(missing, 'start it with lit-fed node')}{why}"
                 )
             here = f"{len(self._owner)} of {self.num_clients} clients"
             self.say(Alert(f"the run goes on without client {who}, {here}{why}"))

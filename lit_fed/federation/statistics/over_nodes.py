@@ -93,7 +93,7 @@ class StatisticsNode:
 
     done = False  # a server may ask again
 
-    def idle(self) -> None:
+    def idle(self, connected: bool = True) -> None:
         """Do nothing: a server asks within seconds."""
 
     def handle(self, blob: bytes | bytearray) -> bytearray:

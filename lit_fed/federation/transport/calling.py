@@ -6,6 +6,7 @@ again, the node answers each from memory if it already has, and forgets an answe
 
 from __future__ import annotations
 
+import math
 import queue
 import random
 import secrets
@@ -14,12 +15,13 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
+from functools import partial
 from itertools import chain, starmap
 from typing import Any
 from typing import Protocol as Interface
 
 from lit_fed.errors import ConfigError, WireError
-from lit_fed.federation.ends import Alert, split_address, without_userinfo
+from lit_fed.federation.ends import Alert, next_line, split_address, without_userinfo
 from lit_fed.federation.messages.body import Bytes
 from lit_fed.federation.messages.wire import shown
 from lit_fed.federation.transport import frames  # before grpc, which it sets up
@@ -30,7 +32,6 @@ import grpc  # isort: skip
 _AGAIN_S = (0.05, 5.0)  # shortest and longest pause before a retry
 _AFTER_S = 15.0  # the same, once the run is done
 _BLIP_S = 3.0  # outage that is not reported
-_SAY_S = 60.0  # interval of messages during an outage
 _LET_IN_S = 120.0  # time for an operator to register an unknown key
 _MESSAGE_BYTES = 2**10  # overhead of a message in memory
 _REFUSED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.UNIMPLEMENTED)
@@ -54,8 +55,8 @@ class Handler(Interface):
     def handle(self, blob: Bytes) -> Bytes:
         """Handle a message, and return the answer; every error becomes an answer, too."""
 
-    def idle(self) -> None:
-        """Do what is due while no message comes; called about once a second."""
+    def idle(self, connected: bool = True) -> None:
+        """Do what is due while no message comes, from a connected server or not; called about once a second."""
 
 
 class Line:
@@ -90,19 +91,9 @@ class Line:
         self._waiting = _Waiting(address, say)
         self._met = False
         self._refused: float | None = None
-        self._renewed = security.renewed(self._dial, say)
-        self._channel = self._dial()
+        dial = partial(security.dial, address, proxy)
+        self._renewed, self._channel = security.renewed(dial, say), dial()
         self._thread = threading.Thread(target=self._stay, daemon=True, name="grpc")
-
-    def _dial(self) -> grpc.Channel:
-        # the environment's proxies are for the web; only an option selects one
-        through: tuple[str, Any] = (
-            ("grpc.enable_http_proxy", 0) if self.proxy is None else ("grpc.http_proxy", self.proxy)
-        )
-        options = [*frames.options(), through, ("grpc.use_local_subchannel_pool", 1)]
-        if self.security.is_on:
-            return grpc.secure_channel(self.address, self.security.of_node(), options)
-        return grpc.insecure_channel(self.address, options)
 
     def __enter__(self) -> Line:
         self._thread.start()
@@ -250,34 +241,35 @@ class _Waiting:
         self._contact: datetime | None = None
         self.begun: float | None = time.monotonic()
         """Start of the outage; None while there is a stream."""
-        self._said = 0.0
+        self._next, self._tries, self._parted = _BLIP_S, 0, False
 
     def note(self, why: str, done: bool = False) -> None:
-        """Note a broken stream; print it unless the outage is short or was printed recently, and once after a run."""
+        """Note a broken stream; print it once, if the outage lasts, then at growing intervals, and once after a run."""
         now = time.monotonic()
         if self.begun is None:
-            self.begun, self._said = now, 0.0
+            self.begun, self._next, self._tries = now, _BLIP_S, 0
             self._contact = self._contact and datetime.now().astimezone()
+        self._tries, lasted, parted, self._parted = self._tries + 1, now - self.begun, self._parted, done
         if done:
-            if not self._said:
+            self._next = math.inf
+            if not parted:
                 self.say(f"the run is done, and the server at {self.address} ended")
-            self._said = now
-            return
-        if now < self.begun + _BLIP_S or (self._said and now < self._said + _SAY_S):
+        if lasted < self._next:
             return
         if self._contact is None:
             words = f"waiting for the server at {self.address}"
         else:
             words = f"lost the server at {self.address}, last heard of at {self._contact:%H:%M:%S}"
-        minutes = f" for {(now - self.begun) / 60:.0f} min" if self._said else ""
-        self.say(Alert(f"{words}{minutes}: {why}; trying again"))
-        self._said = now
+        more = f" for {lasted / 60:.0f} min and {self._tries} attempts" if self._next > _BLIP_S else ""
+        self.say(Alert(f"{words}{more}: {why}; trying again"))
+        self._next = next_line(lasted)
 
     def over(self) -> None:
         """Note that the server answered."""
-        if self._said and self._contact is not None:
-            self.say(f"the server at {self.address} answers again")
-        self._contact, self.begun, self._said = datetime.now().astimezone(), None, 0.0
+        if self.begun is not None and self._contact is not None and _BLIP_S < self._next < math.inf:
+            lasted = (time.monotonic() - self.begun) / 60
+            self.say(f"the server at {self.address} answers again, after {lasted:.0f} min and {self._tries} attempts")
+        self._contact, self.begun = datetime.now().astimezone(), None
 
 
 def serve(
@@ -315,7 +307,7 @@ def attend(node: Handler, line: Line, until_done: bool = False) -> None:
         except queue.Empty:
             if until_done and node.done and line.is_settled():
                 return
-            node.idle()
+            node.idle(not line.away())
             continue
         if isinstance(entry, Exception):
             raise entry

@@ -24,7 +24,7 @@ os.environ |= {
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=gc.freeze)
 
-SERVICE, METHOD = "lit_fed.Federation", "Attend"
+SERVICE, METHOD, OPERATE = "lit_fed.Federation", "Attend", "Operate"
 CHUNK = 2**20
 """Bytes of a message per frame; only a message's last frame has fewer."""
 HEAD = struct.Struct("<QQ")

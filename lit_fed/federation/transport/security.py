@@ -12,7 +12,8 @@ from lit_fed.errors import ConfigError
 from lit_fed.federation.ends import Alert, connect, is_loopback, split_address
 from lit_fed.federation.keys.changes import Changes
 from lit_fed.federation.keys.passphrase import unlocked
-from lit_fed.federation.transport.frames import HANDSHAKE_S  # before grpc, which it sets up
+from lit_fed.federation.transport import frames  # before grpc, which it sets up
+from lit_fed.federation.transport.frames import HANDSHAKE_S
 
 import grpc  # isort: skip
 
@@ -69,9 +70,17 @@ class Security:
         return grpc.dynamic_ssl_server_credentials(made(), renewed, require_client_authentication=True)
 
     def of_node(self) -> grpc.ChannelCredentials:
-        """Return gRPC's credentials of a node."""
+        """Return gRPC's credentials of a node or an operator."""
         ca, certificate, key = self._contents()
         return grpc.ssl_channel_credentials(ca, key, certificate)
+
+    def dial(self, address: str, proxy: str | None = None) -> grpc.Channel:
+        """Return a channel to the server; the environment's proxies are for the web, and only an option selects one."""
+        through: tuple[str, object] = ("grpc.enable_http_proxy", 0) if proxy is None else ("grpc.http_proxy", proxy)
+        options = [*frames.options(), through, ("grpc.use_local_subchannel_pool", 1)]
+        if self.is_on:
+            return grpc.secure_channel(address, self.of_node(), options)
+        return grpc.insecure_channel(address, options)
 
     def _contents(self) -> list[bytes]:
         ca, certificate = (Path(str(file)).read_bytes() for file in (self.ca, self.certificate))

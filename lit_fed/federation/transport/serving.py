@@ -14,14 +14,13 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from lit_fed.data.partitions.cut import named
-from lit_fed.errors import ConfigError, ProcessLost, WireError
+from lit_fed.errors import ConfigError, LitFedError, ProcessLost, WireError
 from lit_fed.federation.ends import Alert, check_free, check_public
 from lit_fed.federation.keys.node_keys import NodeKeys, key_of
 from lit_fed.federation.messages.body import Blob, Bytes
@@ -40,6 +39,7 @@ _ALLOWED = (100.0, 1.0)  # streams and unasked answers of a key: at once, and pe
 _SAY_S = 60.0  # interval of messages about a key that exceeds it
 _OFTEN = "it opens streams, or sends answers that nobody asked for, too often"
 _TAKEN = "another node with this key is connected; stop it, or give this node its own key"
+_NO_QUEUE = "the server has no queue, or no keys of operators; start it with --queue, --ca and --node_keys"
 _NO_LIST = "the server has no valid list of revoked certificates of its authority; ask the server's operator for --crl"
 
 
@@ -101,11 +101,12 @@ class RpcGrid:
 
     Args:
         limit: Maximum size of a message, bytes.
-        keys: The nodes' keys; None without authentication, on loopback only.
+        keys: The nodes' and operators' keys; None without authentication, on loopback only.
+        operate: Answers a request of the operator with a name; None where there is no queue.
     """
 
-    def __init__(self, limit: int, keys: NodeKeys | None) -> None:
-        self.limit, self.keys = limit, keys
+    def __init__(self, limit: int, keys: NodeKeys | None, operate: Callable[[str, bytes], bytes] | None = None) -> None:
+        self.limit, self.keys, self.operate = limit, keys, operate
         self.num_bytes = 0
         self.loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
@@ -198,8 +199,7 @@ class RpcGrid:
             return True
         if now > allowance.last_line + _SAY_S:
             allowance.last_line = now
-            clients = named(self.keys[key].clients) if key in self.keys else "no client"
-            self.keys.say(Alert(f"the node with the key of {clients} is held back: {_OFTEN}"))
+            self.keys.say(Alert(f"{self.keys.whose(key)} is held back: {_OFTEN}"))
         return False
 
     def _end(self, peer: Peer, why: str) -> None:
@@ -250,16 +250,8 @@ class RpcGrid:
         boot = dict(context.invocation_metadata() or ()).get("boot", "")
         if not isinstance(boot, str) or not _BOOT.fullmatch(boot):
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "the node's id is malformed; run the same lit_fed")
-        certificate = b"" if self.keys is None else context.auth_context()["x509_pem_cert"][0]
-        key = "" if self.keys is None else key_of(certificate)
         with self._lock:
-            self._sweep()
-            if self.keys is not None and (why := self.keys.objection(key, certificate)):
-                raise Refused(grpc.StatusCode.PERMISSION_DENIED, why)
-            if self.keys is not None and self.keys.lists is not None and not self.keys.lists.cover(certificate):
-                raise Refused(grpc.StatusCode.FAILED_PRECONDITION, _NO_LIST)
-            if not self._allows(key):
-                raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_OFTEN}; wait")
+            key, certificate = self._identify(context)
             peer = self._peers.get(key or boot)
             if peer is not None and peer.boot != boot:
                 if peer.end is not None:
@@ -275,6 +267,35 @@ class RpcGrid:
             peer.end = asyncio.get_running_loop().create_future()
             peer.outbox = deque((message_id, message.blob) for message_id, message in peer.pending.items())
             return peer, peer.end, peer.outbox
+
+    def _identify(self, context: Any, operates: bool = False) -> tuple[str, bytes]:
+        """Return the key and the certificate of a node, or of an operator; with the lock. Raise `Refused`."""
+        certificate = b"" if self.keys is None else context.auth_context()["x509_pem_cert"][0]
+        key = "" if self.keys is None else key_of(certificate)
+        self._sweep()
+        if self.keys is not None and (why := self.keys.objection(key, certificate, operates)):
+            if operates and key in self.keys and self._allows(key):
+                self.keys.say(Alert(f"{self.keys.whose(key)} is refused as an operator"))
+            raise Refused(grpc.StatusCode.PERMISSION_DENIED, why)
+        if self.keys is not None and self.keys.lists is not None and not self.keys.lists.cover(certificate):
+            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, _NO_LIST)
+        if not self._allows(key):
+            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_OFTEN}; wait")
+        return key, certificate
+
+    async def answer_operator(self, blob: bytes, context: Any) -> bytes:
+        """Answer one request of an operator."""
+        code, why = grpc.StatusCode.FAILED_PRECONDITION, _NO_QUEUE
+        try:
+            if self.keys is not None and self.operate is not None:
+                with self._lock:
+                    name = self.keys.operators[self._identify(context, operates=True)[0]]
+                return await asyncio.to_thread(self.operate, name, blob)
+        except Refused as error:
+            code, why = error.code, error.why
+        except (LitFedError, OSError) as error:
+            code, why = grpc.StatusCode.INVALID_ARGUMENT, str(error)
+        return bytes(await context.abort(code, why))  # which raises
 
     async def _send(self, peer: Peer, outbox: deque[tuple[int, Bytes | Blob]], context: Any) -> None:
         while True:
@@ -330,16 +351,22 @@ def _resolve(end: asyncio.Future[str], why: str) -> None:
 
 @contextmanager
 def rpc_grid(
-    address: str, security: Security, limit: int, bind: str | None = None, keys: NodeKeys | None = None
+    address: str,
+    security: Security,
+    limit: int,
+    bind: str | None = None,
+    keys: NodeKeys | None = None,
+    operate: Callable[[str, bytes], bytes] | None = None,
 ) -> Iterator[RpcGrid]:
-    """Serve nodes.
+    """Serve nodes and operators.
 
     Args:
         address: The address by which nodes reach the server, and for which the certificate is valid.
         security: The server's certificate and key.
         limit: Maximum size of a message, bytes.
         bind: The address to listen at; by default ``address``.
-        keys: The nodes' keys; None accepts any node, on loopback only.
+        keys: The nodes' and operators' keys; None accepts any node, on loopback only.
+        operate: Answers a request of the operator with a name; None where there is no queue.
     """
     check_public(address)
     for host in dict.fromkeys((address, bind or address)):
@@ -350,7 +377,7 @@ def rpc_grid(
     security.try_out(address)
     _raise_open_files()
     check_free(bind or address, "--server" if bind is None else "--bind")  # its errors are clearer than gRPC's
-    grid = RpcGrid(limit, keys)
+    grid = RpcGrid(limit, keys, operate)
     credentials = None if keys is None else security.of_server(address, keys.say)
     with _serving(grid, bind or address, credentials):
         yield grid
@@ -364,9 +391,8 @@ def _serving(grid: RpcGrid, address: str, credentials: grpc.ServerCredentials | 
     async def serve() -> None:
         server = grpc.aio.server(options=frames.options(), maximum_concurrent_rpcs=2 * MOST_NODES)
         handler = grpc.stream_stream_rpc_method_handler(grid.attend)
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(frames.SERVICE, {frames.METHOD: handler}),)
-        )
+        handlers = {frames.METHOD: handler, frames.OPERATE: grpc.unary_unary_rpc_method_handler(grid.answer_operator)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(frames.SERVICE, handlers),))
         if credentials is None:
             server.add_insecure_port(address)
         else:

@@ -317,6 +317,17 @@ def test_the_files_of_the_package_name_other_code_of_lightning_and_torchvision_a
     assert {name.partition(".")[0] for name in others} <= {"lightning", "torchvision", "test"}
 
 
+def test_the_items_of_a_list_are_named_once(site: Path) -> None:
+    Path("lists.yaml").write_text(
+        "data: {class_path: ClientArrays, init_args: {stored_shape: [1, 8, 8], num_classes: 10}}\n"
+        "trainer: {protocols: [GlobalTest, {class_path: Personal, init_args: {epochs: 2}}]}\n"
+    )
+    parts, options = [*ConfigFiles().parts("lists.yaml")], {"client": ["0", "1"], "report": "clients"}
+    text = "\n".join(Plan(parts, options).lines())
+    assert "  data        ClientArrays, stored_shape [1, 8, 8], num_classes 10; clients 0, 1\n" in text
+    assert "  metrics     of each client: training, GlobalTest, Personal, epochs 2\n" in text
+
+
 def test_the_page_shows_what_is_printed(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (shown,) = re.findall(r"^```text\n\$ (lit-fed node .*? --approve)\n(.*?)^Approve", PAGE, re.MULTILINE | re.DOTALL)
     words = shlex.split(shown[0].replace("\\\n", " "))[1:]

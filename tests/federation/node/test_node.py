@@ -188,6 +188,11 @@ def test_a_node_says_where_the_run_is_and_when_the_server_is_silent(tmp_path: Pa
     node.idle()
     node.idle()
     assert said == ["waiting for the server, silent for 2 min; last message: nothing yet"]
+    monkeypatch.setattr(time, "monotonic", lambda: now + 251)
+    node.idle(connected=False)  # then its connection says so
+    assert len(said) == 1
+    node.idle()
+    assert said[1] == "waiting for the server, silent for 4 min; last message: nothing yet"
 
 
 # ---------------------------------------------------------------------- what it refuses

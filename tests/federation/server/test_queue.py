@@ -10,21 +10,33 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from lit_fed.command.cli import main
-from lit_fed.federation.server.queue import runs, submit
+from lit_fed.command.reading.config_files import SECTIONS
+from lit_fed.engine.storage.chain import ChainReading
+from lit_fed.errors import ConfigError
+from lit_fed.federation.audit import NAME
+from lit_fed.federation.messages.operating import QueueRequest
+from lit_fed.federation.server.queue import RUN_KEYS, QueuedRun, act, runs, submit
 from tests.support import ROOT
 
 SERVER = """
 import sys
 from pathlib import Path
+from contextlib import nullcontext
 from lit_fed.command.endings import ending_by_signal
 from lit_fed.federation.server.queue import work
+from lit_fed.federation.transport.grid import MemoryGrid
+program = "import sys, yaml; exec(yaml.safe_load(open(sys.argv[1]))['program'])"
 with ending_by_signal():  # as the command line does
-    work(Path("queue"), lambda run: [sys.executable, run.folder / "config.yaml"])
+    command = lambda run: [sys.executable, "-c", program, run.folder / "config.yaml"]
+    work(Path("queue"), command, lambda audit: nullcontext(MemoryGrid({})))
 """
 
 
@@ -40,7 +52,7 @@ def listed(capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
     def lines() -> list[str]:
         capsys.readouterr()
         main(["runs"])
-        hidden = re.compile(r"  [0-9a-f]{16}|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+        hidden = re.compile(r"  [0-9a-f]{16}  \(local\)|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
         return [" ".join(hidden.sub("", line).split()) for line in capsys.readouterr().out.splitlines()]
 
     return lines
@@ -48,8 +60,12 @@ def listed(capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
 
 def program(text: str, name: str = "a") -> Path:
     path = Path(f"{name}.yaml")
-    path.write_text(text)
+    path.write_text(yaml.safe_dump({"program": text}))
     return path
+
+
+def submitted(folder: Path, text: str, name: str = "a") -> QueuedRun:
+    return submit(folder, QueueRequest("submit", name, program(text, name).read_bytes()))
 
 
 def serve(stdout: int | None = None) -> subprocess.Popen[bytes]:
@@ -80,7 +96,7 @@ def test_runs_start_in_order_and_end_as_they_end(folder: Path, listed: Callable[
 
 def test_a_run_is_stopped_before_it_starts_and_at_work(folder: Path, listed: Callable[[], list[str]]) -> None:
     for name in ("a", "b", "c"):
-        submit(folder, program("from pathlib import Path; Path('begun').touch(); import time; time.sleep(1000)", name))
+        submitted(folder, "from pathlib import Path; Path('begun').touch(); import time; time.sleep(1000)", name)
     main(["stop", "0002-b"])
     server = serve()
     until(Path("begun").exists)
@@ -96,11 +112,11 @@ def test_a_run_is_stopped_before_it_starts_and_at_work(folder: Path, listed: Cal
 def test_a_server_that_ends_ends_its_run_which_the_next_one_resumes_first(folder: Path) -> None:
     text = "import os, time; from pathlib import Path; again = Path('one').exists()\n"
     text += "Path('one').write_text(str(os.getpid()))\nagain or time.sleep(1000)"
-    submit(folder, program(text, "a"))
+    submitted(folder, text)
     server = serve()
     until(Path("one").exists)
     until(Path("one").read_text)
-    submit(folder, program("", "b"))
+    submitted(folder, "", "b")
     server.send_signal(signal.SIGTERM)
     server.wait(30)
     with pytest.raises(ProcessLookupError):
@@ -115,7 +131,7 @@ def test_a_server_that_ends_ends_its_run_which_the_next_one_resumes_first(folder
 
 def test_a_run_that_outlives_a_killed_server_is_not_started_twice(folder: Path) -> None:
     text = "import os, time; from pathlib import Path\nfile = open('begun', 'a'); file.write(f'{os.getpid()} ')\n"
-    submit(folder, program(text + "file.flush()\nwhile not Path('go').exists(): time.sleep(0.05)", "a"))
+    submitted(folder, text + "file.flush()\nwhile not Path('go').exists(): time.sleep(0.05)")
     begun = Path("begun")
     server = serve()
     until(lambda: begun.exists() and begun.read_text())
@@ -141,8 +157,8 @@ from lit_fed.command import cli
 cli._run = lambda words: os.kill(os.getpid(), signal.SIGTERM)
 cli.main(["federate"])
 """
-    submit(folder, program(text, "a"))
-    alone = subprocess.run([sys.executable, "a.yaml"], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False)
+    submitted(folder, text)
+    alone = subprocess.run([sys.executable, "-c", text], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False)
     assert alone.returncode == 0
     server = serve()
     until(lambda: runs(folder)[0].state[0] not in ("queued", "running"))
@@ -154,19 +170,20 @@ cli.main(["federate"])
 def test_other_folders_are_no_runs_and_numbers_are_numbers(folder: Path) -> None:
     for name in ("notes-1", "12", "9999-old", "10000-new"):
         (folder / name).mkdir(parents=True)
-    assert submit(folder, program("")).folder.name == "10001-a"
+    assert submitted(folder, "").folder.name == "10001-a"
     assert [run.folder.name for run in runs(folder)] == ["10001-a"]
 
 
 def test_what_many_submit_at_once_is_queued_whole_under_numbers_of_its_own(folder: Path) -> None:
-    names = [program(f"# {place}", f"r{place}") for place in range(20)]
-    threads = [threading.Thread(target=submit, args=(folder, name)) for name in names]
+    threads = [threading.Thread(target=submitted, args=(folder, f"# {place}", f"r{place}")) for place in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert [run.folder.name[:4] for run in runs(folder)] == [f"{number:04}" for number in range(1, 21)]
-    found = {run.folder.name[5:]: (run.folder / "config.yaml").read_text() for run in runs(folder)}
+    found = {
+        one.folder.name[5:]: yaml.safe_load((one.folder / "config.yaml").read_text())["program"] for one in runs(folder)
+    }
     assert found == {f"r{place}": f"# {place}" for place in range(20)}
 
 
@@ -186,13 +203,116 @@ def test_a_queue_has_one_server(folder: Path) -> None:
         (["submit"], "lit-fed submit needs a configuration file; name one"),
         (["submit", "none.yaml"], "lit-fed submit: none.yaml is not a file; correct the path"),
         (["stop"], "lit-fed stop needs a run; see lit-fed runs"),
-        (["stop", "../a"], "--queue queue has no run '../a'; see lit-fed runs"),
+        (["stop", "../a"], "the queue has no run '../a'; see lit-fed runs"),
         (["stop", "0001-a"], "run 0001-a is finished; stop a run that is queued or running"),
     ],
 )
 def test_mistakes_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], line: str) -> None:
-    submit(folder, program("")).put("finished")
+    submitted(folder, "").put("finished")
     capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == f"lit-fed: error: {line}\n"
+
+
+# ---------------------------------------------------------------------- what an operator may ask, and what is noted
+
+
+def asked(folder: Path, verb: Any, name: str = "", config: bytes = b"trainer: {}", by: str = "anna") -> list[str]:
+    return act(folder, QueueRequest(verb, name, config), by)
+
+
+def test_what_an_operator_submits_is_bounded_named_and_parsed_and_nothing_else_is_written(folder: Path) -> None:
+    """A billion laughs has nine levels of nine aliases, 9^9 = 387 million values."""
+    laughs = "a0: &a0 [x]\n" + "".join(f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(9))
+    refused = {
+        ("study", b"trainer: {}\nnode_keys: /tmp/mine.yaml"): "has 'node_keys'; an operator's has only trainer, model",
+        ("study", b"config: /etc/passwd"): "has 'config'; an operator's has only",
+        ("study", b"server: 0.0.0.0:1"): "has 'server'; an operator's has only",
+        ("study", b"trainer: [" * 10_000): "is not YAML with keys such as trainer and data; correct it",
+        ("study", b"- trainer"): "is not YAML with keys",
+        ("study", b"\xff\xfe"): "is not YAML with keys",
+        ("study", b""): "is not YAML with keys",
+        ("study", laughs.encode()): "is not YAML with keys",
+        ("study", b"!!python/object/apply:os.system [touch pwned]"): "is not YAML with keys",
+        ("study", b"#" * 1_000_001): "has more than 1,000,000 bytes; shorten it",
+        ("../study", b"trainer: {}"): "'../study' cannot name a run; rename the file, such as study.yaml",
+        ("/etc/study", b"trainer: {}"): "cannot name a run",
+        (".ssh", b"trainer: {}"): "cannot name a run",
+        ("a\nb", b"trainer: {}"): "cannot name a run",
+        ("", b"trainer: {}"): "cannot name a run",
+    }
+    for (name, config), words in refused.items():
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            asked(folder, "submit", name, config)
+    assert [*Path().rglob("*")] == []
+    assert asked(folder, "submit", "study")[0].startswith("0001-study is queued, with configuration ")
+    assert asked(folder, "submit", "study")[0].startswith("0002-study is queued, with configuration ")  # is another run
+
+
+def test_the_keys_of_an_operators_configuration_are_those_of_a_run_and_two_of_the_server() -> None:
+    assert (*SECTIONS, "gathering", "patience") == RUN_KEYS
+
+
+def test_any_operator_stops_any_run_once(folder: Path) -> None:
+    asked(folder, "submit", "study", by="anna")
+    for name in ("study", "../0001-study", "0002-study", ""):
+        with pytest.raises(ConfigError, match="the queue has no run"):
+            asked(folder, "stop", name)
+    assert asked(folder, "stop", "0001-study", by="ben") == []
+    with pytest.raises(ConfigError, match="run 0001-study is being stopped; stop a run that is queued or running"):
+        asked(folder, "stop", "0001-study")
+    assert (runs(folder)[0].folder / "stop").read_text() == "ben"
+
+
+def test_the_log_of_the_queue_says_who_submitted_and_stopped_what(folder: Path) -> None:
+    slow = yaml.safe_dump({"trainer": {}, "model": "x"}).encode()
+    asked(folder, "submit", "study", slow, by="anna")
+    submitted(folder, "import time; time.sleep(1000)")
+    asked(folder, "submit", "other", slow, by="ben")
+    asked(folder, "stop", "0001-study", by="ben")
+    server = serve()
+    until(lambda: runs(folder)[1].state[0] == "running")
+    asked(folder, "stop", "0003-other", by="anna")
+    until(lambda: runs(folder)[2].state[0] == "stopped")  # at once, while another run is at work
+    assert runs(folder)[1].state[0] == "running"
+    asked(folder, "stop", "0002-a", by="anna")
+    until(lambda: runs(folder)[1].state[0] == "stopped")
+    server.send_signal(signal.SIGTERM)
+    server.wait(30)
+    reading = ChainReading(folder / "audit" / NAME)
+    lines = [line for _, line in reading if line["event"] in ("submitted", "stopped")]
+    assert reading.faults == []
+    assert [(line["event"], line["run"], line["by"]) for line in lines] == [
+        ("submitted", "0001-study", "anna"), ("stopped", "0001-study", "ben"), ("submitted", "0002-a", "(local)"),
+        ("submitted", "0003-other", "ben"), ("stopped", "0003-other", "anna"), ("stopped", "0002-a", "anna"),
+    ]  # fmt: skip
+    assert {line["config"] for line in lines if line["run"] != "0002-a"} == {sha256(slow).hexdigest()}
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["runs", "--ca", "ca.crt"], "--ca is given without --server; correct one of them"),
+        (
+            ["runs", "--queue", "q", "--server", "127.0.0.1:1"],
+            "--queue is given with --server; correct one of them",
+        ),
+        (
+            ["submit", "a.yaml", "--server", "127.0.0.1:1"],
+            f"the configuration has 'program'; an operator's has only {', '.join(RUN_KEYS)}",
+        ),
+        (
+            ["runs", "--server", "192.0.2.7:1"],
+            "--ca is missing, and 192.0.2.7:1 is not on this machine; see docs/deployment.md",
+        ),
+    ],
+)
+def test_mistakes_about_a_server_elsewhere_are_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], line: str
+) -> None:
+    program("")
     with pytest.raises(SystemExit) as stop:
         main(words)
     assert stop.value.code == 2

@@ -63,10 +63,27 @@ def test_it_says_who_has_come_and_who_has_left(gathering: Any) -> None:
     assert roster.home(1) is not None
 
 
+def test_whose_key_is_revoked_is_not_asked_to_connect_again(gathering: Any) -> None:
+    bound = {"a1": Grant(frozenset({0, 2}))}
+    roster, _, _ = gathering([[0, 2]], bound)
+    new_key = "the key for client 1 is revoked, or not in --node_keys: see lit-fed provision --new_key"
+    assert roster.advice([1], "restart it") == new_key
+    assert roster.advice([0, 1], "restart it") == f"restart it, and {new_key}"
+    assert roster.advice([0, 2], "restart it") == "restart it"
+    with pytest.raises(ConfigError, match=f"no node connected for client 1 within 0.5 s; {new_key}"):
+        roster.gather(Gathering(0.5))
+    bound["b2"] = Grant(frozenset({1}))  # the site has another key
+    assert roster.advice([1], "restart it") == "restart it"
+    roster.node_clients = None
+    assert roster.advice([0, 1], "restart it") == "restart it"
+
+
 def test_it_says_who_is_missing_and_since_when(gathering: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roster_module, "_SAY_S", 0.1)
     roster, said, _ = gathering([[1]])
-    with pytest.raises(ConfigError, match=r"no node connected for client 0, 2 within 0.3 s"):
+    with pytest.raises(
+        ConfigError, match=r"no node connected for client 0, 2 within 0.3 s; start it with lit-fed node"
+    ):
         roster.gather(Gathering(0.3))
     assert said[0] == "node 1 connected with client 1: 1 of 3 clients are connected"
     assert said[1] == "waiting for clients 0, 2: 0 s of at most 0.3 s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -152,7 +153,45 @@ def test_a_node_waits_for_its_server_and_finds_one_that_was_started_again(
     assert node.said[0] == f"{waiting}; trying again"
     assert node.said[1] == f"connected to the server at {address}; waiting for work"
     assert node.said[2].startswith(f"lost the server at {address}, last heard of at ")
-    assert f"the server at {address} answers again" in node.said
+    assert any(line.startswith(f"the server at {address} answers again, after 0 min and ") for line in node.said)
+
+
+def test_an_outage_is_said_once_then_counted_at_growing_intervals_and_at_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A try every 5 s for 24 h: a line 3 s after the loss, at the next try, a minute later, and at doubled intervals.
+
+    So at 5, 65, 130, 260, …, 16,640 s; from then on every four hours.
+    """
+    now, said = [0.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    waiting = calling._Waiting("server:1", said.append)
+    waiting.over()
+    for second in range(0, 24 * 3600, 5):
+        now[0] = float(second)
+        waiting.note("it is away")
+    doubled = [5, *(65 * 2**n for n in range(9)), 16_640 + 14_400, 16_640 + 28_800, 16_640 + 43_200, 16_640 + 57_600]
+    assert len(said) == len(doubled)
+    assert said[0].endswith(": it is away; trying again")
+    counts = [int(re.findall(r" and (\d+) attempts: ", line)[0]) for line in said[1:]]
+    assert counts == [second // 5 + 1 for second in doubled[1:]]
+    waiting.over()
+    assert said[-1] == f"the server at server:1 answers again, after {(24 * 3600 - 5) / 60:.0f} min and 17280 attempts"
+    waiting.over()
+    assert len(said) == len(doubled) + 1
+
+
+def test_a_run_that_is_done_is_said_once_however_often_the_server_comes_and_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calling, "_BLIP_S", 0.0)
+    said: list[str] = []
+    waiting = calling._Waiting("server:1", said.append)
+    for _ in range(3):
+        waiting.over()
+        waiting.note("it is away", done=True)
+        waiting.note("it is away", done=True)
+    assert said == ["the run is done, and the server at server:1 ended"]
 
 
 def test_a_node_with_a_key_that_the_server_has_not_is_told_what_to_do(
