@@ -60,7 +60,7 @@ class Compressor(Codec):
                 wire[f"{name}|"] = tensor
                 continue
             label = f"{name}|{name_of(tensor.dtype)}|{','.join(map(str, tensor.shape))}|"
-            parts = self.compress(tensor.detach(), context.generator(name))
+            parts = self.compress(tensor.detach(), context.generator(name, self.common_seed))
             wire |= {label + part: sent for part, sent in parts.items()}
         return wire
 
@@ -80,7 +80,7 @@ class Compressor(Codec):
             if not 0 < math.prod(shape) <= context.most_values or min(shape, default=1) < 1:
                 raise WireError(f"{name!r} on the wire has an odd shape; use the same codec on both ends")
             like = torch.empty(shape, dtype=DTYPES[dtype], device="meta")
-            found[name] = self.expand(parts, like, context.generator(name)).reshape(shape)
+            found[name] = self.expand(parts, like, context.generator(name, self.common_seed)).reshape(shape)
         return found
 
 

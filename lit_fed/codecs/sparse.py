@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.codecs.compressor import Compressor, pack, unpack
-from lit_fed.errors import WireError
+from lit_fed.errors import ConfigError, WireError
 
 
 class _Sparse(Compressor):
@@ -85,20 +85,32 @@ class RandomK(_Sparse):
         share: k/d, the share of a tensor's entries that is sent; at least one is.
         difference: See `Compressor`.
         feedback: Error feedback, without which entries are scaled.
+        common_seed: Draw the same places for all clients of a round, and others in the next round, so that updates add
+            up at these places alone: under ``trainer.secure_sum`` nodes mask k values in place of d, and
+            `lit_fed.privacy.ClientLevel` adds noise to these alone.
 
-    Note:
-        Each client draws other places in each round.
+    Raises:
+        ConfigError: Also for ``common_seed`` without ``difference``: all other entries of the mean would be 0.
     """
 
-    def _places(self, size: int, generator: torch.Generator) -> Tensor:
+    def __init__(
+        self, share: float = 0.01, difference: bool = True, feedback: bool = True, common_seed: bool = False
+    ) -> None:
+        super().__init__(share, difference, feedback)
+        if common_seed and not difference:
+            raise ConfigError("RandomK.common_seed is true and difference is false; set one of them differently")
+        self.common_seed = common_seed
+
+    @override
+    def places(self, size: int, generator: torch.Generator) -> Tensor:
         return torch.randperm(size, generator=generator, device="cpu")[: self._count(size)]
 
     @override
     def compress(self, tensor: Tensor, generator: torch.Generator) -> Mapping[str, Tensor]:
         flat = tensor.reshape(-1)
-        values = flat[self._places(len(flat), generator).to(flat.device)]
+        values = flat[self.places(len(flat), generator).to(flat.device)]
         return {"values": values if self.feedback else values * (len(flat) / len(values))}
 
     @override
     def expand(self, parts: Mapping[str, Tensor], like: Tensor, generator: torch.Generator) -> Tensor:
-        return self._filled(parts, self._places(like.numel(), generator), like)
+        return self._filled(parts, self.places(like.numel(), generator), like)

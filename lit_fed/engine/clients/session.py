@@ -139,10 +139,21 @@ class Session:
         self.become(client)
         return client
 
-    def restore(self, client_id: int, broadcast: Broadcast) -> None:
-        """Store, as a new version, the state with which a client begins to train on a broadcast."""
+    def restore(self, unmoved: ClientUpdate, broadcast: Broadcast) -> None:
+        """Store, as a new version, the state with which a client begins to train on a broadcast.
+
+        Args:
+            unmoved: The update of a client that stays at the broadcast, by which a codec begins its memory.
+            broadcast: The broadcast.
+        """
+        client_id = unmoved.client_id
         client = self._meet(client_id, broadcast, "train")
+        if (memory := self._memories.pop(client_id, None)) is None:
+            memory, buffers = dict[str, Tensor](), self.loop(client).model.buffers
+            context = self.channel.up(client_id, broadcast, unmoved.kind, buffers=buffers, memory=memory)
+            self.channel.uplink.pack(unmoved.payload, context)
         kept = add_prefix(_STATE, client.state) | add_prefix(_OPTIMIZER, client.optimizers)
+        kept |= add_prefix(_CODEC, memory)
         if kept := {**client.own, **kept}:
             self.store.put(client_id, kept)
 

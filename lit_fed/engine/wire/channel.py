@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_fed.arguments import Checked
-from lit_fed.engine.wire.payload import Arrival, Broadcast, ClientUpdate, Payload, num_bytes
+from lit_fed.engine.wire.payload import Arrival, Broadcast, ClientUpdate, Layout, Payload, num_bytes
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed, torch_generator
 
@@ -41,6 +41,7 @@ class Context:
         memory: Tensors by name that the sender's codec keeps for this client until its next update, in the client's
             state; ``encode`` changes the mapping in place. Empty at the receiver and on the downlink.
         most_values: The largest number of values that a tensor may have, where the receiver knows it.
+        common_seed: A function of the run's seed, the stage and the round: the same for all clients.
     """
 
     direction: Literal["up", "down"] = "up"
@@ -53,10 +54,11 @@ class Context:
     buffers: Collection[str] = ()
     memory: dict[str, Tensor] = field(default_factory=dict)
     most_values: int = _ANY_SIZE
+    common_seed: int = 0
 
-    def generator(self, name: str) -> torch.Generator:
-        """A generator on the CPU for one tensor, the same at both ends."""
-        return torch_generator(self.seed, name)
+    def generator(self, name: str, common: bool = False) -> torch.Generator:
+        """A generator on the CPU for one tensor, the same at both ends and, on demand, for all clients of a round."""
+        return torch_generator(self.common_seed if common else self.seed, name)
 
     def packs(self, name: str, tensor: Tensor) -> bool:
         """Whether codecs may change a tensor: a floating-point one that is neither empty nor a buffer of the model."""
@@ -82,6 +84,15 @@ class Codec(Checked, ABC):
     """Whether the client keeps the error of each packed tensor, and adds it to the tensor in its next update: error
     feedback (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019).
     """
+
+    common_seed: bool = False
+    """Whether a decoded difference is 0 but at `places`, which all clients of a round draw alike: differences add up at
+    these places alone, as `trainer.secure_sum` needs it.
+    """
+
+    def places(self, size: int, generator: torch.Generator) -> Tensor:
+        """With `common_seed`, the places of the sent entries of a tensor of a size, from a generator of the round."""
+        raise NotImplementedError
 
     @abstractmethod
     def encode(self, payload: Payload, context: Context) -> Payload:
@@ -148,7 +159,7 @@ class Direction:
         if (codec := self._codec(context)) is None:
             return payload
         if codec.difference:  # what has no reference is no small change of anything, and travels whole
-            whole = {name for name, tensor in payload.items() if self._known(name, tensor, context) is None}
+            whole = {name for name, tensor in payload.items() if self.known(name, tensor, context) is None}
             context = replace(context, buffers={*context.buffers, *whole})
         moved = {name: self._moved(name, tensor, context) for name, tensor in payload.items()}
         wire = codec.encode(moved, context)
@@ -165,7 +176,7 @@ class Direction:
             return Arrival(wire, wire, num_bytes(wire))
         payload = dict(codec.decode(wire, context))
         for name, tensor in payload.items():
-            if (known := self._known(name, tensor, context)) is not None:
+            if (known := self.known(name, tensor, context)) is not None:
                 payload[name] = known + tensor
         return Arrival(wire, payload, num_bytes(wire))
 
@@ -178,7 +189,7 @@ class Direction:
         codec = self.codec
         return None if codec and (codec.difference or codec.feedback) and context.stage != "train" else codec
 
-    def _known(self, name: str, tensor: Tensor, context: Context) -> Tensor | None:
+    def known(self, name: str, tensor: Tensor, context: Context) -> Tensor | None:
         """The tensor to which the difference is taken, if there is one."""
         if self.codec is None or not self.codec.difference or not context.packs(name, tensor):
             return None
@@ -187,7 +198,7 @@ class Direction:
 
     def _moved(self, name: str, tensor: Tensor, context: Context) -> Tensor:
         """A tensor as the codec gets it: as difference, and with the error of the last update."""
-        moved = tensor.detach() if (known := self._known(name, tensor, context)) is None else tensor.detach() - known
+        moved = tensor.detach() if (known := self.known(name, tensor, context)) is None else tensor.detach() - known
         error = context.memory.get(_ERROR + name) if self.codec is not None and self.codec.feedback else None
         if error is not None and error.shape != tensor.shape:
             kept, here = tuple(error.shape), tuple(tensor.shape)
@@ -216,8 +227,29 @@ class Channel:
     def up(self, client_id: int, broadcast: Broadcast, kind: str, stage: str = "train", **known: Any) -> Context:
         """The context of a client's update, or of its answer to a protocol, with further fields of `Context`."""
         seed = derive_seed(self.seed, "codec", stage, broadcast.round_idx, client_id)
+        known["common_seed"] = derive_seed(self.seed, "codec", stage, broadcast.round_idx)
         received = {} if self.uplink.codec is None else broadcast.received(client_id, kind)
         return Context("up", broadcast.round_idx, kind, stage, client_id, seed, received, **known)
+
+    def common_places(self, layout: Layout, context: Context) -> Tensor | None:
+        """Places at which any client's update can differ from the broadcast, of its tensors one after the other.
+
+        None where these are not the same for all clients of a round (`Codec.common_seed`).
+
+        Args:
+            layout: Of an update.
+            context: Of any client's.
+        """
+        codec, start = self.uplink.codec, 0
+        if codec is None or not codec.common_seed:
+            return None
+        found = []
+        for name, (dtype, shape) in layout.items():
+            packed = self.uplink.known(name, torch.empty(shape, dtype=dtype, device="meta"), context) is not None
+            size = shape.numel()
+            found.append(start + (codec.places(size, context.generator(name, True)) if packed else torch.arange(size)))
+            start += size
+        return torch.cat(found) if found else None
 
     def sent(self, update: ClientUpdate, broadcast: Broadcast) -> Arrival:
         """An update as its client packed it, or the answer to a protocol, packed now."""
