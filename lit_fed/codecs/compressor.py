@@ -10,7 +10,7 @@ import torch
 from torch import Size, Tensor
 from typing_extensions import override
 
-from lit_fed.engine.wire.channel import Codec, Context
+from lit_fed.engine.wire.channel import Codec, Context, Feedback
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import WireError
 
@@ -38,10 +38,10 @@ class Compressor(Codec):
         difference: Pack the difference of a client's tensor to the broadcast's of the same name; a tensor without one
             travels as it is.
         feedback: Add the error of a tensor's last packing to the tensor; the client keeps the error, which takes as
-            many bytes on disk as the update without a codec.
+            many bytes on disk as the update without a codec. With ``ef21`` client and server keep as many each.
     """
 
-    def __init__(self, difference: bool, feedback: bool) -> None:
+    def __init__(self, difference: bool, feedback: Feedback) -> None:
         self.difference, self.feedback = difference, feedback
 
     @abstractmethod

@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.codecs.compressor import Compressor, pack, unpack
-from lit_fed.errors import ConfigError, WireError
+from lit_fed.engine.wire.channel import Feedback
+from lit_fed.errors import WireError
 
 
 class _Sparse(Compressor):
@@ -23,7 +24,7 @@ class _Sparse(Compressor):
         feedback: See `Compressor`.
     """
 
-    def __init__(self, share: float = 0.01, difference: bool = True, feedback: bool = True) -> None:
+    def __init__(self, share: float = 0.01, difference: bool = True, feedback: Feedback = True) -> None:
         super().__init__(difference, feedback)
         self.share = check_range(f"{type(self).__name__}.share", share, above=0, most=1)
 
@@ -52,15 +53,23 @@ class TopK(_Sparse):
 
     .. math:: p_t = \Delta_t + e_t, \qquad \text{send } C(p_t), \qquad e_{t+1} = p_t - C(p_t),
 
-    so that :math:`\sum_{t<T} C(p_t) + e_T = \sum_{t<T} \Delta_t`.
+    so that :math:`\sum_{t<T} C(p_t) + e_T = \sum_{t<T} \Delta_t`. With ``ef21`` (Richtárik, Sokolov, Fatkhullin: "EF21:
+    A New, Simpler, Theoretically Better, and Practically Faster Error Feedback", NeurIPS 2021) client and server hold
+    an estimate g of the client's movement, 0 at first,
+
+    .. math:: \text{send } c_t = C(\Delta_t - g_t), \qquad g_{t+1} = g_t + c_t,
+
+    and the server takes :math:`g_{t+1}` for :math:`\Delta_t`.
 
     Args:
         share: k/d, the share of a tensor's entries that is sent; at least one is.
         difference: See `Compressor`.
-        feedback: Error feedback.
+        feedback: Error feedback, ``ef21``, or neither.
 
     Note:
-        The papers choose k entries of one vector; here each tensor has its own k, so that no layer is left out.
+        The papers choose k entries of one vector; here each tensor has its own k, so that no layer is left out. EF21's
+        clients compress gradients, and all take part; here a client's movement is in a gradient's place, and the
+        server averages the estimates of the clients whose updates arrived.
     """
 
     @override
@@ -84,21 +93,16 @@ class RandomK(_Sparse):
     Args:
         share: k/d, the share of a tensor's entries that is sent; at least one is.
         difference: See `Compressor`.
-        feedback: Error feedback, without which entries are scaled.
+        feedback: Error feedback or ``ef21``, without which entries are scaled.
         common_seed: Draw the same places for all clients of a round, and others in the next round, so that updates add
             up at these places alone: under ``trainer.secure_sum`` nodes mask k values in place of d, and
             `lit_fed.privacy.ClientLevel` adds noise to these alone.
-
-    Raises:
-        ConfigError: Also for ``common_seed`` without ``difference``: all other entries of the mean would be 0.
     """
 
     def __init__(
-        self, share: float = 0.01, difference: bool = True, feedback: bool = True, common_seed: bool = False
+        self, share: float = 0.01, difference: bool = True, feedback: Feedback = True, common_seed: bool = False
     ) -> None:
         super().__init__(share, difference, feedback)
-        if common_seed and not difference:
-            raise ConfigError("RandomK.common_seed is true and difference is false; set one of them differently")
         self.common_seed = common_seed
 
     @override

@@ -301,7 +301,10 @@ class Session:
         memory = dict(self._memories.pop(client.id, {}))
         if self.channel.uplink.codec is not None and self._taken is not None:
             buffers = self.loop(client).model.buffers
-            context = self.channel.up(client.id, self._taken, update.kind, buffers=buffers, memory=memory)
+            known: dict[str, Any] = {"buffers": buffers, "memory": memory}
+            if self.channel.uplink.codec.feedback == "ef21":  # a node has the client's end alone
+                known["decoder"] = dict(self.store.decoder(client.id) or memory)
+            context = self.channel.up(client.id, self._taken, update.kind, **known)
             update.arrival = self.channel.uplink.cross(update.payload, context)
             if not are_finite(memory.values()):
                 raise NonFiniteUpdate(f"its update {NOT_FINITE}")

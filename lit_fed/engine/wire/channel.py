@@ -14,10 +14,12 @@ from typing_extensions import override
 
 from lit_fed.arguments import Checked
 from lit_fed.engine.wire.payload import Arrival, Broadcast, ClientUpdate, Layout, Payload, num_bytes
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, WireError
 from lit_fed.seeding import derive_seed, torch_generator
 
 _ERROR = "error/"  # prefix of error feedback in a codec's memory
+_ESTIMATE = "estimate/"  # prefix of EF21's, at both ends
+_UPDATES = "updates"  # how many updates an estimate is made of: in memory, and on the wire before it
 _ANY_SIZE = 2**63
 
 NOT_FINITE = "is no longer finite after trainer.uplink_codec; choose a codec with a wider range"
@@ -40,6 +42,8 @@ class Context:
             codecs of this package do not change.
         memory: Tensors by name that the sender's codec keeps for this client until its next update, in the client's
             state; ``encode`` changes the mapping in place. Empty at the receiver and on the downlink.
+        decoder: Tensors by name that the receiver keeps of this client's updates, which `Direction.arrive` changes in
+            place; empty but for EF21.
         most_values: The largest number of values that a tensor may have, where the receiver knows it.
         common_seed: A function of the run's seed, the stage and the round: the same for all clients.
     """
@@ -55,6 +59,7 @@ class Context:
     memory: dict[str, Tensor] = field(default_factory=dict)
     most_values: int = _ANY_SIZE
     common_seed: int = 0
+    decoder: dict[str, Tensor] = field(default_factory=dict)
 
     def generator(self, name: str, common: bool = False) -> torch.Generator:
         """A generator on the CPU for one tensor, the same at both ends and, on demand, for all clients of a round."""
@@ -63,6 +68,10 @@ class Context:
     def packs(self, name: str, tensor: Tensor) -> bool:
         """Whether codecs may change a tensor: a floating-point one that is neither empty nor a buffer of the model."""
         return tensor.is_floating_point() and tensor.numel() > 0 and name.partition("|")[0] not in self.buffers
+
+
+Feedback = bool | Literal["ef21"]
+"""A setting of `Codec.feedback`."""
 
 
 class Codec(Checked, ABC):
@@ -80,9 +89,10 @@ class Codec(Checked, ABC):
     The receiver adds what the difference was taken to. A tensor without one is not to be packed (`Context.packs`).
     """
 
-    feedback: bool = False
+    feedback: Feedback = False
     """Whether the client keeps the error of each packed tensor, and adds it to the tensor in its next update: error
-    feedback (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019).
+    feedback (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019). With ``ef21`` both ends keep an estimate
+    of the client's difference, and the codec packs what is left (Richtárik, Sokolov, Fatkhullin, NeurIPS 2021).
     """
 
     common_seed: bool = False
@@ -113,7 +123,7 @@ class _Chain(Codec):
     def __init__(self, codecs: Sequence[Codec]) -> None:
         self.codecs = tuple(codecs)
         self.difference = any(codec.difference for codec in codecs)
-        self.feedback = any(codec.feedback for codec in codecs)
+        self.feedback = next((codec.feedback for codec in codecs if codec.feedback), False)
 
     @override
     def encode(self, payload: Payload, context: Context) -> Payload:
@@ -141,7 +151,17 @@ def codec_of(key: str, given: Codec | Sequence[Codec] | None) -> Codec | None:
         if key == "trainer.downlink_codec" and (codec.difference or codec.feedback):
             why = "difference or feedback, for which all clients would need what the server sent before"
             raise ConfigError(f"{key} {name} has {why}; set difference and feedback to false")
-    return _Chain(codecs) if len(codecs) > 1 else next(iter(codecs), None)
+    made = _Chain(codecs) if len(codecs) > 1 else next(iter(codecs), None)
+    if made is None:
+        return None
+    if any(codec.feedback not in (False, made.feedback) for codec in codecs):
+        raise ConfigError(f"{key} has feedback true and ef21; set one of them to false")
+    if made.feedback == "ef21" and made.common_seed:
+        raise ConfigError(f"{key} has feedback ef21 and common_seed; set feedback to true, or common_seed to false")
+    if not made.difference and (made.feedback == "ef21" or made.common_seed):
+        which = "common_seed" if made.common_seed else "feedback ef21"
+        raise ConfigError(f"{key} has {which}, and difference is false; set it to true")
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,22 +183,35 @@ class Direction:
             context = replace(context, buffers={*context.buffers, *whole})
         moved = {name: self._moved(name, tensor, context) for name, tensor in payload.items()}
         wire = codec.encode(moved, context)
-        if codec.feedback:
-            there = codec.decode(wire, context)
-            for name, tensor in moved.items():
-                if context.packs(name, tensor):
-                    context.memory[_ERROR + name] = tensor - there[name] if name in there else tensor
-        return wire
+        if not codec.feedback:
+            return wire
+        there, memory = codec.decode(wire, context), context.memory
+        for name, tensor in moved.items():
+            if codec.feedback != "ef21" and context.packs(name, tensor):
+                memory[_ERROR + name] = tensor - there[name] if name in there else tensor
+            elif name in there and context.packs(name, tensor):
+                memory[_ESTIMATE + name] = _estimate(there[name], memory.get(_ESTIMATE + name))
+        if codec.feedback != "ef21":
+            return wire
+        before = memory.get(_UPDATES, torch.tensor(0))
+        memory[_UPDATES] = before + 1
+        return {**wire, _UPDATES: before}
 
     def arrive(self, wire: Payload, context: Context) -> Arrival:
         """The receiver's half: unpack and count."""
         if (codec := self._codec(context)) is None:
             return Arrival(wire, wire, num_bytes(wire))
-        payload = dict(codec.decode(wire, context))
+        packed, decoder = dict(wire), context.decoder
+        if codec.feedback == "ef21":
+            _count(packed.pop(_UPDATES, None), decoder)
+        payload = dict(codec.decode(packed, context))
         for name, tensor in payload.items():
             if (known := self.known(name, tensor, context)) is not None:
-                payload[name] = known + tensor
-        return Arrival(wire, payload, num_bytes(wire))
+                moved = tensor
+                if codec.feedback == "ef21":
+                    moved = decoder[_ESTIMATE + name] = _estimate(tensor, decoder.get(_ESTIMATE + name))
+                payload[name] = known + moved
+        return Arrival(wire, payload, num_bytes(wire), decoder)
 
     def cross(self, payload: Payload, context: Context) -> Arrival:
         """Both halves, where sender and receiver share a process."""
@@ -199,13 +232,29 @@ class Direction:
     def _moved(self, name: str, tensor: Tensor, context: Context) -> Tensor:
         """A tensor as the codec gets it: as difference, and with the error of the last update."""
         moved = tensor.detach() if (known := self.known(name, tensor, context)) is None else tensor.detach() - known
-        error = context.memory.get(_ERROR + name) if self.codec is not None and self.codec.feedback else None
-        if error is not None and error.shape != tensor.shape:
-            kept, here = tuple(error.shape), tuple(tensor.shape)
+        feedback = False if self.codec is None else self.codec.feedback
+        kept = context.memory.get((_ESTIMATE if feedback == "ef21" else _ERROR) + name) if feedback else None
+        if kept is not None and kept.shape != tensor.shape:
+            there, here, what = tuple(kept.shape), tuple(tensor.shape), "estimate" if feedback == "ef21" else "error"
             raise ConfigError(
-                f"trainer.uplink_codec keeps {kept} as error of {name!r}, {here} here; set feedback to false"
+                f"trainer.uplink_codec keeps {there} as {what} of {name!r}, {here} here; set feedback to false"
             )
-        return moved if error is None else moved + error.to(moved)
+        if kept is None:
+            return moved
+        return moved - kept.to(moved) if feedback == "ef21" else moved + kept.to(moved)
+
+
+def _estimate(change: Tensor, before: Tensor | None) -> Tensor:
+    """EF21's g + C(Δ − g), with the same bits at both ends."""
+    return change if before is None else before.to(change) + change
+
+
+def _count(before: Tensor | None, decoder: dict[str, Tensor]) -> None:
+    """Count an update; raise `WireError` if its client's estimate is made of other updates than the receiver's."""
+    held = int(decoder.get(_UPDATES, 0))
+    if before is None or before.dtype != torch.int64 or before.numel() != 1 or int(before) != held:
+        raise WireError(f"its update does not follow the {held} updates that the server has of it; start a new run")
+    decoder[_UPDATES] = torch.tensor(held + 1)
 
 
 class Channel:
@@ -263,5 +312,5 @@ class Channel:
             return update
         arrived = self.sent(update, broadcast)
         received = update.with_payload(arrived.payload)
-        received.arrival, received.uplink_bytes = None, arrived.num_bytes
+        received.arrival, received.uplink_bytes, received.decoder = None, arrived.num_bytes, arrived.decoder
         return received

@@ -230,5 +230,5 @@ def test_other_codecs_are_refused(codec: Any) -> None:
 
 
 def test_common_places_need_differences() -> None:
-    with pytest.raises(ConfigError, match=r"RandomK\.common_seed is true and difference is false; set one of them"):
-        RandomK(common_seed=True, difference=False)
+    with pytest.raises(ConfigError, match=r"uplink_codec has common_seed, and difference is false; set it to true"):
+        trainer(Path(), uplink_codec=common(difference=False))
