@@ -160,7 +160,8 @@ class FederatedTrainer(Checked):
             `privacy`.
         attack: Attack on the training by some clients, such as `lit_fed.robust.SignFlip`; null for none.
         secure_sum: Sum updates over nodes so that the server sees no term, see `lit_fed.privacy.SecureSum`; null for
-            the method's own mean. Not with `aggregation` or ``uplink_codec``, and of `privacy` only with `ClientLevel`.
+            the method's own mean. Not with `aggregation`; of `privacy` only with `ClientLevel`, of ``uplink_codec``
+            only with `lit_fed.codecs.RandomK` with ``common_seed``.
 
     Raises:
         ConfigError: For settings that contradict each other or cannot work.
@@ -219,7 +220,7 @@ class FederatedTrainer(Checked):
     ) -> None:
         wrappers = Wrappers([privacy, aggregation, attack, None if secure_sum is None else secure_sum.wrapper()])
         uplink = codec_of("trainer.uplink_codec", uplink_codec)
-        if uplink is not None:
+        if uplink is not None and not uplink.common_seed:
             wrappers.check_view("uplink_codec", uplink, "payloads")
         given, watchers = lightning_watchers(callbacks or [])
         self._trial: TemporaryDirectory[str] | None = None

@@ -10,7 +10,7 @@ import torch
 from torch import Size, Tensor
 from typing_extensions import override
 
-from lit_fed.engine.wire.channel import Codec, Context
+from lit_fed.engine.wire.channel import Codec, Context, Feedback
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import WireError
 
@@ -38,10 +38,10 @@ class Compressor(Codec):
         difference: Pack the difference of a client's tensor to the broadcast's of the same name; a tensor without one
             travels as it is.
         feedback: Add the error of a tensor's last packing to the tensor; the client keeps the error, which takes as
-            many bytes on disk as the update without a codec.
+            many bytes on disk as the update without a codec. With ``ef21`` client and server keep as many each.
     """
 
-    def __init__(self, difference: bool, feedback: bool) -> None:
+    def __init__(self, difference: bool, feedback: Feedback) -> None:
         self.difference, self.feedback = difference, feedback
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Compressor(Codec):
                 wire[f"{name}|"] = tensor
                 continue
             label = f"{name}|{name_of(tensor.dtype)}|{','.join(map(str, tensor.shape))}|"
-            parts = self.compress(tensor.detach(), context.generator(name))
+            parts = self.compress(tensor.detach(), context.generator(name, self.common_seed))
             wire |= {label + part: sent for part, sent in parts.items()}
         return wire
 
@@ -80,7 +80,7 @@ class Compressor(Codec):
             if not 0 < math.prod(shape) <= context.most_values or min(shape, default=1) < 1:
                 raise WireError(f"{name!r} on the wire has an odd shape; use the same codec on both ends")
             like = torch.empty(shape, dtype=DTYPES[dtype], device="meta")
-            found[name] = self.expand(parts, like, context.generator(name)).reshape(shape)
+            found[name] = self.expand(parts, like, context.generator(name, self.common_seed)).reshape(shape)
         return found
 
 

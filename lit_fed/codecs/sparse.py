@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.codecs.compressor import Compressor, pack, unpack
+from lit_fed.engine.wire.channel import Feedback
 from lit_fed.errors import WireError
 
 
@@ -23,7 +24,7 @@ class _Sparse(Compressor):
         feedback: See `Compressor`.
     """
 
-    def __init__(self, share: float = 0.01, difference: bool = True, feedback: bool = True) -> None:
+    def __init__(self, share: float = 0.01, difference: bool = True, feedback: Feedback = True) -> None:
         super().__init__(difference, feedback)
         self.share = check_range(f"{type(self).__name__}.share", share, above=0, most=1)
 
@@ -52,15 +53,23 @@ class TopK(_Sparse):
 
     .. math:: p_t = \Delta_t + e_t, \qquad \text{send } C(p_t), \qquad e_{t+1} = p_t - C(p_t),
 
-    so that :math:`\sum_{t<T} C(p_t) + e_T = \sum_{t<T} \Delta_t`.
+    so that :math:`\sum_{t<T} C(p_t) + e_T = \sum_{t<T} \Delta_t`. With ``ef21`` (Richtárik, Sokolov, Fatkhullin: "EF21:
+    A New, Simpler, Theoretically Better, and Practically Faster Error Feedback", NeurIPS 2021) client and server hold
+    an estimate g of the client's movement, 0 at first,
+
+    .. math:: \text{send } c_t = C(\Delta_t - g_t), \qquad g_{t+1} = g_t + c_t,
+
+    and the server takes :math:`g_{t+1}` for :math:`\Delta_t`.
 
     Args:
         share: k/d, the share of a tensor's entries that is sent; at least one is.
         difference: See `Compressor`.
-        feedback: Error feedback.
+        feedback: Error feedback, ``ef21``, or neither.
 
     Note:
-        The papers choose k entries of one vector; here each tensor has its own k, so that no layer is left out.
+        The papers choose k entries of one vector; here each tensor has its own k, so that no layer is left out. EF21's
+        clients compress gradients, and all take part; here a client's movement is in a gradient's place, and the
+        server averages the estimates of the clients whose updates arrived.
     """
 
     @override
@@ -84,21 +93,28 @@ class RandomK(_Sparse):
     Args:
         share: k/d, the share of a tensor's entries that is sent; at least one is.
         difference: See `Compressor`.
-        feedback: Error feedback, without which entries are scaled.
-
-    Note:
-        Each client draws other places in each round.
+        feedback: Error feedback or ``ef21``, without which entries are scaled.
+        common_seed: Draw the same places for all clients of a round, and others in the next round, so that updates add
+            up at these places alone: under ``trainer.secure_sum`` nodes mask k values in place of d, and
+            `lit_fed.privacy.ClientLevel` adds noise to these alone.
     """
 
-    def _places(self, size: int, generator: torch.Generator) -> Tensor:
+    def __init__(
+        self, share: float = 0.01, difference: bool = True, feedback: Feedback = True, common_seed: bool = False
+    ) -> None:
+        super().__init__(share, difference, feedback)
+        self.common_seed = common_seed
+
+    @override
+    def places(self, size: int, generator: torch.Generator) -> Tensor:
         return torch.randperm(size, generator=generator, device="cpu")[: self._count(size)]
 
     @override
     def compress(self, tensor: Tensor, generator: torch.Generator) -> Mapping[str, Tensor]:
         flat = tensor.reshape(-1)
-        values = flat[self._places(len(flat), generator).to(flat.device)]
+        values = flat[self.places(len(flat), generator).to(flat.device)]
         return {"values": values if self.feedback else values * (len(flat) / len(values))}
 
     @override
     def expand(self, parts: Mapping[str, Tensor], like: Tensor, generator: torch.Generator) -> Tensor:
-        return self._filled(parts, self._places(like.numel(), generator), like)
+        return self._filled(parts, self.places(like.numel(), generator), like)

@@ -49,14 +49,17 @@ class Released:
 
 
 class Frame:
-    """A round's updates as vectors, in the order of their names.
+    """A round's updates as vectors of d values, in the order of their names.
 
     Args:
         layout: What an update looks like.
         received: The broadcast that the updates are trained from.
+        places: Of the d values, in all tensors one after the other, at which updates differ from the broadcast; None
+            for all.
     """
 
-    def __init__(self, layout: Layout, received: Payload) -> None:
+    def __init__(self, layout: Layout, received: Payload, places: Tensor | None = None) -> None:
+        self._places, self._whole = places, None if places is None else Frame(layout, received)
         self.shapes: Mapping[str, torch.Size] = {name: shape for name, (_, shape) in layout.items()}
         self.dtypes: Mapping[str, torch.dtype] = {name: dtype for name, (dtype, _) in layout.items()}
         self._dtype = next(iter(self.dtypes.values())) if len(set(self.dtypes.values())) == 1 else None
@@ -64,14 +67,23 @@ class Frame:
         self._origin: Tensor | None = None
         self._alike: Mapping[str, torch.Size] | None = None
 
+    @property
+    def whole(self) -> Frame:
+        """The same of all values."""
+        return self._whole or self
+
     def origin(self, device: torch.device) -> Tensor:
         """The broadcast, (d,) in float64; 0 for names that it does not have."""
         if self._origin is None or self._origin.device != device:
-            self._origin = joined(self.received, self.shapes, device)
+            origin = joined(self.received, self.shapes, device)
+            self._origin = origin if self._places is None else origin[self._places.to(device)]
         return self._origin
 
     def vector(self, update: ClientUpdate) -> Tensor:
         """An update's tensors, (d,), in the widest of their types."""
+        if self._places is not None:
+            values = self.whole.vector(update)
+            return values[self._places.to(values.device)]
         flat = update.flat
         if flat is not None and (flat.layout is self._alike or list(flat.layout) == list(self.shapes)):
             self._alike = flat.layout  # thousands of clients share it
@@ -83,6 +95,9 @@ class Frame:
 
     def payload(self, values: Tensor) -> tuple[Payload, Flat | None]:
         """A vector as tensors of an update's names and types, and as one vector where they have one type."""
+        if self._places is not None:
+            origin = self.whole.origin(values.device)
+            return self.whole.payload(origin.index_copy(0, self._places.to(values.device), values.to(origin)))
         if self._dtype is not None:
             flat = Flat(self.shapes, values.to(self._dtype))
             return FlatPayload(flat), flat

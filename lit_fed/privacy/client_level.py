@@ -91,6 +91,7 @@ class ClientLevel(Keyed):
     sees: View = "sum"
     _on_node = False
     _frame: Frame | None = None
+    _all: Frame | None = None  # of all values, before a codec chooses some
 
     @override
     def __init__(
@@ -249,13 +250,16 @@ class ClientLevel(Keyed):
 
     def on_clients(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> list[ClientUpdate]:
         """Clip updates, before they leave their clients."""
-        if self._frame is None or self._frame.received is not clients[0].received:
-            self._frame = Frame(layout_of(updates[0].payload), clients[0].received)
-        return clip(updates, self._frame, self.clip_norm)
+        received = clients[0].received
+        if self._all is None or self._all.received is not received:
+            of_round = self._frame if self._frame is not None and self._frame.received is received else None
+            self._all = of_round.whole if of_round is not None else Frame(layout_of(updates[0].payload), received)
+        return clip(updates, self._all, self.clip_norm)
 
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
         """A sum of bounded updates in place of the method's mean."""
-        self._frame = Frame(self.run.layout(broadcast), next(iter(broadcast.payloads.values())))
+        sent, layout = next(iter(broadcast.payloads.values())), self.run.layout(broadcast)
+        self._frame, self._all = Frame(layout, sent, self.run.common_places(broadcast, layout)), None
         std = self._mechanism.noise_multiplier * self.clip_norm
         coarse = self.grid * 2.0**GRID_BITS if self.deviation else std
         return BoundedSum(self._frame, self.clip_norm, self.run.fabric.device, coarse)

@@ -142,11 +142,12 @@ CODECS: dict[str, Callable[[], Any]] = {
     "chain": chain,
     "randomk": lambda: RandomK(0.4, feedback=False),
     "int8": Int8,
+    "ef21": lambda: TopK(0.3, feedback="ef21"),
 }
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg, Scaffold, Wandering])
-@pytest.mark.parametrize("codec", ["chain", "randomk"])
+@pytest.mark.parametrize("codec", ["chain", "randomk", "ef21"])
 def test_resumed_in_the_middle_is_uninterrupted(tmp_path: Path, codec: str, algorithm: Any) -> None:
     def run(folder: str, rounds: int, ckpt_path: str | None = None) -> Any:
         torch.manual_seed(0)
@@ -200,9 +201,10 @@ def test_nodes_have_the_bits_tables_and_states_of_one_process(tmp_path: Path, co
     assert_same_states(other, tmp_path / "other", one.run.federation.store.state_dict())
 
 
+@pytest.mark.parametrize("codec", ["chain", "ef21"])
 @pytest.mark.parametrize(("who", "at"), [("server", 13), ("node before", 12), ("node after", 12), ("node after", 21)])
-def test_killed_nodes_go_on_with_their_memory(tmp_path: Path, who: str, at: int) -> None:
-    settings: dict[str, Any] = {"max_rounds": 3, "uplink_codec": chain()}
+def test_killed_nodes_go_on_with_their_memory(tmp_path: Path, who: str, at: int, codec: str) -> None:
+    settings: dict[str, Any] = {"max_rounds": 3, "uplink_codec": CODECS[codec]()}
     make = wanderers(Wandering, **settings)
     whole = simulate(make, tmp_path / "whole")
     with pytest.raises(Killed if who == "server" else ClientFailure):
@@ -244,12 +246,23 @@ def tensors_in(server: Any) -> list[tuple[str, str]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", [(), ("--algorithm", "FedAMP", "--trainer.client_optimizer", "kept")])
-def test_two_processes_are_one(tmp_path: Path, method: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("codec", "method"),
+    [
+        ("[{class_path: TopK, init_args: {share: 0.05}}, QSGD]", ()),
+        (
+            "[{class_path: TopK, init_args: {share: 0.05}}, QSGD]",
+            ("--algorithm", "FedAMP", "--trainer.client_optimizer", "kept"),
+        ),
+        ("{class_path: TopK, init_args: {share: 0.05, feedback: ef21}}", ()),
+    ],
+    ids=["chain", "addressed", "ef21"],
+)
+def test_two_processes_are_one(tmp_path: Path, codec: str, method: tuple[str, ...]) -> None:
     words = (
         "fit", "--config", str(ROOT / "configs/quickstart.yaml"), "--data.seed", "0", "--trainer.max_rounds", "3",
-        "--trainer.uplink_codec", "[{class_path: TopK, init_args: {share: 0.05}}, QSGD]",
-        "--trainer.downlink_codec", "CastCodec", "--trainer.accelerator", "cpu", *method,
+        "--trainer.uplink_codec", codec, "--trainer.downlink_codec", "CastCodec", "--trainer.accelerator", "cpu",
+        *method,
     )  # fmt: skip
     for devices in ("1", "2"):
         (tmp_path / devices).mkdir()

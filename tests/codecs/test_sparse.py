@@ -61,3 +61,17 @@ def test_random_entries_under_error_feedback_are_not_scaled() -> None:
 def test_a_share_out_of_range_is_refused(share: float) -> None:
     with pytest.raises(ConfigError, match=r"TopK\.share is .*; it must be"):
         TopK(share)
+
+
+def test_places_of_a_round_are_all_clients() -> None:
+    """Each client has a seed of its own beside the common one; the next round has another."""
+    x, codec = torch.arange(1.0, 101.0), RandomK(0.1, common_seed=True)
+    contexts = [Context(client_id=client_id, seed=client_id, common_seed=7) for client_id in range(3)]
+    contexts.append(Context(seed=0, common_seed=8))
+    found = [codec.decode(codec.encode({"x": x}, one), one)["x"] for one in contexts]
+    assert all(torch.equal(one, found[0]) for one in found[:3])
+    assert not torch.equal(found[3], found[0])
+    sent = codec.places(100, contexts[1].generator("x", common=True))
+    assert sorted(found[0].nonzero().flatten().tolist()) == sorted(sent.tolist())
+    own = RandomK(0.1)
+    assert not torch.equal(*(own.decode(own.encode({"x": x}, one), one)["x"] for one in contexts[:2]))

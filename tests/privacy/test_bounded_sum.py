@@ -131,3 +131,27 @@ def test_a_noised_sum_has_no_bit_below_its_grid_and_moves_by_what_the_sum_moves(
     for released in (one, other):
         assert (released.noised(noise) / released.grid).frac().count_nonzero() == 0
     assert (other.noised(noise) - one.noised(noise)).equal(other.total)
+
+
+def test_vectors_of_some_places_by_hand() -> None:
+    """Of (1, 2 | 3, 4) the places 3 and 0 are summed: movements (4, 3), of norm 5, and (0, 1), bounded by 2.5.
+
+    (2, 1.5) + (0, 1) = (2, 2.5); payload (3, 2 | 3, 6) of vector (6, 3). Clipping before it is of all values.
+    """
+    received = {"v": torch.tensor([1.0, 2.0]), "w": torch.tensor([3.0, 4.0])}
+    frame = Frame(layout_of(received), received, torch.tensor([3, 0]))
+    assert frame.origin(CPU).tolist() == [4, 1]
+    sent = [
+        {"v": torch.tensor([4.0, 2.0]), "w": torch.tensor([3.0, 8.0])},
+        {"v": torch.tensor([2.0, 2.0]), "w": received["w"]},
+    ]
+    reducer = BoundedSum(frame, 2.5, CPU)
+    for client_id, payload in enumerate(sent):
+        reducer.add(ClientUpdate(client_id, payload))
+    released = reducer.result(WORKERS)
+    assert (released.total.tolist(), released.clipped, released.count) == ([2.0, 2.5], 1, 2)
+    made, _ = frame.payload(torch.tensor([6.0, 3.0]))
+    assert {name: tensor.tolist() for name, tensor in made.items()} == {"v": [3, 2], "w": [3, 6]}
+    away = ClientUpdate(0, {"v": torch.tensor([1.0, 5.0]), "w": torch.tensor([3.0, 8.0])})
+    (clipped,) = clip([away], frame.whole, 2.5)
+    assert {name: tensor.tolist() for name, tensor in clipped.payload.items()} == {"v": [1, 3.5], "w": [3, 6]}

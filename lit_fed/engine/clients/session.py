@@ -139,10 +139,21 @@ class Session:
         self.become(client)
         return client
 
-    def restore(self, client_id: int, broadcast: Broadcast) -> None:
-        """Store, as a new version, the state with which a client begins to train on a broadcast."""
+    def restore(self, unmoved: ClientUpdate, broadcast: Broadcast) -> None:
+        """Store, as a new version, the state with which a client begins to train on a broadcast.
+
+        Args:
+            unmoved: The update of a client that stays at the broadcast, by which a codec begins its memory.
+            broadcast: The broadcast.
+        """
+        client_id = unmoved.client_id
         client = self._meet(client_id, broadcast, "train")
+        if (memory := self._memories.pop(client_id, None)) is None:
+            memory, buffers = dict[str, Tensor](), self.loop(client).model.buffers
+            context = self.channel.up(client_id, broadcast, unmoved.kind, buffers=buffers, memory=memory)
+            self.channel.uplink.pack(unmoved.payload, context)
         kept = add_prefix(_STATE, client.state) | add_prefix(_OPTIMIZER, client.optimizers)
+        kept |= add_prefix(_CODEC, memory)
         if kept := {**client.own, **kept}:
             self.store.put(client_id, kept)
 
@@ -292,8 +303,10 @@ class Session:
         if self._memories or self.channel.uplink.codec is not None:
             memory = dict(self._memories.pop(client.id, {}))
             if self.channel.uplink.codec is not None and self._taken is not None:
-                buffers = self.loop(client).model.buffers
-                context = self.channel.up(client.id, self._taken, update.kind, buffers=buffers, memory=memory)
+                known: dict[str, Any] = {"buffers": self.loop(client).model.buffers, "memory": memory}
+                if self.channel.uplink.codec.feedback == "ef21":  # a node has the client's end alone
+                    known["decoder"] = dict(self.store.decoder(client.id) or memory)
+                context = self.channel.up(client.id, self._taken, update.kind, **known)
                 update.arrival = self.channel.uplink.cross(update.payload, context)
                 if not are_finite(memory.values()):
                     raise NonFiniteUpdate(f"its update {NOT_FINITE}")

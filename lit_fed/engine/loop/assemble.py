@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed
 from lightning import Fabric, LightningModule
+from torch import Tensor
 
 from lit_fed.checks import check_range
 from lit_fed.data.population.naming import Keys, NamedClients, clients_of
@@ -80,6 +81,10 @@ def wrapped_run(federation: Federation, settings: RunSettings) -> WrappedRun:
     def layout(broadcast: Broadcast) -> Layout:
         return layouts_of(federation.session, [client], broadcast)[kinds.names[0]]
 
+    def common_places(broadcast: Broadcast, layout: Layout) -> Tensor | None:
+        context = federation.channel.up(client, broadcast, kinds.names[0], buffers=first.model.buffers)
+        return federation.channel.common_places(layout, context)
+
     first = next(iter(federation.loops.values()))
     averaged = first.model.buffers.keys() & set(first.model.shared_names("up"))
     return WrappedRun(
@@ -89,6 +94,7 @@ def wrapped_run(federation: Federation, settings: RunSettings) -> WrappedRun:
         participation=federation.participation,
         broadcast=federation.broadcast(0),
         layout=layout,
+        common_places=common_places,
         loops=federation.loops,
         work=federation.session.work,
         protocols=tuple(settings.protocols),

@@ -180,7 +180,12 @@ def _train_version(
         ledger.trained(update, begun)
         run.call("on_client_end", update)
         fate, received = plan[update.client_id].fate, federation.channel.receive(update, broadcast)
-        if fate is Fate.LOST_AFTER or (changed and not _is_finite(run, current, received)):
+        arrives = fate is not Fate.LOST_AFTER and (not changed or _is_finite(run, current, received))
+        if received.decoder and arrives:
+            federation.store.put_decoder(received)
+        elif received.decoder:  # both ends go on together, or neither does
+            federation.store.undo([update.client_id])
+        if not arrives:
             continue
         if fate is Fate.LATE:
             federation.store.put_update(received)

@@ -12,6 +12,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lightning import Fabric
+from torch import Tensor
 
 from lit_fed.arguments import Checked
 from lit_fed.engine.method.algorithm import Algorithm, Cohort, Server
@@ -48,6 +49,8 @@ class WrappedRun:
         participation: Who takes part.
         broadcast: The first round's.
         layout: Gives names, types and shapes of a round's updates, by its broadcast; of the first kind of network.
+        common_places: Gives the places, of a layout's tensors one after the other, at which a round's updates can
+            differ from its broadcast; None for all (`lit_fed.codecs.Codec.common_seed`).
         loops: The local loop of each kind (`lit_fed.engine.clients.local.LocalLoop`), whose task is at work.
         work: Length of a client's training in a round.
         protocols: What is measured.
@@ -64,6 +67,7 @@ class WrappedRun:
     participation: Participation
     broadcast: Broadcast
     layout: Callable[[Broadcast], Layout]
+    common_places: Callable[[Broadcast, Layout], Tensor | None]
     loops: Mapping[str, Any]
     work: LocalWork
     protocols: tuple[Any, ...]

@@ -24,12 +24,13 @@ from lit_fed.engine.wire.payload import ClientUpdate, Payload, is_finite, layout
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import CheckpointError
 
-_LATE = "late-"
+_LATE, _DECODER = "late-", "decoder-"
+_DECODERS = 2**62 + 1  # clients have smaller numbers
 _CHECKSUM_BITS = 32
 
 
 class VersionIndex:
-    """Versions by name: a client's number, or ``late-<number>`` for its late update.
+    """Versions by name: a client's number, ``late-<number>`` for its late update, or ``decoder-<number>``.
 
     Args:
         versions: The first content.
@@ -62,7 +63,8 @@ class VersionIndex:
     def table(self) -> Tensor:
         """A copy of the table, int64 of shape (names, 2).
 
-        A row holds the client's number n (−n − 1 for a late update), and 2³² times the round plus the checksum.
+        A row holds the client's number n (−n − 1 for a late update, n + 2⁶² + 1 for what the uplink's codec keeps of
+        the client's updates), and 2³² times the round plus the checksum.
         """
         return torch.from_numpy(self._table[: len(self._rows)].copy())
 
@@ -86,11 +88,16 @@ def read_table(table: Tensor) -> dict[str, Version]:
 
 
 def _packed(name: str, version: Version) -> tuple[int, int]:
-    number = -int(name.removeprefix(_LATE)) - 1 if name.startswith(_LATE) else int(name)
+    if name.startswith(_DECODER):
+        number = _DECODERS + int(name.removeprefix(_DECODER))
+    else:
+        number = -int(name.removeprefix(_LATE)) - 1 if name.startswith(_LATE) else int(name)
     return number, version[0] << _CHECKSUM_BITS | version[1]
 
 
 def _name(number: int) -> str:
+    if number >= _DECODERS:
+        return f"{_DECODER}{number - _DECODERS}"
     return str(number) if number >= 0 else f"{_LATE}{-number - 1}"
 
 
@@ -227,6 +234,14 @@ class ClientStore:
             )
         uplink_bytes = int(state["bytes"]) if "bytes" in state else 0
         return ClientUpdate(client_id, payload, weight, kind=kind, uplink_bytes=uplink_bytes)
+
+    def put_decoder(self, update: ClientUpdate) -> None:
+        """Keep what the uplink's codec keeps of a client's updates at the server."""
+        self.put(f"{_DECODER}{update.client_id}", update.decoder or {})
+
+    def decoder(self, client_id: int) -> State | None:
+        """What the uplink's codec keeps of a client's updates; None before the first, and without EF21."""
+        return self.get(f"{_DECODER}{client_id}")
 
     def commit(self, workers: Workers, next_round: int) -> None:
         """Make this round's changes current on every process.

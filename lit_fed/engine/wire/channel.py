@@ -13,11 +13,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_fed.arguments import Checked
-from lit_fed.engine.wire.payload import Arrival, Broadcast, ClientUpdate, Payload, num_bytes
-from lit_fed.errors import ConfigError
+from lit_fed.engine.wire.payload import Arrival, Broadcast, ClientUpdate, Layout, Payload, num_bytes
+from lit_fed.errors import ConfigError, WireError
 from lit_fed.seeding import derive_seed, torch_generator
 
 _ERROR = "error/"  # prefix of error feedback in a codec's memory
+_ESTIMATE = "estimate/"  # prefix of EF21's, at both ends
+_UPDATES = "updates"  # how many updates an estimate is made of: in memory, and on the wire before it
 _ANY_SIZE = 2**63
 
 NOT_FINITE = "is no longer finite after trainer.uplink_codec; choose a codec with a wider range"
@@ -40,7 +42,10 @@ class Context:
             codecs of this package do not change.
         memory: Tensors by name that the sender's codec keeps for this client until its next update, in the client's
             state; ``encode`` changes the mapping in place. Empty at the receiver and on the downlink.
+        decoder: Tensors by name that the receiver keeps of this client's updates, which `Direction.arrive` changes in
+            place; empty but for EF21.
         most_values: The largest number of values that a tensor may have, where the receiver knows it.
+        common_seed: A function of the run's seed, the stage and the round: the same for all clients.
     """
 
     direction: Literal["up", "down"] = "up"
@@ -53,14 +58,20 @@ class Context:
     buffers: Collection[str] = ()
     memory: dict[str, Tensor] = field(default_factory=dict)
     most_values: int = _ANY_SIZE
+    common_seed: int = 0
+    decoder: dict[str, Tensor] = field(default_factory=dict)
 
-    def generator(self, name: str) -> torch.Generator:
-        """A generator on the CPU for one tensor, the same at both ends."""
-        return torch_generator(self.seed, name)
+    def generator(self, name: str, common: bool = False) -> torch.Generator:
+        """A generator on the CPU for one tensor, the same at both ends and, on demand, for all clients of a round."""
+        return torch_generator(self.common_seed if common else self.seed, name)
 
     def packs(self, name: str, tensor: Tensor) -> bool:
         """Whether codecs may change a tensor: a floating-point one that is neither empty nor a buffer of the model."""
         return tensor.is_floating_point() and tensor.numel() > 0 and name.partition("|")[0] not in self.buffers
+
+
+Feedback = bool | Literal["ef21"]
+"""A setting of `Codec.feedback`."""
 
 
 class Codec(Checked, ABC):
@@ -78,10 +89,20 @@ class Codec(Checked, ABC):
     The receiver adds what the difference was taken to. A tensor without one is not to be packed (`Context.packs`).
     """
 
-    feedback: bool = False
+    feedback: Feedback = False
     """Whether the client keeps the error of each packed tensor, and adds it to the tensor in its next update: error
-    feedback (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019).
+    feedback (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019). With ``ef21`` both ends keep an estimate
+    of the client's difference, and the codec packs what is left (Richtárik, Sokolov, Fatkhullin, NeurIPS 2021).
     """
+
+    common_seed: bool = False
+    """Whether a decoded difference is 0 but at `places`, which all clients of a round draw alike: differences add up at
+    these places alone, as `trainer.secure_sum` needs it.
+    """
+
+    def places(self, size: int, generator: torch.Generator) -> Tensor:
+        """With `common_seed`, the places of the sent entries of a tensor of a size, from a generator of the round."""
+        raise NotImplementedError
 
     @abstractmethod
     def encode(self, payload: Payload, context: Context) -> Payload:
@@ -102,7 +123,7 @@ class _Chain(Codec):
     def __init__(self, codecs: Sequence[Codec]) -> None:
         self.codecs = tuple(codecs)
         self.difference = any(codec.difference for codec in codecs)
-        self.feedback = any(codec.feedback for codec in codecs)
+        self.feedback = next((codec.feedback for codec in codecs if codec.feedback), False)
 
     @override
     def encode(self, payload: Payload, context: Context) -> Payload:
@@ -130,7 +151,17 @@ def codec_of(key: str, given: Codec | Sequence[Codec] | None) -> Codec | None:
         if key == "trainer.downlink_codec" and (codec.difference or codec.feedback):
             why = "difference or feedback, for which all clients would need what the server sent before"
             raise ConfigError(f"{key} {name} has {why}; set difference and feedback to false")
-    return _Chain(codecs) if len(codecs) > 1 else next(iter(codecs), None)
+    made = _Chain(codecs) if len(codecs) > 1 else next(iter(codecs), None)
+    if made is None:
+        return None
+    if any(codec.feedback not in (False, made.feedback) for codec in codecs):
+        raise ConfigError(f"{key} has feedback true and ef21; set one of them to false")
+    if made.feedback == "ef21" and made.common_seed:
+        raise ConfigError(f"{key} has feedback ef21 and common_seed; set feedback to true, or common_seed to false")
+    if not made.difference and (made.feedback == "ef21" or made.common_seed):
+        which = "common_seed" if made.common_seed else "feedback ef21"
+        raise ConfigError(f"{key} has {which}, and difference is false; set it to true")
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,26 +179,39 @@ class Direction:
         if (codec := self._codec(context)) is None:
             return payload
         if codec.difference:  # what has no reference is no small change of anything, and travels whole
-            whole = {name for name, tensor in payload.items() if self._known(name, tensor, context) is None}
+            whole = {name for name, tensor in payload.items() if self.known(name, tensor, context) is None}
             context = replace(context, buffers={*context.buffers, *whole})
         moved = {name: self._moved(name, tensor, context) for name, tensor in payload.items()}
         wire = codec.encode(moved, context)
-        if codec.feedback:
-            there = codec.decode(wire, context)
-            for name, tensor in moved.items():
-                if context.packs(name, tensor):
-                    context.memory[_ERROR + name] = tensor - there[name] if name in there else tensor
-        return wire
+        if not codec.feedback:
+            return wire
+        there, memory = codec.decode(wire, context), context.memory
+        for name, tensor in moved.items():
+            if codec.feedback != "ef21" and context.packs(name, tensor):
+                memory[_ERROR + name] = tensor - there[name] if name in there else tensor
+            elif name in there and context.packs(name, tensor):
+                memory[_ESTIMATE + name] = _estimate(there[name], memory.get(_ESTIMATE + name))
+        if codec.feedback != "ef21":
+            return wire
+        before = memory.get(_UPDATES, torch.tensor(0))
+        memory[_UPDATES] = before + 1
+        return {**wire, _UPDATES: before}
 
     def arrive(self, wire: Payload, context: Context) -> Arrival:
         """The receiver's half: unpack and count."""
         if (codec := self._codec(context)) is None:
             return Arrival(wire, wire, num_bytes(wire))
-        payload = dict(codec.decode(wire, context))
+        packed, decoder = dict(wire), context.decoder
+        if codec.feedback == "ef21":
+            _count(packed.pop(_UPDATES, None), decoder)
+        payload = dict(codec.decode(packed, context))
         for name, tensor in payload.items():
-            if (known := self._known(name, tensor, context)) is not None:
-                payload[name] = known + tensor
-        return Arrival(wire, payload, num_bytes(wire))
+            if (known := self.known(name, tensor, context)) is not None:
+                moved = tensor
+                if codec.feedback == "ef21":
+                    moved = decoder[_ESTIMATE + name] = _estimate(tensor, decoder.get(_ESTIMATE + name))
+                payload[name] = known + moved
+        return Arrival(wire, payload, num_bytes(wire), decoder)
 
     def cross(self, payload: Payload, context: Context) -> Arrival:
         """Both halves, where sender and receiver share a process."""
@@ -178,7 +222,7 @@ class Direction:
         codec = self.codec
         return None if codec and (codec.difference or codec.feedback) and context.stage != "train" else codec
 
-    def _known(self, name: str, tensor: Tensor, context: Context) -> Tensor | None:
+    def known(self, name: str, tensor: Tensor, context: Context) -> Tensor | None:
         """The tensor to which the difference is taken, if there is one."""
         if self.codec is None or not self.codec.difference or not context.packs(name, tensor):
             return None
@@ -187,14 +231,30 @@ class Direction:
 
     def _moved(self, name: str, tensor: Tensor, context: Context) -> Tensor:
         """A tensor as the codec gets it: as difference, and with the error of the last update."""
-        moved = tensor.detach() if (known := self._known(name, tensor, context)) is None else tensor.detach() - known
-        error = context.memory.get(_ERROR + name) if self.codec is not None and self.codec.feedback else None
-        if error is not None and error.shape != tensor.shape:
-            kept, here = tuple(error.shape), tuple(tensor.shape)
+        moved = tensor.detach() if (known := self.known(name, tensor, context)) is None else tensor.detach() - known
+        feedback = False if self.codec is None else self.codec.feedback
+        kept = context.memory.get((_ESTIMATE if feedback == "ef21" else _ERROR) + name) if feedback else None
+        if kept is not None and kept.shape != tensor.shape:
+            there, here, what = tuple(kept.shape), tuple(tensor.shape), "estimate" if feedback == "ef21" else "error"
             raise ConfigError(
-                f"trainer.uplink_codec keeps {kept} as error of {name!r}, {here} here; set feedback to false"
+                f"trainer.uplink_codec keeps {there} as {what} of {name!r}, {here} here; set feedback to false"
             )
-        return moved if error is None else moved + error.to(moved)
+        if kept is None:
+            return moved
+        return moved - kept.to(moved) if feedback == "ef21" else moved + kept.to(moved)
+
+
+def _estimate(change: Tensor, before: Tensor | None) -> Tensor:
+    """EF21's g + C(Δ − g), with the same bits at both ends."""
+    return change if before is None else before.to(change) + change
+
+
+def _count(before: Tensor | None, decoder: dict[str, Tensor]) -> None:
+    """Count an update; raise `WireError` if its client's estimate is made of other updates than the receiver's."""
+    held = int(decoder.get(_UPDATES, 0))
+    if before is None or before.dtype != torch.int64 or before.numel() != 1 or int(before) != held:
+        raise WireError(f"its update does not follow the {held} updates that the server has of it; start a new run")
+    decoder[_UPDATES] = torch.tensor(held + 1)
 
 
 class Channel:
@@ -216,8 +276,29 @@ class Channel:
     def up(self, client_id: int, broadcast: Broadcast, kind: str, stage: str = "train", **known: Any) -> Context:
         """The context of a client's update, or of its answer to a protocol, with further fields of `Context`."""
         seed = derive_seed(self.seed, "codec", stage, broadcast.round_idx, client_id)
+        known["common_seed"] = derive_seed(self.seed, "codec", stage, broadcast.round_idx)
         received = {} if self.uplink.codec is None else broadcast.received(client_id, kind)
         return Context("up", broadcast.round_idx, kind, stage, client_id, seed, received, **known)
+
+    def common_places(self, layout: Layout, context: Context) -> Tensor | None:
+        """Places at which any client's update can differ from the broadcast, of its tensors one after the other.
+
+        None where these are not the same for all clients of a round (`Codec.common_seed`).
+
+        Args:
+            layout: Of an update.
+            context: Of any client's.
+        """
+        codec, start = self.uplink.codec, 0
+        if codec is None or not codec.common_seed:
+            return None
+        found = []
+        for name, (dtype, shape) in layout.items():
+            packed = self.uplink.known(name, torch.empty(shape, dtype=dtype, device="meta"), context) is not None
+            size = shape.numel()
+            found.append(start + (codec.places(size, context.generator(name, True)) if packed else torch.arange(size)))
+            start += size
+        return torch.cat(found) if found else None
 
     def sent(self, update: ClientUpdate, broadcast: Broadcast) -> Arrival:
         """An update as its client packed it, or the answer to a protocol, packed now."""
@@ -231,5 +312,5 @@ class Channel:
             return update
         arrived = self.sent(update, broadcast)
         received = update.with_payload(arrived.payload)
-        received.arrival, received.uplink_bytes = None, arrived.num_bytes
+        received.arrival, received.uplink_bytes, received.decoder = None, arrived.num_bytes, arrived.decoder
         return received

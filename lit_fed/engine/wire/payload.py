@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -156,11 +157,13 @@ class Arrival(NamedTuple):
         wire: The tensors as they travelled.
         payload: The tensors as the receiver uses them.
         num_bytes: Bytes on the wire.
+        decoder: What the receiver's codec keeps of the sender's payloads, this one included.
     """
 
     wire: Payload
     payload: Payload
     num_bytes: int
+    decoder: Payload = MappingProxyType({})
 
 
 CLAIMS = ("epsilon", "delta", "noise_multiplier")
@@ -185,6 +188,7 @@ class ClientUpdate:
         uplink_bytes: Bytes on the wire, counted where the update arrived; 0 before.
         staleness: Server steps between the download and this one, both not counted; set by the round loop.
         arrival: The payload as it crosses the uplink, where a codec packed it on the client.
+        decoder: See `Arrival`; kept if the update is.
     """
 
     client_id: int
@@ -197,6 +201,7 @@ class ClientUpdate:
     uplink_bytes: int = 0
     staleness: int = 0
     arrival: Arrival | None = None
+    decoder: Payload | None = None
 
     def with_payload(self, payload: Payload, flat: Flat | None = None) -> ClientUpdate:
         """The same update with other tensors, optionally also as one vector."""

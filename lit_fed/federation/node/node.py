@@ -158,8 +158,8 @@ class Node:
             if isinstance(outcome, ClientFailure) and self.sums is not None and self.sums.summed.noise is not None:
                 self.say(Alert(f"{outcome}; the server gets an update by zeros"))
                 self.log.write(f"{outcome}\n{outcome.details}".rstrip())  # without a number, of which it could count
-                self.federation.session.restore(client_id, broadcast)
                 outcome = self.sums.unmoved(client_id, broadcast)
+                self.federation.session.restore(outcome, broadcast)
             if self.sums is not None and isinstance(outcome, ClientUpdate):
                 outcome = self.sums.keep(self._request(), broadcast, outcome)
         except UnknownTensor as error:  # the server greets the node again, and learns what it holds

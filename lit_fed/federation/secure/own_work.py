@@ -63,6 +63,8 @@ class OwnWork:
         if asked != self._asked:
             self._asked, self._broadcast = asked, broadcast
             self._updates, self._logged, self._named = {}, {}, {}
+        if (packed := update.arrival) is not None:
+            update = update.with_payload(packed.payload)
         self._updates[client_id] = update.detached()
         if trained:
             self._logged[client_id] = self.summed.logged.pop(client_id)
@@ -71,12 +73,12 @@ class OwnWork:
             self._logged[client_id] = (known, 1)
         self._named[client_id] = frozenset(self._logged[client_id][0] if trained else update.metrics)
         told = {name: value for name, value in update.metrics.items() if name == _TOLD and trained}
-        return replace(update, payload={}, weight=0, metrics=told, flat=None)
+        return replace(update, payload={}, weight=0, metrics=told, flat=None, arrival=None)
 
     def unmoved(self, client_id: int, broadcast: Broadcast) -> ClientUpdate:
         """An update by zeros in the place of a client's failure, which would tell of its data; only beside noise."""
         sums = self.summed.sums(broadcast, {})
-        update = ClientUpdate(client_id, sums.frame.payload(sums.origin)[0])
+        update = ClientUpdate(client_id, sums.frame.payload(sums.origin)[0], kind=next(iter(broadcast.payloads)))
         self.summed.logged[client_id] = ({}, self.summed.samples(client_id))
         return update
 

@@ -319,8 +319,10 @@ class SummedSecurely(Wrapper):
 
     def sums(self, broadcast: Broadcast | None, logged: Logged, grid: float | None = None) -> NodeSums:
         """A sum of updates from a broadcast, none of them added yet, and of metrics; None sums metrics alone."""
-        sent = {} if broadcast is None else next(iter(broadcast.payloads.values()))
-        frame = Frame({} if broadcast is None else self.run.layout(broadcast), sent)
+        frame = Frame({}, {})
+        if broadcast is not None:
+            sent, layout = next(iter(broadcast.payloads.values())), self.run.layout(broadcast)
+            frame = Frame(layout, sent, self.run.common_places(broadcast, layout))
         return NodeSums(frame, self.settings, self.uniform, self.run.fabric.device, logged, self._masked, grid)
 
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:

@@ -169,6 +169,7 @@ class ClientAnswer(NamedTuple):
         version: The version of the state that the client wrote.
         wire_bytes: Size of the tensors as received.
         sums: Summed metrics of the node's clients.
+        decoder: See `lit_fed.engine.wire.payload.Arrival`.
     """
 
     cause: str = ""
@@ -179,6 +180,7 @@ class ClientAnswer(NamedTuple):
     version: Version | None = None
     wire_bytes: int = 0
     sums: Totals = MappingProxyType({})
+    decoder: Payload = MappingProxyType({})
 
 
 def answer(message: Message, expected: ExpectedAnswer) -> ClientAnswer:
@@ -214,4 +216,4 @@ def answer(message: Message, expected: ExpectedAnswer) -> ClientAnswer:
     if version is not None and version[0] != expected.round_idx:
         raise WireError(f"the state of {who} is from round {version[0]}, in round {expected.round_idx}; it is dropped")
     ordered = {name: arrived.payload[name] for name in expected.layout}
-    return ClientAnswer("", False, ordered, weight, metrics, version, arrived.num_bytes, totals)
+    return ClientAnswer("", False, ordered, weight, metrics, version, arrived.num_bytes, totals, arrived.decoder)

@@ -339,8 +339,10 @@ class GridExecutor(Executor):
         kind = self.session.kinds[client_id]
         layout = work.layouts.get(kind, {})
         most_values = max((shape.numel() for _, shape in layout.values()), default=0)
-        known = {"buffers": self.session.loops[kind].model.buffers, "most_values": most_values}
+        known: dict[str, Any] = {"buffers": self.session.loops[kind].model.buffers, "most_values": most_values}
         trained, count = work.word == "train", self.session.data.census.num_samples
+        if trained:
+            known["decoder"] = dict(self.session.store.decoder(client_id) or {})
         sums = None
         if asked.withholds and (asked.boot, asked.together) not in work.summed:
             sums = sum(map(count, asked.together)) if trained else len(asked.together)
@@ -374,7 +376,10 @@ class GridExecutor(Executor):
         kind = self.session.kinds[client_id]
         device = self.session.loops[kind].fabric.device
         moved = {name: tensor.to(device) for name, tensor in payload.items()}
-        return ClientUpdate(client_id, moved, reply.weight, dict(reply.metrics), kind, uplink_bytes=reply.wire_bytes)
+        return ClientUpdate(
+            client_id, moved, reply.weight, dict(reply.metrics), kind, uplink_bytes=reply.wire_bytes,
+            decoder=reply.decoder,
+        )  # fmt: skip
 
     def _held(self) -> Iterator[tuple[str, int]]:
         """Ask all nodes for the versions of this run's states that they hold."""

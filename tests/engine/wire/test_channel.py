@@ -31,7 +31,7 @@ def test_bytes_are_counted_after_the_codec_each_way() -> None:
     assert arrived.num_bytes == CAST
     assert_same(dict(arrived.payload), PAYLOAD)
     assert {name: tensor.dtype for name, tensor in arrived.payload.items()} == {n: t.dtype for n, t in PAYLOAD.items()}
-    assert channel.downlink.cross(PAYLOAD, CONTEXT) == (PAYLOAD, PAYLOAD, UNCAST)
+    assert channel.downlink.cross(PAYLOAD, CONTEXT)[:3] == (PAYLOAD, PAYLOAD, UNCAST)
     assert Channel(downlink=CastCodec("float16")).downlink.cross(PAYLOAD, CONTEXT).num_bytes == CAST
 
 
