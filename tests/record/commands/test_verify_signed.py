@@ -1,23 +1,27 @@
-"""A federation of processes with certificates: the page's commands, on what a run leaves on its machines."""
+"""A federation over sockets with certificates, and the page's commands on what it leaves on its machines."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import shutil
-import signal
-import subprocess
-import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.federation.serving_support import free_address, until
-from tests.federation.signing_support import made_keys
-from tests.federation.test_across_ends import RUN, ended, ends
-from tests.support import ROOT, run_cli, start_cli
+from lit_fed.command.cli import main
+from lit_fed.federation.keys.node_keys import NodeKeys
+from lit_fed.federation.keys.statements import SigningKey
+from lit_fed.federation.node.node import Node
+from lit_fed.federation.server.federate import federate
+from tests.federation.serving_support import files, free_address, served, working
+from tests.federation.support import small
+from tests.support import ROOT, Points
 
-pytestmark = pytest.mark.long
+
+def signing(keys: Path, name: str) -> SigningKey:
+    return SigningKey.read(*(str(keys / file) for file in ("ca.crt", f"{name}.crt", f"{name}.key")), None)
 
 
 def commands() -> list[list[str]]:
@@ -27,55 +31,41 @@ def commands() -> list[list[str]]:
     return [shlex.split(line)[1:] for line in block.splitlines()]
 
 
-def test_the_pages_commands_after_a_killed_node_and_a_stopped_server(tmp_path: Path) -> None:
-    """Node 1 is killed and started again, the server is told to stop and resumed: no alarm, and all receipts."""
-    made_keys(tmp_path / "federation")
-    address, folder = free_address(), tmp_path / "federation"
-    ca, server = folder / "authority/ca.crt", folder / "server"
-    (server / "node_keys.yaml").write_text("keys/site_0.crt: [0]\nkeys/site_1.crt: [1]\nkeys/site_2.crt: [2]\n")
-    tls = ["--ca", ca, "--server", address]
-    own = [
-        "--certificate",
-        server / "server.crt",
-        "--key",
-        server / "server.key",
-        "--node_keys",
-        server / "node_keys.yaml",
-    ]
-    run = [*RUN, "4", "--trainer.record", "true", "--trainer.on_client_failure", "skip"]
-    words = ["federate", *run, *map(str, [*tls, *own]), "--patience.return_s", "60", "--ckpt_path", "last"]
-
-    def node(place: int) -> subprocess.Popen[str]:
-        (home := tmp_path / f"site_{place}").mkdir(exist_ok=True)
-        files = ["--certificate", server / f"keys/site_{place}.crt", "--key", folder / f"sites/site_{place}/node.key"]
-        more = ["--client", f"[{place}]", "--state_dir", "state", "--until_done", "true"]
-        return start_cli("node", *run, *map(str, [*tls, *files]), *more, cwd=home)
-
-    nodes, record = [node(place) for place in range(3)], tmp_path / "lightning_logs/version_0/record.jsonl"
-    first = start_cli(*words, cwd=tmp_path)
-    with ends(first, *nodes):
-        until(lambda: record.exists() and record.read_text().count('"server"') >= 1, 300.0)
-        nodes[1].kill()
-        nodes[1].communicate(timeout=60)
-        first.send_signal(signal.SIGTERM)
-        assert ended(first)[0] == 0
-        nodes[1] = node(1)
-        with ends(nodes[1]):
-            last = run_cli(*words, cwd=tmp_path)
-            assert (last.returncode, last.stderr) == (0, ""), last.stdout
-            assert [ended(one)[0] for one in nodes] == [0, 0, 0]
-    time.sleep(0.1)
-    for place in range(3):
+def test_the_pages_commands_on_a_run_over_sockets(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two nodes whose certificates the connection shows; each has one client, and three receipts."""
+    make, address = small(data=Points, max_rounds=3, record=True), free_address()
+    nodes = [
+        Node(*make(tmp_path / str(place)), clients=[place], folder=tmp_path / f"{place}/states", say=lambda line: None,
+             key=signing(keys, f"node_{place}"))
+        for place in range(2)
+    ]  # fmt: skip
+    bound = NodeKeys(keys / "node_keys.yaml")
+    made, *parts = make(tmp_path / "server")
+    with ExitStack() as stack:
+        for node in nodes:
+            stack.enter_context(node.at_work())
+        grid = stack.enter_context(served(keys, address, node_keys=bound))
+        for place, node in enumerate(nodes):
+            stack.enter_context(working(node, address, files(keys, f"node_{place}")))  # type: ignore[arg-type]
+        federate(grid, made, *parts, node_clients=bound, key=signing(keys, "server"))
+    (made.log_dir / "config.yaml").write_text("", encoding="utf-8")  # as no command line has started it
+    for place in range(2):
         here = tmp_path / f"look_{place}"
-        shutil.copytree(tmp_path / "lightning_logs", here / "lightning_logs")
-        shutil.copytree(tmp_path / f"site_{place}/state/states", here / "state/states")
-        for path in (ca, server / "server.crt", server / "server.key"):
-            shutil.copy(path, here)
-        told = [run_cli(*one, cwd=here) for one in commands()]
-        assert [done.returncode for done in told] == [0] * 5, [done.stdout + done.stderr for done in told]
-        signed = re.search(r"signed      (\d+) statements of nodes\n", told[0].stdout)
-        assert signed is not None
-        assert int(signed[1]) >= 10  # of 4 rounds of 3 clients; node 1 may have failed once
-        assert re.search(r"whole       [34] receipts in state/states/receipts.jsonl\n", told[1].stdout)
-        assert told[2].stdout == told[1].stdout.splitlines(keepends=True)[-1]
-        assert told[4].stdout.startswith("signed      card.md by CN=lit_fed server\n")
+        shutil.copytree(made.log_dir, here / "lightning_logs/version_0")
+        shutil.copytree(tmp_path / f"{place}/states", here / "state/states")
+        for name in ("ca.crt", "server.crt", "server.key"):
+            shutil.copy(keys / name, here)
+        monkeypatch.chdir(here)
+        capsys.readouterr()
+        told = list[str]()
+        for command in commands():
+            main(command)
+            told.append(capsys.readouterr().out)
+        assert told[0].splitlines()[1] == "signed      6 statements of nodes"
+        assert told[1].splitlines()[1:] == [
+            "signed      6 statements of nodes", "whole       3 receipts in state/states/receipts.jsonl",
+        ]  # fmt: skip
+        assert told[2] == "whole       3 receipts in state/states/receipts.jsonl\n"
+        assert told[4].startswith("signed      card.md by CN=server\n")
