@@ -42,6 +42,12 @@ def hash_of_groups(groups: Mapping[str, Mapping[str, Tensor]]) -> str:
     return hashlib.sha256(json.dumps(sorted(found)).encode()).hexdigest()
 
 
+def hash_of_named(tensors: Mapping[str, Tensor], known: Mapping[str, str] | None = None) -> str:
+    """SHA-256 of a JSON list, sorted by name, of names and tensors' hashes, of which some are known."""
+    hashes = {name: hash_of(tensor) for name, tensor in tensors.items()} | dict(known or {})
+    return hashlib.sha256(json.dumps(sorted(hashes.items())).encode()).hexdigest()
+
+
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """Apply a function to every tensor of a nested value."""
     return map_leaves(value, lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf)

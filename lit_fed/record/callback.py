@@ -28,6 +28,8 @@ class Record(Callback):
     round's line.
     """
 
+    keeps_record = True
+
     def __init__(self) -> None:
         self.head = BEGIN  # hash of the last round's line
         self._hashes = Hashes()
@@ -83,7 +85,10 @@ class Record(Callback):
         if run.federation.wrappers.sees_sums_only:
             self._updates.append((update.client_id, "", {"summed": 1}))
             return
-        told, digest = {"bytes": update.uplink_bytes, "weight": update.weight}, self._hashes.payload(update.payload)
+        told = {"bytes": update.uplink_bytes, "weight": update.weight}
+        signed = run.statements.get("signed", {}).get(str(update.client_id))
+        is_known = signed is not None and run.federation.channel.uplink.codec is None  # by the hash that was verified
+        digest = signed["sent"] if is_known else self._hashes.payload(update.payload)
         self._updates.append((update.client_id, digest, told))
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
@@ -106,7 +111,8 @@ class Record(Callback):
             for client_id, digest, told in arrived:  # twice, where a late update arrives beside a new one
                 again = " again" if str(client_id) in line["updates"] else ""
                 line["updates"][f"{client_id}{again}"] = told | ({"sha256": digest} if digest else {})
-        self._write(line)
+        self._write(line | run.statements)
+        run.line = self.head
 
     def on_fit_end(self, run: Run) -> None:
         """Write the end."""

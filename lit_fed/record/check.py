@@ -20,9 +20,10 @@ class Check:
     """A run's record as it is read, and its files.
 
     Args:
-        folder: The run's folder.
+        folder: The run's folder, or its record alone.
 
     Attributes:
+        heads: Hashes of the lines of rounds.
         starts: Lines on what the rounds after them depend on.
         rounds: Lines of rounds, by round.
         ended: Whether the run came to its end.
@@ -34,12 +35,14 @@ class Check:
     """
 
     def __init__(self, folder: Path) -> None:
-        if not (folder / NAME).is_file():
+        self.is_alone = folder.is_file()
+        path = folder if self.is_alone else folder / NAME
+        if not path.is_file():
             raise CheckpointError(f"{folder} has no {NAME}, which a run writes with trainer.record: true")
         self.folder, self.ended, self.found = folder, False, list[str]()
         self.starts, self.rounds = list[dict[str, Any]](), dict[int, dict[str, Any]]()
-        self._heads, self._files, self._known = {-1: BEGIN}, dict[str, str](), set[str]()
-        reading = ChainReading(folder / NAME)
+        self.heads, self._files, self._known = {-1: BEGIN}, dict[str, str](), set[str]()
+        reading = ChainReading(path)
         for digest, line in reading:
             try:
                 self._take(digest, line)
@@ -56,7 +59,7 @@ class Check:
             return
         self.ended = not is_round and "facts" not in line
         if is_round:
-            self.rounds[line["round"]], self._heads[line["round"]] = line, digest
+            self.rounds[line["round"]], self.heads[line["round"]] = line, digest
         elif not self.ended:
             self.starts.append(line)
         elif line.keys() != {"round", "files", "previous"}:
@@ -67,7 +70,7 @@ class Check:
     def run(self) -> Iterator[str]:
         """Everything that differs."""
         yield from self.found
-        for part in (self._configurations, self._tables, self._whole_files, self._checkpoints):
+        for part in () if self.is_alone else (self._configurations, self._tables, self._whole_files, self._checkpoints):
             try:
                 yield from part()
             except (CheckpointError, ValueError) as error:
@@ -123,7 +126,7 @@ class Check:
                 yield f"{path.name} is of round {done}, and round {wanted} is due"
             elif odd := next(self.unlike(content), None):
                 yield f"{path.name}: after round {done}, {odd}"
-            elif states.get("Record", {}).get("head") != self._heads.get(done):
+            elif states.get("Record", {}).get("head") != self.heads.get(done):
                 yield f"{path.name} holds another hash of round {done}'s line: lines were written anew, or this file"
             elif hash_of_file(path) not in self._known and (self.ended or done + 1 in self.rounds):
                 yield f"{path.name} is not the file of {NAME}: something beside the server's state was changed"

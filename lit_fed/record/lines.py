@@ -6,7 +6,6 @@ SHA-256 of its dtype, shape and bytes.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +22,7 @@ from lit_fed.engine.storage.files import unreadable_named
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.handover.card import versions
 from lit_fed.private_names import version_of
-from lit_fed.tensors import hash_of
+from lit_fed.tensors import hash_of, hash_of_named
 
 NAME = "record.jsonl"
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -52,7 +51,7 @@ class Hashes:
 
     def payload(self, payload: Payload) -> str:
         """The hash of a payload."""
-        return sha256(json.dumps(sorted((name, self.of(one)) for name, one in payload.items())).encode()).hexdigest()
+        return hash_of_named({}, {name: self.of(one) for name, one in payload.items()})
 
 
 def leaves(state: Any, where: str = "") -> Iterator[tuple[str, Any]]:

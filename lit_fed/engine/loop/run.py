@@ -41,6 +41,8 @@ class Run:
         origin: Source of the current state, in words.
         loggers: The run's loggers, on the first process.
         failures: Tolerated failures.
+        statements: Further fields of the round's line in the record, such as signatures of remote clients.
+        line: SHA-256 of the record's last line; empty without a record.
         alert: Prints a line about a failure; `Fabric.print` unless a callback has set another.
     """
 
@@ -58,6 +60,8 @@ class Run:
     origin: str = ""
     loggers: list[Logger] = field(default_factory=list)
     failures: Failures = field(default_factory=Failures)
+    statements: dict[str, Any] = field(default_factory=dict)
+    line: str = ""
     alert: Callable[[str], object] = field(init=False)
     _listeners: dict[str, list[Callable[..., None]]] = field(default_factory=dict)
     _printed_lines: set[str] = field(default_factory=set)
@@ -174,6 +178,9 @@ class Callback(Checked):
 
     keeps_checkpoints = False
     """Whether the callback writes checkpoints, and so decides which client states are still needed."""
+
+    keeps_record = False
+    """Whether the callback writes the run's record, for which remote clients sign what they send."""
 
     tells_of_clients = False
     """Whether its state tells of clients' data, which a private run keeps beside the clients' states."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -21,6 +21,9 @@ from lit_fed.federation.messages.wire import MOST_BYTES
 from lit_fed.federation.statistics.noise import Noise
 from lit_fed.federation.transport.security import Security
 from lit_fed.trainer import FederatedTrainer
+
+if TYPE_CHECKING:
+    from lit_fed.federation.keys.statements import SigningKey
 
 
 def add_run(parser: ArgumentParser) -> None:
@@ -64,6 +67,15 @@ def keys_of(settings: Any) -> tuple[Security, NodeKeys | None]:
     node_keys = None if settings.node_keys is None else NodeKeys(settings.node_keys, settings.revoked, log_line, crl)
     passphrase = read_passphrase(settings.key_passphrase_file)
     return Security(settings.ca, settings.certificate, settings.key, passphrase), node_keys
+
+
+def signing_key(trainer: FederatedTrainer, security: Security) -> SigningKey | None:
+    """The key of an end, where the run writes a record and there is TLS."""
+    if security.certificate is None or security.key is None or not any(one.keeps_record for one in trainer.callbacks):
+        return None
+    from lit_fed.federation.keys.statements import SigningKey
+
+    return SigningKey.read(security.ca, security.certificate, security.key, security.passphrase)
 
 
 def make(call: Call) -> tuple[FederatedTrainer, ReadParts]:

@@ -17,7 +17,7 @@ from lit_fed.command.command import Call
 from lit_fed.command.endings import exit_reported
 from lit_fed.command.reading.words import spelled
 from lit_fed.federation.audit import Audit, Copy, audit_log
-from lit_fed.federation.commands.deployed import ServersEnd, add_run, keys_of, make
+from lit_fed.federation.commands.deployed import ServersEnd, add_run, keys_of, make, signing_key
 from lit_fed.federation.ends import keep_private
 from lit_fed.federation.server.executor import Patience
 from lit_fed.federation.server.federate import federate, run_to_continue
@@ -74,6 +74,7 @@ def run(call: Call) -> int:
             work(queue, partial(_command, call.words[1:]), door, settings.log)
         return 0
     trainer, parts = make(call)
+    key = signing_key(trainer, security)
     with ExitStack() as stack:
         stack.enter_context(exit_reported())
         ckpt_path = stack.enter_context(run_to_continue(trainer, settings.ckpt_path))  # before it listens
@@ -83,7 +84,7 @@ def run(call: Call) -> int:
         stack.enter_context(serving_status(StatusPort.of(settings), status))
         federate(
             grid, trainer, *parts, ckpt_path, patience, Gathering(**settings.gathering), settings.most_bytes,
-            node_clients=node_keys, audit=audit, config=_hash_of_config(call.words),
+            node_clients=node_keys, audit=audit, config=_hash_of_config(call.words), key=key,
         )  # fmt: skip
     return 0
 

@@ -18,7 +18,7 @@ from lit_fed.command.reading.words import CommandLine
 from lit_fed.data.population.naming import called
 from lit_fed.errors import ConfigError
 from lit_fed.federation.audit import Copy, audit_log, hash_of
-from lit_fed.federation.commands.deployed import add_run, make, make_data
+from lit_fed.federation.commands.deployed import add_run, make, make_data, signing_key
 from lit_fed.federation.ends import check_public, keep_private, log_line, proxy_of, sole_user
 from lit_fed.federation.keys.passphrase import read_passphrase
 from lit_fed.federation.messages.wire import MOST_BYTES
@@ -98,7 +98,7 @@ def admit(words: Sequence[str], files: ConfigFiles, parser: ArgumentParser) -> N
     approval.admit(words, files, parser, asdict(_Options()))
 
 
-def make_node(call: Call, passphrase: bytes | None) -> Node:
+def make_node(call: Call, security: Security) -> Node:
     """Make the node that the settings describe."""
     settings = call.settings
     trainer, parts = make(call)
@@ -107,8 +107,8 @@ def make_node(call: Call, passphrase: bytes | None) -> Node:
         raise ConfigError("--client is missing; see lit-fed node --help")
     return Node(
         trainer, *parts, clients, folder, settings.histogram, settings.most_bytes, settings.report,
-        settings.report_least, log_line, signer_of(trainer, settings.key, settings.peers, passphrase),
-        settings.smallest_sum,
+        settings.report_least, log_line, signer_of(trainer, settings.key, settings.peers, security.passphrase),
+        settings.smallest_sum, signing_key(trainer, security),
     )  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def make_statistics_node(call: Call) -> StatisticsNode:
     )
 
 
-def make_standing_node(call: Call, passphrase: bytes | None) -> Standing:
+def make_standing_node(call: Call, security: Security) -> Standing:
     """Make the node that starts each approved configuration that a server names."""
     if call.settings.until_done or call.settings.status_port is not None:
         raise ConfigError("--until_done and --status_port are for one run; leave them out with --standing")
@@ -139,7 +139,7 @@ def make_standing_node(call: Call, passphrase: bytes | None) -> Standing:
     def start(path: Path) -> Node:
         words, files = ["node", f"--config={path}", *call.words[1:]], ConfigFiles()
         admit(words, files, call.parser)
-        return make_node(Call(CommandLine(words, files).parse(call.parser), call.parser, words), passphrase)
+        return make_node(Call(CommandLine(words, files).parse(call.parser), call.parser, words), security)
 
     return Standing(Path(call.settings.standing), start, call.settings.most_bytes, log_line)
 
@@ -158,10 +158,10 @@ def run(call: Call) -> int:
         node: Node | StatisticsNode | Standing
         facts: dict[str, Any] = {"approvals": approval.kept(settings.state_dir, settings.key, settings.approved)}
         if settings.standing is not None:
-            node = make_standing_node(call, passphrase)
+            node = make_standing_node(call, security)
             log_line(f"waiting for runs of {settings.server} with configurations in {node.folder}; Ctrl-C ends it")
         else:
-            node = make_node(call, passphrase) if settings.statistics is None else make_statistics_node(call)
+            node = make_node(call, security) if settings.statistics is None else make_statistics_node(call)
             data = node.federation.data if isinstance(node, Node) else node.data
             who = ", ".join(called(data, client_id) for client_id in node.clients)
             log_line(f"client{'s' if len(node.clients) > 1 else ''} {who} of {settings.server}; Ctrl-C ends it")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -30,17 +31,17 @@ class UnknownTensor(WireError):
 
 
 class KnownHashes:
-    """The server's hashes of its frozen tensors, computed anew where a tensor has changed."""
+    """The server's hashes of tensors that it sends, computed anew where a tensor has changed."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], tuple[Tensor, int, str]] = {}
+        self._known: dict[tuple[str, str], tuple[ref[Tensor], int, str]] = {}
 
     def hashes(self, kind: str, tensors: Payload) -> dict[str, str]:
         """The hash of every tensor of a kind."""
         for name, tensor in tensors.items():
             known = self._known.get((kind, name))
-            if known is None or known[0] is not tensor or known[1] != version_of(tensor):
-                self._known[kind, name] = tensor, version_of(tensor), hash_of(tensor)
+            if known is None or known[0]() is not tensor or known[1] != version_of(tensor):
+                self._known[kind, name] = ref(tensor), version_of(tensor), hash_of(tensor)
         return {name: self._known[kind, name][2] for name in tensors}
 
     def divide(self, kind: str, tensors: Payload, there: dict[str, str]) -> tuple[Payload, dict[str, str]]:

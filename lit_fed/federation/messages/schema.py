@@ -18,7 +18,7 @@ from lit_fed.engine.wire.request import Request
 from lit_fed.errors import WireError
 
 Stage = Literal["offer", "keys", "shares", "vectors", "consents", "total"]
-Word = Literal["hello", "held", "train", "ask", "secure", "keep", "statistics", "answer", "failure"]
+Word = Literal["hello", "held", "train", "ask", "secure", "receipts", "keep", "statistics", "answer", "failure"]
 
 MOST_DROPPED = 1000
 """Maximum number of a client's states that one message may delete."""
@@ -33,6 +33,9 @@ StateVersion = tuple[Number, Number] | None
 """A `lit_fed.engine.storage.packs.Version`; None without a state."""
 Sum = tuple[Annotated[tuple[int | float, ...], Meta(max_length=64)], Count]
 """Parts of an exact sum, and its weight; float64's exponents span 2,098 bits, and 2098/53 = 39.6 parts are enough."""
+MOST_RECEIPTS = 32
+"""Maximum number of receipts in a message."""
+Signature = Annotated[str, Meta(pattern=r"\A([0-9a-f]{2}){8,256}\Z")]
 Key = Annotated[str, Meta(max_length=1024)]
 """A public key in DER, as hexadecimal digits."""
 
@@ -138,6 +141,18 @@ class SumStep(Content):
     message: Any
 
 
+class Receipts(Content):
+    """Receipts for what a node sent, and the server's certificate with those of intermediate authorities.
+
+    A receipt is read where it is verified, see docs/record.md.
+    """
+
+    word = "receipts"
+    run: RunId
+    certificates: Annotated[list[Annotated[str, Meta(max_length=4096)]], Meta(min_length=1, max_length=8)]
+    receipts: Annotated[list[dict[str, Any]], Meta(max_length=MOST_RECEIPTS)]
+
+
 class Keep(Content):
     """The end of a run."""
 
@@ -222,6 +237,12 @@ class WorkAnswer(NodeAnswer):
     version: StateVersion
 
 
+class SignedAnswer(WorkAnswer):
+    """The answer of a client where nodes sign."""
+
+    signature: Signature
+
+
 class SiteAnswer(NodeAnswer):
     """The answer to `AskStatistics`: the number of clients."""
 
@@ -232,6 +253,12 @@ class SumAnswer(NodeAnswer):
     """The answer to a message of a secure sum."""
 
     message: Any
+
+
+class SignedSumAnswer(SumAnswer):
+    """A vector under masks where nodes sign."""
+
+    signature: Signature
 
 
 class Offered(Struct, forbid_unknown_fields=True):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lit_fed import privacy
 from lit_fed.command.refusals.suggest import imported
@@ -15,6 +15,9 @@ from lit_fed.federation.messages.schema import Hello
 from lit_fed.federation.messages.wire import PROTOCOL, shown
 from lit_fed.networks import hash_of_weights
 from lit_fed.yaml_text import read_yaml
+
+if TYPE_CHECKING:
+    from lit_fed.trainer import FederatedTrainer
 
 _TRAINER = (
     "seed", "max_rounds", "local_epochs", "local_steps", "limit_train_batches", "fast_dev_run", "kinds",
@@ -35,6 +38,7 @@ def agreed(config: str) -> dict[str, str]:
     if isinstance(file := settings.get("normalize"), str):  # its figures are common, its place is each end's own
         settings["normalize"] = fingerprint(file)
     agreed_on = {key: trainer[key] for key in _TRAINER if key in trainer}
+    agreed_on |= {"record": True} if trainer.get("record") else {}  # for which nodes sign
     for key, usual in _WRAPPERS.items():
         if isinstance(given := agreed_on.get(key), Mapping):
             path = str(given.get("class_path"))
@@ -77,6 +81,14 @@ def mismatch(settings: Mapping[str, str], hello: Hello, more: str = "") -> str |
         return f"the node runs lit_fed {__version__} and the server {theirs}; install the same version"
     odd = difference(settings, hello.settings)
     return None if odd is None else f"{odd}; use the same configuration on both ends{more}"
+
+
+def signs(trainer: FederatedTrainer, key: object | None, say: Callable[[str], object]) -> bool:
+    """Whether nodes sign what they send, as they do for a run's record; say why they do not."""
+    is_recorded = any(one.keeps_record for one in trainer.callbacks)
+    if is_recorded and key is None:
+        say("trainer.record: without --ca, --certificate and --key nodes sign nothing, and get no receipts")
+    return is_recorded and key is not None
 
 
 def _shown(value: str | None) -> str:

@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from lit_fed.checks import check_range
 from lit_fed.data.partitions.cut import clients_here
 from lit_fed.data.population.naming import called
@@ -22,13 +24,13 @@ from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol
 from lit_fed.engine.method.algorithm import held_model
 from lit_fed.engine.method.client import Stage
 from lit_fed.engine.storage.packs import VersionedFiles
-from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Payload, layout_of
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Payload, add_prefix, layout_of
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import ClientFailure, ConfigError, WireError
 from lit_fed.federation.ends import Alert, next_line
 from lit_fed.federation.messages import schema
 from lit_fed.federation.messages.frozen import FrozenTensors, UnknownTensor
-from lit_fed.federation.messages.settings import agreed, mismatch
+from lit_fed.federation.messages.settings import agreed, mismatch, signs
 from lit_fed.federation.messages.wire import MOST_BYTES, Message, check_payload, decode, encode, shown
 from lit_fed.federation.node.kept import Kept
 from lit_fed.federation.node.log import NodeLog
@@ -36,12 +38,14 @@ from lit_fed.federation.node.run import StateFiles, for_nobody_else, settle
 from lit_fed.federation.node.summing import own_work
 from lit_fed.federation.node.withheld import Report, Withheld, check_least
 from lit_fed.networks.base import Names
-from lit_fed.tensors import hash_of_groups, map_tensors
+from lit_fed.tensors import hash_of_groups, hash_of_named, map_tensors
 from lit_fed.trainer import FederatedTrainer, Tasks
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
     from lit_fed.engine.method.algorithm import Algorithm
+    from lit_fed.federation.keys.statements import SigningKey
+    from lit_fed.federation.node.receipts import ReceiptBook
     from lit_fed.federation.secure.signer import Signer
 
 
@@ -67,6 +71,7 @@ class Node:
         say: Prints a line.
         signer: Signs in secure sums; None makes a key that nobody knows.
         smallest_sum: Least number of nodes with clients in a secure sum; None for its threshold.
+        key: Signs what is sent, where the trainer writes a record; None without TLS.
     """
 
     def __init__(
@@ -84,6 +89,7 @@ class Node:
         say: Callable[[str], object] = print,
         signer: Signer | None = None,
         smallest_sum: int | None = None,
+        key: SigningKey | None = None,
     ) -> None:
         self.clients = clients_here(clients, data.num_clients)
         if not self.clients:
@@ -111,6 +117,12 @@ class Node:
             self.withheld = Withheld(samples, report_least, folder, self.say)
             self.say(f"metrics leave this node in sums over at least {report_least} clients; sums over fewer stay here")
         self.sums = own_work(trainer, signer, limit, report, self.say, folder, smallest_sum)
+        self.receipts: ReceiptBook | None = None
+        if signs(trainer, key, self.say) and key is not None:
+            from lit_fed.federation.node.receipts import ReceiptBook  # with cryptography, which not every run needs
+
+            self.receipts = ReceiptBook(key, folder, self.say)
+        self._received: dict[str, Any] = {}  # of the last training: the run, the round and the hash of the broadcast
         self.run_id = ""
         self.given: dict[str, Counter[tuple[object, ...]]] = {}  # counts of equal requests, by run
         self._continued: dict[tuple[str, int], int] = {}  # the state that a client continued from last, by run
@@ -144,8 +156,11 @@ class Node:
             of_the_node = {"hello": self._greet, "held": self._list_states, "keep": self._keep}
             if message.word in of_the_node:
                 return encode(of_the_node[message.word](message))
+            if message.word == "receipts" and self.receipts is not None:
+                self.receipts.take(message.read(schema.Receipts))
+                return encode(Message.pack(schema.NodeAnswer()))
             if message.word == "secure" and self.sums is not None:
-                return encode(self.sums.answer(message))
+                return encode(self._signed_sum(message, self.sums.answer(message)))
             asked = message.read(schema.Ask) if message.word == "ask" else message.read(schema.Train)
             client_id, round_idx = asked.client, asked.round
             if asked.boot != self.boot or client_id not in self.clients:
@@ -175,7 +190,8 @@ class Node:
         if not isinstance(outcome, ClientFailure):
             try:
                 assert broadcast is not None
-                return encode(self._answer(client_id, broadcast, outcome, sums))
+                signed = isinstance(asked, schema.Train) and self.sums is None
+                return encode(self._answer(client_id, broadcast, outcome, sums, signed))
             except Exception as error:  # such as more metrics than a message can hold
                 outcome = failure(client_id, round_idx, error)
         return encode(self._failed(client_id, round_idx, self._reported_cause(outcome), sums=sums))
@@ -285,6 +301,10 @@ class Node:
         received = map_tensors(groups, lambda tensor: tensor.to(device))
         channel = federation.channel
         downlink, context = channel.downlink, channel.down(round_idx, kind)
+        if self.receipts is not None and isinstance(asked, schema.Train):
+            frozen = {name: self.frozen.hashes[kind][name] for name in groups["frozen"]}
+            sent = {**groups["payload"], **add_prefix("addressed/", groups.get("addressed", {}))}
+            self._received = {"run": self.run_id, "round": round_idx, "received": hash_of_named(sent, frozen)}
         stage: Stage = "test" if isinstance(asked, schema.Ask) else "train"
         payload = downlink.arrive(received["payload"], context).payload
         self._check(payload, round_idx, kind, stage)
@@ -349,12 +369,28 @@ class Node:
         on: EvalSubset = "val" if subset == "val" else "test"
         return protocol.answer(self.federation, asked.client, broadcast, on)
 
-    def _answer(self, client_id: int, broadcast: Broadcast, update: ClientUpdate | None, sums: Totals) -> Message:
+    def _answer(
+        self, client_id: int, broadcast: Broadcast, update: ClientUpdate | None, sums: Totals, signed: bool
+    ) -> Message:
         if update is None:
             return Message.pack(schema.WorkAnswer(client_id, broadcast.round_idx, True, sums, 0, {}, None))
         version = self.federation.store.written(client_id)
         work = schema.WorkAnswer(client_id, broadcast.round_idx, False, sums, update.weight, update.metrics, version)
-        return Message.pack(work, {"payload": self.federation.channel.sent(update, broadcast).wire})
+        wire = self.federation.channel.sent(update, broadcast).wire
+        if signed and self.receipts is not None:
+            due = {**self._received, "clients": [client_id], "weight": update.weight}
+            work = schema.SignedAnswer(**msgspec.structs.asdict(work), signature=self.receipts.signature(due, wire))
+        return Message.pack(work, {"payload": wire})
+
+    def _signed_sum(self, asked: Message, answer: Message) -> Message:
+        """A vector under masks with this node's signature, where nodes sign; other answers as they are."""
+        of = None if self.sums is None else self.sums.summing
+        if self.receipts is None or asked.fields.get("stage") != "vectors" or of is None or of.work != "train":
+            return answer
+        due = dict(self._received) if of.clients else {"run": of.run, "round": of.round_idx, "received": None}
+        due |= {"clients": list(of.clients), "weight": None}
+        signature = self.receipts.signature(due, answer.tensors["secure"])
+        return Message.pack(schema.SignedSumAnswer(answer.fields["message"], signature), answer.tensors)
 
     def _failed(
         self, client_id: int, round_idx: int, cause: str, moved: bool = False, sums: Totals | None = None

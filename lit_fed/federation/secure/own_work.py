@@ -45,6 +45,8 @@ class OwnWork:
         self.smallest = smallest or summed.settings.threshold
         self.given = SumLog(folder)
         self.party = Party(signer.name, signer.key, {}, given=self.given)
+        self.summing: Request | None = None
+        """The work of which the sum under way is."""
         self._asked: Request | None = None
         self._broadcast: Broadcast | None = None
         self._updates: dict[int, ClientUpdate] = {}
@@ -115,6 +117,7 @@ class OwnWork:
 
     def _begin(self, message: SumCall) -> ToServer:
         asked, call, names = self._known(message), message.call, message.names
+        self.summing = asked
         call.check()
         if (call.run, call.round_idx) != (asked.name, asked.round_idx):
             raise Refusal("the call of the secure sum is for another work")

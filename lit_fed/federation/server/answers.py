@@ -136,6 +136,7 @@ class ExpectedAnswer:
         ranges: The ranges of metrics.
         sums: The largest weight of sums over the node's clients; None forbids sums.
         withheld: Whether the node reports sums only: a client's own metrics beside them would count twice.
+        kind: The message's fields.
     """
 
     client_id: int
@@ -151,6 +152,7 @@ class ExpectedAnswer:
     ranges: Ranges
     sums: int | None
     withheld: bool = False
+    kind: type[schema.WorkAnswer] = schema.WorkAnswer
 
     @property
     def most_bytes(self) -> int:
@@ -190,7 +192,7 @@ def answer(message: Message, expected: ExpectedAnswer) -> ClientAnswer:
         WireError: If the answer is malformed, belongs to another message, or violates ``expected``.
     """
     who = f"client {expected.client_id}"
-    said = message.read(schema.WorkFailure) if message.word == "failure" else message.read(schema.WorkAnswer)
+    said = message.read(schema.WorkFailure) if message.word == "failure" else message.read(expected.kind)
     if (said.client, said.round) != (expected.client_id, expected.round_idx):
         raise WireError(f"the answer of {who} belongs to another message; it is dropped")
     if said.sums and expected.sums is None:

@@ -17,11 +17,11 @@ from lit_fed.checks import check_range
 from lit_fed.engine.clients.executor import Executor, Question, layouts_of
 from lit_fed.engine.clients.session import Session
 from lit_fed.engine.wire.channel import Channel
-from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout, Payload
+from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout, Payload, add_prefix
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import ClientFailure, NobodyLeft, WireError
 from lit_fed.federation.messages.frozen import KnownHashes
-from lit_fed.federation.messages.schema import MOST_DROPPED, Ask, ListStates, Train
+from lit_fed.federation.messages.schema import MOST_DROPPED, Ask, ListStates, SignedAnswer, Train, WorkAnswer
 from lit_fed.federation.messages.wire import MOST_METRICS, OF_WORK, Bodies, Message, Ranges, encode_shared
 from lit_fed.federation.server.absences import Absences
 from lit_fed.federation.server.answers import ClientAnswer, ExpectedAnswer, answer, held
@@ -29,8 +29,10 @@ from lit_fed.federation.server.means import Clients, NodeTotals, PlausibleMeans
 from lit_fed.federation.server.node_files import NodeFiles
 from lit_fed.federation.server.requests import Envelope, Requests
 from lit_fed.federation.server.roster import KnownNode, Roster
+from lit_fed.tensors import hash_of_named
 
 if TYPE_CHECKING:
+    from lit_fed.federation.server.receipts import Receipting
     from lit_fed.federation.server.summing import Summing
 
 _LOOK_S = 3.0  # interval of looking for connected nodes
@@ -102,6 +104,8 @@ class Asked:
         withholds: Whether this node reports sums only.
         together: All clients of this node that get the same request.
         awaited: Until when its node may reconnect after a restart; 0 without one.
+        home: The node.
+        received: Where nodes sign, the hash of what is sent.
     """
 
     client_id: int
@@ -110,6 +114,8 @@ class Asked:
     withholds: bool = False
     together: Clients = ()
     awaited: float = 0.0
+    home: KnownNode | None = None
+    received: str = ""
 
 
 class GridExecutor(Executor):
@@ -119,6 +125,7 @@ class GridExecutor(Executor):
         session: The server's session, which never enters a client.
         tolerant: Continue without the answers of clients that fail an evaluation.
         sums: Of `trainer.secure_sum`: nodes keep what their clients answer, and sum it.
+        receipts: Verifies what nodes sign; None where they do not.
     """
 
     def __init__(
@@ -129,9 +136,11 @@ class GridExecutor(Executor):
         patience: Patience,
         tolerant: bool = False,
         sums: Summing | None = None,
+        receipts: Receipting | None = None,
     ) -> None:
         self.session, self.roster, self.channel = session, roster, channel
         self.patience, self.tolerant, self.sums = patience, tolerant, sums
+        self.receipts = receipts if sums is None else None  # of sums, `sums` verifies
         self._hashes = KnownHashes()
         self._totals: NodeTotals = []  # of the last work
         self._means = PlausibleMeans(roster.say)
@@ -331,6 +340,11 @@ class GridExecutor(Executor):
         tensors = {"payload": broadcast.wire[kind], "frozen": frozen}
         if broadcast.addressed is not None:
             tensors["addressed"] = broadcast.addressed[client_id].wire
+        if self.receipts is not None and work.word == "train":
+            hashes = self._hashes.hashes(f"wire/{kind}", broadcast.wire[kind])
+            hashes |= self._hashes.hashes(kind, broadcast.frozen.get(kind, {}))
+            addressed = add_prefix("addressed/", tensors.get("addressed", {}))
+            asked.home, asked.received = home, hash_of_named(addressed, hashes)
         return Message.pack(_KINDS[work.word](**fields), tensors)
 
     def _expected(self, asked: Asked) -> ExpectedAnswer:
@@ -360,6 +374,7 @@ class GridExecutor(Executor):
             self._ranges,
             sums,
             asked.withholds,
+            SignedAnswer if asked.received else WorkAnswer,
         )
 
     def _read(self, asked: Asked, message: Message) -> ClientAnswer:
@@ -367,6 +382,11 @@ class GridExecutor(Executor):
         reply, known = answer(message, self._expected(asked)), self._names.setdefault(asked.client_id, set())
         if len(known | reply.metrics.keys()) > MOST_METRICS:
             raise WireError(f"client {asked.client_id} sent more than {MOST_METRICS:,} distinct metrics; it is dropped")
+        if self.receipts is not None and asked.home is not None and reply.payload is not None:
+            due = {"run": self.roster.identity.run_id, "round": asked.work.broadcast.round_idx}
+            due |= {"clients": [asked.client_id], "received": asked.received, "weight": reply.weight}
+            signature, sent = message.fields["signature"], message.tensors.get("payload", {})
+            self.receipts.verify(asked.home, str(asked.client_id), due, signature, sent)
         known.update(reply.metrics)
         return reply
 

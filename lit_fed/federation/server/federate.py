@@ -24,7 +24,7 @@ from lit_fed.federation.audit import Audit
 from lit_fed.federation.ends import Alert, log_line
 from lit_fed.federation.messages.frozen import Hashes, KnownHashes
 from lit_fed.federation.messages.schema import Keep, NodeAnswer
-from lit_fed.federation.messages.settings import agreed
+from lit_fed.federation.messages.settings import agreed, signs
 from lit_fed.federation.messages.wire import MOST_BYTES, Message
 from lit_fed.federation.secure.summed import secure_sum_of
 from lit_fed.federation.server.answers import answer_of
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
     from lit_fed.engine.method.algorithm import Algorithm
     from lit_fed.federation.keys.node_keys import Grant
+    from lit_fed.federation.keys.statements import SigningKey
 
 
 _PARTING_S = 120.0
@@ -104,6 +105,7 @@ def federate(
     node_clients: Mapping[str, Grant] | None = None,
     audit: Audit | None = None,
     config: str = "",
+    key: SigningKey | None = None,
 ) -> None:
     """Train a federation whose clients are on nodes.
 
@@ -120,6 +122,7 @@ def federate(
         node_clients: The clients that a node may claim, by the node's public key; None without keys.
         audit: The server's log; None writes none.
         config: SHA-256 of the run's configuration file, by which nodes that stand know it.
+        key: Signs receipts of what nodes send, where the trainer writes a record; None without TLS.
     """
     if (processes := trainer.fabric.world_size) > 1:
         raise ConfigError(f"trainer.devices starts {processes} processes; it must be 1 for the server of a federation")
@@ -141,11 +144,17 @@ def federate(
         del content  # holds a model
     roster.gather(gathering or Gathering(), done)
     patience = patience or Patience()
-    sums = None
-    if summed is not None:
-        from lit_fed.federation.server.summing import Summing  # with cryptography, which not every run needs
+    sums, receipts = None, None
+    if signs(trainer, key, say) and key is not None:
+        from lit_fed.federation.server.receipts import Receipting  # with cryptography, which not every run needs
 
-        sums = Summing(roster, summed, patience.round_s)
+        receipts = Receipting(roster, key, trainer.local.wrappers.withhold)
+        (place,) = (place for place, one in enumerate(trainer.callbacks) if one.keeps_record)
+        trainer.callbacks.insert(place + 1, receipts)
+    if summed is not None:
+        from lit_fed.federation.server.summing import Summing
+
+        sums = Summing(roster, summed, patience.round_s, receipts)
     data.reserve(algorithm.public_size, algorithm.calibration_fraction)
     data.prepare_data()
     data.setup("fit", clients=())
@@ -162,6 +171,7 @@ def federate(
     channel = trainer.channel = ServerEnd(ends.uplink.codec, ends.downlink.codec, ends.seed)
     kind = GridExecutor if arrivals is None else FlightExecutor
     executor = partial(kind, roster=roster, channel=channel, patience=patience, tolerant=tolerant, sums=sums)
+    executor = partial(executor, receipts=receipts)
     trainer.local = replace(trainer.local, executor=executor)
     trainer.fit(model, data, algorithm, None if checkpoint is None else str(checkpoint))
 

@@ -55,8 +55,8 @@ class KnownNode:
     """A registered node.
 
     The key is empty without authentication, ``boot`` is the id of the node's process, ``frozen`` has the hashes of its
-    frozen tensors, ``smallest`` is the least number of nodes with clients in a secure sum to which it consents, and
-    ``most_bytes`` the size of the largest message that it reads.
+    frozen tensors, ``smallest`` is the least number of nodes with clients in a secure sum to which it consents,
+    ``most_bytes`` the size of the largest message that it reads, and ``certificate`` that of its connection, in PEM.
     """
 
     node: int
@@ -67,6 +67,7 @@ class KnownNode:
     frozen: Hashes = field(default_factory=dict)
     smallest: int = 0
     most_bytes: int = MOST_BYTES
+    certificate: bytes = b""
 
     def objection(self, blob: Sized) -> str | None:
         """Return why the node does not read a message; None if it does."""
@@ -255,8 +256,9 @@ class Roster:
                 self._put_off(other, f"node {node} replaces it, with the same key", aloud=False)
         self._refused.pop(node, None)
         self.homes[node] = KnownNode(
-            node, key, said.boot, said.clients, said.sums, said.frozen, said.smallest, said.most_bytes
-        )
+            node, key, said.boot, said.clients, said.sums, said.frozen, said.smallest, said.most_bytes,
+            self.grid.certificate(node),
+        )  # fmt: skip
         self._owner |= dict.fromkeys(said.clients, node)
         self.identity.accept(said.clients)
         self.say(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.engine.clients.executor import Question
-from lit_fed.engine.wire.payload import Broadcast, Payload
+from lit_fed.engine.wire.payload import Broadcast
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import ConfigError, WireError
 from lit_fed.federation.ends import Alert
@@ -28,9 +28,10 @@ from lit_fed.federation.secure.signer import public_key
 from lit_fed.federation.secure.summed import NodeSums, Summed, SummedSecurely, length_of
 from lit_fed.federation.server.answers import LONGEST_GREETING, answer_of
 from lit_fed.privacy.bounded_sum import grid_of
-from lit_fed.tensors import hash_of_groups
+from lit_fed.tensors import hash_of, hash_of_groups, hash_of_named
 
 if TYPE_CHECKING:
+    from lit_fed.federation.server.receipts import Receipting
     from lit_fed.federation.server.roster import Roster
 
 _MOST_ATTEMPTS = 3
@@ -68,10 +69,14 @@ class Summing:
         roster: The nodes.
         summed: The setting, which asks this object for sums from now on.
         seconds: Time-out of a message.
+        receipts: Verifies what nodes sign; None where they do not.
     """
 
-    def __init__(self, roster: Roster, summed: SummedSecurely, seconds: float) -> None:
-        self.roster, self.summed, self.seconds = roster, summed, seconds
+    def __init__(
+        self, roster: Roster, summed: SummedSecurely, seconds: float, receipts: Receipting | None = None
+    ) -> None:
+        self.roster, self.summed, self.seconds, self.receipts = roster, summed, seconds, receipts
+        self._received = ""  # hash of the broadcast, where nodes sign
         summed.settings.check_nodes(len(roster.homes), f", and {len(roster.homes)} nodes are connected")
         summed.over_nodes = self
 
@@ -130,6 +135,9 @@ class Summing:
             lacks: What a round without the sum lacks, for the line.
         """
         (kind,) = broadcast.wire
+        if self.receipts is not None:
+            frozen = {name: hash_of(tensor) for name, tensor in broadcast.frozen.get(kind, {}).items()}
+            self._received = hash_of_named(broadcast.wire[kind], frozen)
         model = hash_of_groups({"payload": broadcast.wire[kind], "frozen": broadcast.frozen.get(kind, {})})
         asked = {**work, "run": self.roster.identity.run_id, "round": broadcast.round_idx}
         for attempt in range(_MOST_ATTEMPTS):
@@ -170,6 +178,21 @@ class Summing:
         public = {offer.name: offer.public for offer in offers.values()}
         noise = self.summed.noise
         deviation = 0 if noise is None else noise.deviation
+        receipts = self.receipts if trained else None
+
+        def read(stage: schema.Stage, node: int, message: Message) -> Any:
+            signs = stage == "vectors" and receipts is not None
+            said = answer_of(message, schema.SignedSumAnswer if signs else schema.SumAnswer)
+            sent, own, home = message.tensors.get("secure", {}), mine[node], homes[node]
+            if receipts is not None and isinstance(said, schema.SignedSumAnswer):
+                due = {"run": asked["run"], "round": asked["round"], "clients": own, "weight": None}
+                due["received"] = self._received if own else None
+                receipts.verify(home, home.key, due, said.signature, sent)
+            try:
+                return unpack(_ANSWERS[stage], said.message, sent)
+            except Refusal as error:
+                raise WireError(str(error)) from None
+
         common: dict[str, Any] = {"names": list(names), "grid": grid, "deviation": deviation, "nodes": public}
 
         def ask(stage: schema.Stage, messages: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,10 +207,12 @@ class Summing:
                     content = schema.SumStep(stage, message)
                 sent[at[name]] = Message.pack(content)
             most = LONGEST_GREETING + (8 * length if stage == "vectors" else 0)
-            answers = self.roster.ask(sent, self.seconds, partial(_unpacked, stage), most, strict=True)
+            answers = self.roster.ask(sent, self.seconds, partial(read, stage), most, strict=True)
             return {name: answers[node] for name, node in at.items() if node in answers}
 
         total = torch.from_numpy(server.run(ask).view(np.int64))
+        if receipts is not None:
+            receipts.close_sum(hash_of(total), server.survivors)
         summed = frozenset(client_id for name in server.survivors for client_id in mine[at[name]])
         return _Found(total, names, summed, len(server.survivors))
 
@@ -197,7 +222,7 @@ class Summing:
         known: dict[str, int] = {}
 
         def read(node: int, message: Message) -> _Offer:
-            offered = unpack(schema.Offered, *_sum_answer(message))
+            offered = unpack(schema.Offered, answer_of(message, schema.SumAnswer).message, {})
             name, key = public_key(offered.key)
             if (own := self.roster.homes[node].key) and own != name:
                 raise WireError("it signs with another key than its certificate's")
@@ -216,16 +241,3 @@ class Summing:
             else:
                 names |= offer.metrics
         return offers
-
-
-def _unpacked(stage: str, _: int, message: Message) -> Any:
-    """A node's answer to a stage."""
-    try:
-        return unpack(_ANSWERS[stage], *_sum_answer(message))
-    except Refusal as error:
-        raise WireError(str(error)) from None
-
-
-def _sum_answer(message: Message) -> tuple[Any, Payload]:
-    """A node's answer; raise `WireError` if it refused."""
-    return answer_of(message, schema.SumAnswer).message, message.tensors.get("secure", {})

@@ -26,6 +26,9 @@ class Grid(Interface):
     def nodes(self) -> Mapping[int, str]:
         """Return the connected nodes with their public keys; an empty key without authentication."""
 
+    def certificate(self, node: int) -> bytes:
+        """Return a connected node's certificate in PEM; empty without authentication."""
+
     def push(self, node: int, blob: Bytes | Blob, most: int) -> str:
         """Send a message, and return its id.
 
@@ -54,6 +57,10 @@ class MemoryGrid:
     def nodes(self) -> Mapping[int, str]:
         """Return the nodes."""
         return dict.fromkeys(self.handlers, "")
+
+    def certificate(self, node: int) -> bytes:
+        """Return none."""
+        return b""
 
     def push(self, node: int, blob: Bytes | Blob, most: int) -> str:
         """Queue a message for a node; the answer is in memory already, whatever its size."""

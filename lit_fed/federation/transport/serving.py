@@ -124,6 +124,11 @@ class RpcGrid:
             self._sweep()
             return {peer.number: peer.key for peer in self._peers.values()}
 
+    def certificate(self, node: int) -> bytes:
+        """Return a connected node's certificate in PEM; empty without keys, or if it has left."""
+        with self._lock:
+            return next((peer.certificate for peer in self._peers.values() if peer.number == node), b"")
+
     def answered(self) -> list[tuple[int, str, float]]:
         """Return every connected node with the hash of its key, and the time of its last answer; 0 for none yet."""
         with self._lock:

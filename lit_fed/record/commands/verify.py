@@ -22,15 +22,18 @@ from lit_fed.command.command import Call
 from lit_fed.command.federated_cli import FederatedCLI
 from lit_fed.engine.loop.checkpoint import read_checkpoint
 from lit_fed.errors import ConfigError
+from lit_fed.federation.keys.statements import read_certificates
 from lit_fed.record.check import Check
-from lit_fed.record.commands.card import FILE, card_of
+from lit_fed.record.commands.card import card_faults
 from lit_fed.record.lines import differences, leaves
+from lit_fed.record.signed import Authorities, Signatures, SiteReceipts
 from lit_fed.yaml_text import read_yaml
 
 _ALONE = {
     "devices": "1", "num_nodes": "1", "record": "true", "logger": "false", "enable_progress_bar": "false",
     "enable_checkpointing": "true", "max_time": "null",
 }  # fmt: skip
+_BELIEVED = ", by the certificates beside them, which --ca would check"
 _FACTS = ("machine", "versions", "data")
 _COMPARED = ("broadcast", "cohort", "updates", "server", "global", "metrics")
 
@@ -43,11 +46,15 @@ class _Options:
         rounds: rounds to run again on the data, from 0: 3, 2-5 or all
         against: another machine's checkpoint of the same run, to compare with
         within: with --rounds or --against, compare numbers of checkpoints, which may differ by so much, and not bits
+        receipts: a site's receipts.jsonl, to check by the record, or alone without a run
+        ca: certificate of the authority that issued the certificates of a federation
     """
 
     rounds: str | None = None
     against: Path | None = None
     within: float | None = None
+    receipts: Path | None = None
+    ca: Path | None = None
 
 
 class Until(Callback):
@@ -67,7 +74,7 @@ class Until(Callback):
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("run", type=Path, help="folder of a run with record.jsonl")
+    parser.add_argument("run", type=Path, nargs="?", help="folder of a run with record.jsonl, or this file alone")
     parser.add_class_arguments(_Options, as_group=False)
 
 
@@ -79,12 +86,15 @@ def run(call: Call) -> int:
     """
     options = call.settings
     check_range("--within", options.within, least=0, null="for equal bits")
-    check = Check(options.run)
-    found = list(check.run())
-    if (page := check.folder / FILE).is_file() and not found and page.read_text(encoding="utf-8") != card_of(check):
-        found.append(f"{FILE} does not say what the run's files do; write it again with lit-fed card")
-    if not found:
-        print(f"whole       {len(check.rounds)} rounds; SHA-256 of the last line {check.last}")
+    on_data = options.rounds is not None or options.against is not None
+    if on_data and (options.run is None or options.run.is_file()):
+        raise ConfigError("--rounds and --against are without the folder of a run; give it")
+    authorities = None if options.ca is None else read_certificates("--ca", options.ca)
+    if options.run is None:
+        found = _receipts(options.receipts, None, authorities)
+    else:
+        check = Check(options.run)
+        found = _without_data(check, options.receipts, authorities)
     if not found and options.against is not None:
         content = read_checkpoint(options.against)
         if content["round_idx"] - 1 not in check.rounds:
@@ -98,6 +108,28 @@ def run(call: Call) -> int:
     for line in found:
         print(f"differs     {line}")
     return int(bool(found))
+
+
+def _without_data(check: Check, receipts: Path | None, authorities: Authorities) -> list[str]:
+    """What is wrong with a record, the run's files, signatures, the page and a site's receipts."""
+    signatures = Signatures(check, authorities)
+    found = [*check.run(), *signatures.faults()]
+    found += [] if found or check.is_alone else card_faults(check, authorities)
+    if not found:
+        print(f"whole       {len(check.rounds)} rounds; SHA-256 of the last line {check.last}")
+        if signatures.count or authorities is not None:
+            print(f"signed      {signatures.count} statements of nodes{_BELIEVED * (authorities is None)}")
+    return found if found or receipts is None else _receipts(receipts, signatures, authorities)
+
+
+def _receipts(path: Path | None, record: Signatures | None, authorities: Authorities) -> list[str]:
+    """What is wrong with a site's receipts."""
+    if path is None:
+        raise ConfigError("the folder of a run is missing; give it, or --receipts alone")
+    site = SiteReceipts(path, authorities)
+    if not (found := list(site.faults(record))):
+        print(f"whole       {len(site.receipts)} receipts in {path}{_BELIEVED * (authorities is None)}")
+    return found
 
 
 def _rounds(text: str, check: Check) -> tuple[int, int]:

@@ -43,8 +43,11 @@ EVERY: list[Any] = [
     schema.Greeted("ab", {"0": REPORT}, True, 3, 2**20, {"model": {"w": HASH}}),
     schema.States([("0", 4)]),
     schema.WorkAnswer(0, 1, False, {"acc": ((0.5, 0.25), 2)}, 3, {"acc": 0.5, "n": 2}, None),
+    schema.SignedAnswer(0, 1, False, {}, 3, {}, None, "3065" * 40),
     schema.SiteAnswer(2),
     schema.SumAnswer({"signature": ""}),
+    schema.SignedSumAnswer({}, "3065" * 40),
+    schema.Receipts(RUN, ["-----BEGIN CERTIFICATE-----"], [{"round": 1, "statement": {"clients": [2]}}]),
 ]
 IN_SUMS: list[Any] = [
     CALL,

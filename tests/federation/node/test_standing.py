@@ -22,6 +22,7 @@ from lit_fed.federation.commands.node import make_standing_node
 from lit_fed.federation.messages import schema
 from lit_fed.federation.messages.wire import PROTOCOL, Message, decode, encode
 from lit_fed.federation.node.standing import Standing
+from lit_fed.federation.transport.security import Security
 
 FILE = """\
 config: common.yaml
@@ -55,7 +56,7 @@ def standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Standi
     os.close(above)
     import_named()
     parser = make_parsers(WORDS, "node".__eq__)[1]["node"]
-    node = make_standing_node(Call(CommandLine(WORDS).parse(parser), parser, WORDS), None)
+    node = make_standing_node(Call(CommandLine(WORDS).parse(parser), parser, WORDS), Security())
     said: list[str] = []
     node.say = said.append
     vars(node)["said"] = said
@@ -135,7 +136,7 @@ def test_what_a_standing_node_does_not_do_is_refused(standing: Standing, words: 
     words = [*WORDS, *words]
     parser = make_parsers(words, "node".__eq__)[1]["node"]
     with pytest.raises(ConfigError, match=line):
-        make_standing_node(Call(CommandLine(words).parse(parser), parser, words), None)
+        make_standing_node(Call(CommandLine(words).parse(parser), parser, words), Security())
 
 
 def test_approve_needs_a_file(standing: Standing, capsys: pytest.CaptureFixture[str]) -> None:
