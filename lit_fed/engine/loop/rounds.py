@@ -171,18 +171,25 @@ def _train_version(
             if run.settings.on_client_failure == "raise":
                 return  # the other processes learn of it when the ledgers merge
             continue
-        update.staleness = current.round_idx - broadcast.round_idx
-        if plan[update.client_id].version is not None:
-            update.metrics["staleness"] = update.staleness
-        ledger.trained(update, broadcast.received(update.client_id, update.kind))
-        run.call("on_client_end", update)
-        fate, received = plan[update.client_id].fate, federation.channel.receive(update, broadcast)
-        if fate is Fate.LOST_AFTER or not _is_finite(run, current, received):
-            continue
-        if fate is Fate.LATE:
-            federation.store.put_update(received)
-        else:
-            _deliver(run, current, received, broadcast)
+        _take_in(run, current, update, broadcast, plan[update.client_id])
+        del update  # no update stays in memory while the next client works
+
+
+def _take_in(run: Run, current: Round, update: ClientUpdate, broadcast: Broadcast, participant: Participant) -> None:
+    """Record a client's work, and aggregate its update where it arrives in time."""
+    federation = run.federation
+    update.staleness = current.round_idx - broadcast.round_idx
+    if participant.version is not None:
+        update.metrics["staleness"] = update.staleness
+    current.ledger.trained(update, broadcast.received(update.client_id, update.kind))
+    run.call("on_client_end", update)
+    received = federation.channel.receive(update, broadcast)
+    if participant.fate is Fate.LOST_AFTER or not _is_finite(run, current, received):
+        return
+    if participant.fate is Fate.LATE:
+        federation.store.put_update(received)
+    else:
+        _deliver(run, current, received, broadcast)
 
 
 def _add_late_updates(run: Run, current: Round) -> None:
