@@ -34,7 +34,7 @@ def tracked(items: Iterable[T], what: str, total: int | None = None) -> Iterator
         words = f"{what}: {done:,} of {total:,}" if total else what
         if displays:
             displays[-1](words)
-        elif alone and not bar and time.monotonic() - told > 30:  # seconds
+        elif alone and not bar and time.monotonic() - told > 10:  # seconds
             told = time.monotonic()
             print(words, file=sys.stderr, flush=True)
         yield item

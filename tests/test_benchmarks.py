@@ -105,3 +105,17 @@ def test_what_a_borrowed_gpu_is_to_answer_is_tried_without_one(tmp_path):
     assert "skipped" not in rows[0][2]
     cells = re.findall(r"(?m)\b(ce|dr|dr\+)/global/[012]\b", (tmp_path / "feddr_plus.txt").read_text(encoding="utf-8"))
     assert len(cells) == 9
+
+
+def test_a_disturbed_federation_is_the_simulation_and_its_logs_are_whole(tmp_path):
+    told = run("federation_faults.py", str(tmp_path), "--kills", "3", "--stops", "0", "--links", "1", "--rounds", "100")
+    assert re.search(
+        r"(?m)^(3 of kill, 1 of link|1 of link, 3 of kill); [1-9]\d* rounds finished, [1-9]\d* states", told
+    )
+    assert told.count("wrong: nothing") == 1
+    assert re.findall(r"lit-fed log of (\w+): exit status 0", told) == ["server", "node_0", "node_1"]
+
+
+def test_the_memory_of_a_federation_is_measured_where_its_weights_are_the_simulations():
+    told = run("federation_memory.py", "--width", "8", "--runs", "1")
+    assert re.search(r"fit [\d,]+ MiB, server [\d,]+ MiB, node 0 [\d,]+ MiB, node 1 [\d,]+ MiB; weights equal", told)

@@ -41,6 +41,32 @@ def test_freed_memory_stays_with_the_process(call: str, told: str) -> None:
     assert re.fullmatch(told, run.stdout.strip())
 
 
+RELEASED = """
+import os
+from pathlib import Path
+import torch
+from lit_fed.machine import keep_freed_memory, release_freed_memory
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+keep_freed_memory()
+blocks = [torch.zeros(2**18) for _ in range(128)]  # of 1 MiB
+full = resident()
+last = blocks.pop()  # at the end of the heap, below which all is free
+del blocks
+kept = resident()
+release_freed_memory()
+print(full - kept < 2**20, full - resident() > 120 * 2**20)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator has other rules")
+def test_freed_memory_is_released() -> None:
+    run = subprocess.run([sys.executable, "-c", RELEASED], check=True, capture_output=True, text=True)
+    assert run.stdout == "True True\n"
+
+
 def test_every_benchmark_names_its_machine() -> None:
     scripts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").glob("*.py")}
     silent = [path.name for path, text in scripts.items() if "ArgumentParser(" in text and "machine.line()" not in text]

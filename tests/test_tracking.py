@@ -98,14 +98,14 @@ def test_commands_show_their_work_on_a_terminal_alone(words: list[str], what: st
 def test_long_work_has_a_line_now_and_then_where_there_is_no_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = iter(range(0, 1000, 12))  # seconds: an item takes twelve
+    clock = iter(range(0, 1000, 4))  # seconds: an item takes four
     monkeypatch.setattr(tracking.time, "monotonic", lambda: float(next(clock)))
     monkeypatch.setattr(tracking, "displays", [])
     assert list(tracked("abcdef", "reading", 6)) == list("abcdef")
     said = capsys.readouterr()
     assert said.out == ""
-    # Begun at 0 s, items at 12, 24, 36 s: more than 30 s. A line reads the clock once more, so that the next are at
-    # 60, 72 and 84 s, and that at 84 s is 36 s after the line of 48 s.
+    # Begun at 0 s, items at 4, 8, 12 s: more than 10 s. A line reads the clock once more, so that the next are at
+    # 20, 24 and 28 s, and that at 28 s is 12 s after the line of 16 s.
     assert said.err.splitlines() == ["reading: 3 of 6", "reading: 6 of 6"]
 
 

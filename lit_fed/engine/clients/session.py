@@ -164,6 +164,12 @@ class Session:
         client.model.renew()
         client.model.load(client.begun)
 
+    def leave(self) -> None:
+        """Hold no tensor of the last client and of its broadcast."""
+        self._taken, self._starts, self._memories = None, {}, {}
+        for loop in self.loops.values():
+            loop.state.client = Client(0, 0, "train", 0, loop.model, task_run=loop.state.task_run)
+
     def admit(
         self, client_id: int, broadcast: Broadcast, stage: Stage, fine_tuning: FineTuning | None = None
     ) -> Client:

@@ -166,31 +166,38 @@ def _train_version(
 ) -> None:
     """Train this process's clients that start from one broadcast."""
     federation, ledger = run.federation, current.ledger
-    changed = federation.channel.uplink.codec is not None or not federation.wrappers.keep_finite
     for update in federation.executor.run(client_ids, broadcast):
         if isinstance(update, ClientFailure):
             ledger.failed(update)
             if run.settings.on_client_failure == "raise":
                 return  # the other processes learn of it when the ledgers merge
             continue
-        update.staleness = current.round_idx - broadcast.round_idx
-        if plan[update.client_id].version is not None:
-            update.metrics["staleness"] = update.staleness
-        begun = broadcast.received(update.client_id, update.kind)
-        ledger.trained(update, begun)
-        run.call("on_client_end", update)
-        fate, received = plan[update.client_id].fate, federation.channel.receive(update, broadcast)
-        arrives = fate is not Fate.LOST_AFTER and (not changed or _is_finite(run, current, received))
-        if received.decoder and arrives:
-            federation.store.put_decoder(received)
-        elif received.decoder:  # both ends go on together, or neither does
-            federation.store.undo([update.client_id])
-        if not arrives:
-            continue
-        if fate is Fate.LATE:
-            federation.store.put_update(received)
-        else:
-            _deliver(run, current, received, begun)
+        _take_in(run, current, update, broadcast, plan[update.client_id])
+        del update  # no update stays in memory while the next client works
+
+
+def _take_in(run: Run, current: Round, update: ClientUpdate, broadcast: Broadcast, participant: Participant) -> None:
+    """Record a client's work, and aggregate its update where it arrives in time."""
+    federation = run.federation
+    changed = federation.channel.uplink.codec is not None or not federation.wrappers.keep_finite
+    update.staleness = current.round_idx - broadcast.round_idx
+    if participant.version is not None:
+        update.metrics["staleness"] = update.staleness
+    begun = broadcast.received(update.client_id, update.kind)
+    current.ledger.trained(update, begun)
+    run.call("on_client_end", update)
+    received = federation.channel.receive(update, broadcast)
+    arrives = participant.fate is not Fate.LOST_AFTER and (not changed or _is_finite(run, current, received))
+    if received.decoder and arrives:
+        federation.store.put_decoder(received)
+    elif received.decoder:  # both ends go on together, or neither does
+        federation.store.undo([update.client_id])
+    if not arrives:
+        return
+    if participant.fate is Fate.LATE:
+        federation.store.put_update(received)
+    else:
+        _deliver(run, current, received, begun)
 
 
 def _add_late_updates(run: Run, current: Round) -> None:

@@ -18,8 +18,11 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
+from lit_fed.machine import release_freed_memory
+
 LENGTH = struct.Struct("<Q")
 """The length of safetensors' header."""
+_LARGE = 2**24  # bytes; for smaller messages, releasing memory would take longer than it is worth
 ALIGNED = 8
 """Bytes to a multiple of which headers are filled up, so that a tensor's elements are aligned."""
 
@@ -65,6 +68,22 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[_Dim, _Dim]
 
 
+def make_room(size: int) -> None:
+    """Release freed memory before a large message is received, written or used.
+
+    glibc keeps that memory for the next training step (`lit_fed.machine.keep_freed_memory`), in blocks of a tensor's
+    size, into which a whole model does not fit.
+    """
+    if size >= _LARGE:
+        release_freed_memory()
+
+
+def buffer_of(size: int) -> bytearray:
+    """Return a buffer for a message."""
+    make_room(size)
+    return bytearray(size)
+
+
 def pack_tensors(tensors: Sequence[Tensor], start: bytes = b"") -> bytearray:
     """Return some bytes, and behind them tensors, which are named by their places."""
     places = sorted(range(len(tensors)), key=lambda place: -tensors[place].itemsize)  # as safetensors orders them
@@ -80,7 +99,7 @@ def pack_tensors(tensors: Sequence[Tensor], start: bytes = b"") -> bytearray:
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNED)
     head = start + LENGTH.pack(len(text)) + text
-    buffer = bytearray(len(head) + ends[-1])
+    buffer = buffer_of(len(head) + ends[-1])
     buffer[: len(head)] = head
     for place, begin in zip(places, ends, strict=False):
         if (tensor := tensors[place].detach()).numel():

@@ -149,6 +149,13 @@ class Node:
     def handle(self, blob: bytes | bytearray) -> bytearray:
         """Handle a message, and return the answer; every error becomes an answer, too."""
         self._heard, self._next = time.monotonic(), next_line(0.0)
+        try:
+            return self._handle(blob)
+        finally:  # no tensor of a message stays in memory while the node waits
+            vars(self).pop("_request", None)
+            self.federation.session.leave()
+
+    def _handle(self, blob: bytes | bytearray) -> bytearray:
         client_id, round_idx, asked, broadcast = -1, -1, None, None
         outcome: ClientUpdate | ClientFailure | None
         try:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, starmap
 from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import override
@@ -165,6 +165,7 @@ class GridExecutor(Executor):
         for outcome in self._work(ids, CohortWork("train", broadcast, layouts)):
             arrived += isinstance(outcome, ClientUpdate)
             yield outcome
+            del outcome  # no update stays in memory while the next one is awaited
         if arrived < min(self.patience.smallest_cohort, len(ids)):
             raise NobodyLeft(
                 f"round {broadcast.round_idx} has answers from {arrived} of {len(ids)} clients, and the smallest "
@@ -229,8 +230,7 @@ class GridExecutor(Executor):
         while requests:
             absent = yield from self._push(requests)
             requests.rest()
-            for asked, reply in requests.arrived():
-                yield from self._take_in(requests, asked, reply)
+            yield from chain.from_iterable(starmap(partial(self._take_in, requests), requests.arrived()))
             yield from self._give_up(requests)
             if time.monotonic() - looked > (_RETURN_S if absent else _LOOK_S):
                 looked = time.monotonic()

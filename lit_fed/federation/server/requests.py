@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from lit_fed.errors import WireError
-from lit_fed.federation.messages.body import Blob, Bytes
+from lit_fed.federation.messages.body import Blob, Bytes, make_room
 from lit_fed.federation.messages.wire import Message, shown
 from lit_fed.federation.server.answers import LONGEST_GREETING, hear
 from lit_fed.federation.transport.grid import Grid, Reply
@@ -88,6 +88,7 @@ class Requests(Generic[A]):
             if (late := self._late.pop(reply.message_id, None)) is not None:
                 yield late.about, None
             elif (sent := self._sent.pop(reply.message_id, None)) is not None:
+                make_room(len(reply.blob))  # with the last answer, the request was freed
                 yield sent.about, self._outcome(sent, reply)
 
     def _outcome(self, sent: Envelope[A], reply: Reply) -> Any:

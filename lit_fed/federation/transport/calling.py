@@ -179,6 +179,7 @@ class Line:
             for frame in call:
                 if (message := joiner.take(frame)) is not None:
                     self._take_in(session, *message)
+                del frame, message  # no message stays in memory while the next one is awaited
         except WireError as error:
             session = ""  # a longer pause before each retry
             call.cancel()

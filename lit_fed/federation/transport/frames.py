@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Iterator
 
 from lit_fed.errors import WireError
-from lit_fed.federation.messages.body import Blob, Bytes
+from lit_fed.federation.messages.body import Blob, Bytes, buffer_of
 
 # gRPC reads these once, before its first use. It has no setting for TLS's version; the only cipher of TLS 1.2 that we
 # leave needs a pre-shared key, which neither end has, so that TLS 1.3 remains, whose ciphers cannot be configured. Data
@@ -82,7 +82,7 @@ class Joiner:
         self.discarded = 0
         """Number of discarded messages."""
         self._total = self._size = 0
-        self._content = bytearray()
+        self._content = bytearray()  # of the message's whole size from its first frame on: growing would copy it
 
     def take(self, frame: bytes) -> tuple[int, bytearray] | None:
         """Return a message's id and content if this frame is its last.
@@ -101,11 +101,12 @@ class Joiner:
         most = self.most(message_id)
         if most is not None and total > most:
             raise WireError(f"a message of {total:,} bytes exceeds the {most:,} that are due, or --most_bytes")
-        self._size += size
         if most is None:
-            self._content.clear()
+            self._content = bytearray()
         else:
-            self._content += memoryview(frame)[HEAD.size :]
+            self._content = self._content or buffer_of(total)
+            self._content[self._size : self._size + size] = memoryview(frame)[HEAD.size :]
+        self._size += size
         if self._size < total:
             return None
         content, self._content, self._size = self._content, bytearray(), 0

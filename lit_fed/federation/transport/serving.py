@@ -309,6 +309,8 @@ class RpcGrid:
                 if not blob or message_id in peer.pending:
                     for frame in frames.divide(message_id, blob):
                         await context.write(frame)
+                    del frame
+                del blob  # no message stays in memory while the next one is awaited
             peer.wake.clear()
             if not outbox:
                 await peer.wake.wait()
@@ -344,6 +346,7 @@ class RpcGrid:
                     self._replies[str(message[0])] = Reply(str(message[0]), message[1])
                     self._send_soon(peer, message[0], b"")
             discarded = joiner.discarded
+            del frame, message
 
 
 _GOODBYE = next(frames.divide(frames.GOODBYE, b""))

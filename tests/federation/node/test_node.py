@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import stat
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,21 @@ def told(node: Node, word: Any = "train", payload: Any = None, **changes: Any) -
     }
     tensors = {"payload": {"network.weight": torch.zeros(1, 2)} if payload is None else payload}
     return decode(node.handle(encode(Message(word, fields | {"together": [0]} | changes, tensors))))
+
+
+@pytest.mark.parametrize("word", ["train", "ask"])
+def test_no_tensor_of_a_message_stays_in_memory_after_the_answer(tmp_path: Path, word: Any) -> None:
+    """A tensor that is a view of the message's bytes refers to them."""
+    (node,) = nodes_of(small(), tmp_path, [[0, 1]])
+    fields: dict[str, Any] = {
+        "client": 0, "round": 0, "run": RUN, "boot": node.boot, "version": None, "drop": [], "frozen": {},
+        "together": [0],
+    }  # fmt: skip
+    fields |= {"protocol": "clients", "subset": "test"} if word == "ask" else {}
+    blob = encode(Message(word, fields, {"payload": {"network.weight": torch.zeros(1, 2)}}))
+    with node.at_work():
+        assert decode(node.handle(blob)).word != "failure"
+        assert sys.getrefcount(blob) <= 2  # this function's and the call's
 
 
 # ---------------------------------------------------------------------- what it tells

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,23 @@ def test_what_is_sent_comes_back_whole(keys: Path, secure: bool) -> None:
         (peer,) = grid._peers.values()
         assert (peer.pending, len(peer.outbox), grid._replies, line._held) == ({}, 0, {}, 0)
     assert node.said == [f"connected to the server at {address}; waiting for work"]
+
+
+def test_a_large_message_and_its_answer_are_in_memory_once_on_each_end_and_not_for_longer(keys: Path) -> None:
+    """Of 64 MiB: the request on the server and on the node, the answer on the node and on the server; then nothing."""
+    size, address = 2**26, free_address()
+    node = Echo(lambda blob: bytearray(len(blob)))  # type: ignore[arg-type, return-value]
+    with served(keys, address) as grid, working(node, address, of_node(keys)) as line:
+        (found,) = until(grid.nodes)
+        tracemalloc.start()
+        try:
+            for _ in range(2):  # what is left of the first would be in memory beside the second
+                assert len(answer_of(grid, found, bytearray(size)).blob) == size  # type: ignore[arg-type]
+                until(lambda: not line._answers)  # all are acknowledged
+                until(lambda: tracemalloc.get_traced_memory()[0] < size / 8)
+            assert tracemalloc.get_traced_memory()[1] < 4.25 * size
+        finally:
+            tracemalloc.stop()
 
 
 def test_a_node_that_takes_its_leave_is_missed_at_once_and_its_message_has_failed(keys: Path) -> None:
