@@ -6,7 +6,7 @@ A session holds one task for each kind of network, and loads it with the tensors
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -29,6 +29,7 @@ from lit_fed.engine.wire.payload import (
     Broadcast,
     ClientUpdate,
     Flat,
+    FlatPayload,
     Layout,
     Payload,
     add_prefix,
@@ -37,6 +38,7 @@ from lit_fed.engine.wire.payload import (
     not_finite,
     split_prefix,
 )
+from lit_fed.engine.wire.updates import Updates
 from lit_fed.errors import CheckpointError, NonFiniteUpdate
 from lit_fed.seeding import seed_device
 
@@ -64,6 +66,46 @@ class Answer(NamedTuple):
     weight: float | None
     flat: Flat | None
     finite: bool
+
+
+class Answers(NamedTuple):
+    """Answers of several clients of one kind, each as in `Answer`.
+
+    Args:
+        payloads: Empty where `vectors` has them.
+        local_states: By client.
+        weights: By client.
+        vectors: The payloads as the rows of a matrix, where they can be.
+        finite: By client.
+    """
+
+    payloads: Sequence[Payload]
+    local_states: Sequence[Tensors]
+    weights: Sequence[float | None]
+    vectors: Flat | None
+    finite: Sequence[bool]
+
+    @classmethod
+    def of(cls, answer: Answer) -> Answers:
+        """A table of one client's."""
+        flat = answer.flat
+        vectors = None if flat is None else Flat(flat.layout, flat.values.unsqueeze(0))
+        return cls([answer.payload], [answer.local_state], [answer.weight], vectors, [answer.finite])
+
+    def only(self, chosen: Sequence[int]) -> Answers:
+        """Those at some positions, ascending."""
+        vectors = None if self.vectors is None else Flat(self.vectors.layout, self.vectors.values[list(chosen)])
+        payloads = [self.payloads[idx] for idx in chosen] if self.vectors is None else []
+        kept, weights = [self.local_states[idx] for idx in chosen], [self.weights[idx] for idx in chosen]
+        return Answers(payloads, kept, weights, vectors, [self.finite[idx] for idx in chosen])
+
+    def of_client(self, idx: int) -> Answer:
+        """One client's."""
+        kept, weight, finite = self.local_states[idx], self.weights[idx], self.finite[idx]
+        if self.vectors is None:
+            return Answer(self.payloads[idx], kept, weight, None, finite)
+        flat = Flat(self.vectors.layout, self.vectors.values[idx])
+        return Answer(FlatPayload(flat), kept, weight, flat, finite)
 
 
 @dataclass(eq=False)
@@ -267,21 +309,29 @@ class Session:
         sent = made.payload.values() if flat is None else [flat.values]
         return Answer(made.payload, kept, made.weight, flat, are_finite([*sent, *kept.values()]))
 
-    def take(self, client: Client, answer: Answer, metrics: dict[str, float]) -> ClientUpdate:
-        """Make a client's update, for `send`.
+    def take(self, clients: Sequence[Client], answers: Answers, metrics: Sequence[dict[str, float]]) -> Updates:
+        """Make updates of clients of one kind whose answers are finite, for `send`.
 
         The metrics gain the learning rate of the round.
-
-        Raises:
-            NonFiniteUpdate: See `check_finite`.
         """
-        self.check_finite(client, metrics, answer)
-        if (rate := self.loop(client).optimizers.rate_of(client.round_idx)) is not None:
-            metrics["lr"] = rate
-        weight = client.num_samples if answer.weight is None else answer.weight
-        return ClientUpdate(client.id, answer.payload, weight, metrics, self.kinds[client.id], flat=answer.flat)
+        first = clients[0]
+        if (rate := self.loop(first).optimizers.rate_of(first.round_idx)) is not None:
+            for logged in metrics:
+                logged["lr"] = rate
+        ids, kind = [client.id for client in clients], self.kinds[first.id]
+        pairs = zip(answers.weights, self.data.census.samples(ids), strict=True)
+        weights: list[float] = [count if weight is None else weight for weight, count in pairs]
+        if answers.vectors is not None:
+            return Updates(ids, kind, weights, list(metrics), answers.vectors)
+        rows = zip(ids, answers.payloads, weights, metrics, strict=True)
+        return Updates.of([ClientUpdate(*row, kind) for row in rows])
 
-    def send(self, update: ClientUpdate, client: Client, answer: Answer) -> ClientUpdate:
+    @property
+    def packs(self) -> bool:
+        """Whether `send` has to pack updates, or to keep what an earlier codec kept."""
+        return self.channel.uplink.codec is not None or bool(self._memories)
+
+    def send(self, update: ClientUpdate, client: Client, kept: Tensors) -> ClientUpdate:
         """Pack a client's update for the wire, after `Wrappers.on_clients`, and store the client's state.
 
         Raises:
@@ -294,7 +344,7 @@ class Session:
             update.arrival = self.channel.uplink.cross(update.payload, context)
             if not are_finite(memory.values()):
                 raise NonFiniteUpdate(f"its update {NOT_FINITE}")
-        if kept := {**answer.local_state, **add_prefix(_CODEC, memory)}:
+        if kept := {**kept, **add_prefix(_CODEC, memory)}:
             self.store.put(client.id, kept)
         return update
 

@@ -18,7 +18,8 @@ from lit_fed.engine.loop.run import RoundRecord, Run
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.wire.channel import NOT_FINITE
-from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, are_finite, num_bytes
+from lit_fed.engine.wire.payload import Broadcast, Payload, are_finite, num_bytes
+from lit_fed.engine.wire.updates import Updates
 from lit_fed.errors import ClientFailure, NonFiniteServer, NothingToAverage
 from lit_fed.machine import settled
 from lit_fed.participation import CLOCK, Fate, Participant
@@ -165,24 +166,25 @@ def _train_version(
 ) -> None:
     """Train this process's clients that start from one broadcast."""
     federation, ledger = run.federation, current.ledger
-    for update in federation.executor.run(client_ids, broadcast):
-        if isinstance(update, ClientFailure):
-            ledger.failed(update)
+    for outcome in federation.executor.run(client_ids, broadcast):
+        if isinstance(outcome, ClientFailure):
+            ledger.failed(outcome)
             if run.settings.on_client_failure == "raise":
                 return  # the other processes learn of it when the ledgers merge
             continue
-        update.staleness = current.round_idx - broadcast.round_idx
-        if plan[update.client_id].version is not None:
-            update.metrics["staleness"] = update.staleness
-        ledger.trained(update, broadcast.received(update.client_id, update.kind))
-        run.call("on_client_end", update)
-        fate, received = plan[update.client_id].fate, federation.channel.receive(update, broadcast)
-        if fate is Fate.LOST_AFTER or not _is_finite(run, current, received):
-            continue
-        if fate is Fate.LATE:
-            federation.store.put_update(received)
-        else:
-            _deliver(run, current, received, broadcast)
+        for updates, sent in outcome.by_received(broadcast):
+            updates.staleness = current.round_idx - broadcast.round_idx
+            if plan[updates.client_ids[0]].version is not None:
+                for metrics in updates.metrics:
+                    metrics["staleness"] = updates.staleness
+            ledger.trained(updates, sent)
+            run.call_each("on_client_end", updates)
+            received = federation.channel.receive(updates, broadcast)
+            kept = received.where(lambda client_id: plan[client_id].fate is not Fate.LOST_AFTER)
+            finite = _finite(run, current, kept)
+            for update in finite.where(lambda client_id: plan[client_id].fate is Fate.LATE):
+                federation.store.put_update(update)
+            _deliver(run, current, finite.where(lambda client_id: plan[client_id].fate is not Fate.LATE), sent)
 
 
 def _add_late_updates(run: Run, current: Round) -> None:
@@ -193,30 +195,34 @@ def _add_late_updates(run: Run, current: Round) -> None:
         sent = current.broadcast.received(client_id, kind)
         update = federation.store.pop_update(client_id, run.fabric.device, kind, sent)
         if update is not None:
-            _deliver(run, current, update, current.broadcast)
+            _deliver(run, current, Updates.of([update]), current.broadcast.received(client_id, kind))
 
 
-def _is_finite(run: Run, current: Round, update: ClientUpdate) -> bool:
-    """Whether an update is finite after a codec or a wrapper, which alone can have changed that; note the failure."""
+def _finite(run: Run, current: Round, updates: Updates) -> Updates:
+    """The updates that are finite after a codec or a wrapper, which alone can have changed that; note the failures."""
     codec = run.federation.channel.uplink.codec
-    sent = update.payload.values() if update.flat is None else [update.flat.values]
-    if (codec is None and run.federation.wrappers.keep_finite) or are_finite(sent):
-        return True
+    if codec is None and run.federation.wrappers.keep_finite:
+        return updates
+    finite = [are_finite(update.payload.values()) for update in updates]
     cause = "is not finite, which trainer.attack makes of it" if codec is None else NOT_FINITE
-    current.ledger.failed(ClientFailure(update.client_id, current.round_idx, f"its update {cause}"))
-    return False
+    for client_id, is_one in zip(updates.client_ids, finite, strict=True):
+        if not is_one:
+            current.ledger.failed(ClientFailure(client_id, current.round_idx, f"its update {cause}"))
+    return updates.only([idx for idx, is_one in enumerate(finite) if is_one])
 
 
-def _deliver(run: Run, current: Round, update: ClientUpdate, broadcast: Broadcast) -> None:
+def _deliver(run: Run, current: Round, updates: Updates, sent: Payload) -> None:
+    """Reduce the updates that arrive from clients which received the same."""
+    if not len(updates):
+        return
     federation = run.federation
-    run.call("on_arrival", update)
+    run.call_each("on_arrival", updates)
     if "probability" in current.needs:  # an estimate takes seconds in a large population
-        update.probability = federation.participation.probability(update.client_id)
-    begun = broadcast.received(update.client_id, update.kind)
-    current.reducer.add(federation.algorithm.arrive(update, begun, federation.server))
-    current.ledger.arrived(update.client_id, update.uplink_bytes)
+        updates.probabilities = [federation.participation.probability(one) for one in updates.client_ids]
+    current.reducer.extend(federation.algorithm.arrived(updates, sent, federation.server))
+    current.ledger.arrived(updates)
     if _UP in current.ledger.uncoded:
-        current.ledger.uncoded[_UP] += num_bytes(update.payload)
+        current.ledger.uncoded[_UP] += sum(num_bytes(update.payload) for update in updates)
 
 
 def _end(run: Run, current: Round, metrics: dict[str, float]) -> None:
