@@ -84,6 +84,8 @@ class CSR:
 
     def sizes_of(self, client_ids: Sequence[int]) -> list[int]:
         """Number of samples of each of some clients."""
+        if len(client_ids) == 1:
+            return [self.size(client_ids[0])]
         chosen = np.asarray(client_ids, dtype=np.int64)
         if len(chosen) and not (chosen.min() >= 0 and chosen.max() < len(self)):
             self.bounds(int(chosen[(chosen < 0) | (chosen >= len(self))][0]))

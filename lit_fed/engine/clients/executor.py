@@ -183,12 +183,12 @@ class SequentialExecutor(Executor):
             outcome: Updates | ClientFailure
             try:
                 with self.session.guard.over(client_id, broadcast.round_idx):
-                    outcome = Updates.of([self.run_client(client_id, broadcast)])
+                    outcome = self.run_client(client_id, broadcast)
             except (Exception, SystemExit) as error:  # any exception is a failure with the client's id and round
                 outcome = failure(client_id, broadcast.round_idx, error)
             yield outcome
 
-    def run_client(self, client_id: int, broadcast: Broadcast) -> ClientUpdate:
+    def run_client(self, client_id: int, broadcast: Broadcast) -> Updates:
         """Train one client: load state and broadcast, work, answer, store the state.
 
         Raises:
@@ -207,9 +207,11 @@ class SequentialExecutor(Executor):
         answer = session.answer(client)
         session.check_finite(client, metrics, answer)
         metrics["time_s"] = time.perf_counter() - started
-        (taken,) = session.take([client], Answers.of(answer), [metrics])
-        (update,) = session.wrappers.on_clients([taken], [client])
-        return session.send(update, client, answer.local_state)
+        updates = session.take([client], Answers.of(answer), [metrics])
+        if session.is_done([answer.local_state]):
+            return updates
+        (update,) = session.wrappers.on_clients(list(updates), [client])
+        return Updates.of([session.send(update, client, answer.local_state)])
 
 
 def failure(client_id: int, round_idx: int, error: BaseException) -> ClientFailure:

@@ -137,6 +137,8 @@ class Session:
     channel: Channel = field(default_factory=Channel)
 
     def __post_init__(self) -> None:
+        hooks = ("initial_state", "start")
+        self._looks = any(getattr(type(self.algorithm), hook) is not getattr(Algorithm, hook) for hook in hooks)
         self._taken: Broadcast | None = None
         self._memories: dict[int, Tensors] = {}  # by client: what the codec keeps, from entering to sending
         self._starts: dict[str, Tensors] = {}  # by kind: start of clients that keep nothing of the model
@@ -243,17 +245,22 @@ class Session:
         )  # fmt: skip
         if broadcast.addressed is not None:
             client.addressed = broadcast.addressed[client_id].payload
-        frozen = broadcast.frozen.get(kind, {})  # the task may hold what another client began with
-        client.model = ModelView(model, lambda name: _first(name, client.own, client.received, frozen, model.initial))
-        client.task_run = TaskRunOn(loop.state.task_run, client.model)
-        memory, stored = split_prefix(_CODEC, self.store.get(client_id) or {})
-        if memory and stage == "train":
-            self._memories[client_id] = memory
-        client.optimizers, stored = split_prefix(_OPTIMIZER, stored)
-        if client.optimizers and stage == "train" and loop.gradients.client_optimizer == "fresh":
-            raise CheckpointError(
-                f"client {client_id} keeps the state of its optimizer; set trainer.client_optimizer to kept"
+        if self._looks:
+            frozen = broadcast.frozen.get(kind, {})  # the task may hold what another client began with
+            client.model = ModelView(
+                model, lambda name: _first(name, client.own, client.received, frozen, model.initial)
             )
+            client.task_run = TaskRunOn(loop.state.task_run, client.model)
+        stored = self.store.get(client_id) or {}
+        if stored:
+            memory, stored = split_prefix(_CODEC, stored)
+            if memory and stage == "train":
+                self._memories[client_id] = memory
+            client.optimizers, stored = split_prefix(_OPTIMIZER, stored)
+            if client.optimizers and stage == "train" and loop.gradients.client_optimizer == "fresh":
+                raise CheckpointError(
+                    f"client {client_id} keeps the state of its optimizer; set trainer.client_optimizer to kept"
+                )
         client.is_new = not stored
         names = model.personal_names
         if not stored:
@@ -326,10 +333,10 @@ class Session:
         rows = zip(ids, answers.payloads, weights, metrics, strict=True)
         return Updates.of([ClientUpdate(*row, kind) for row in rows])
 
-    @property
-    def packs(self) -> bool:
-        """Whether `send` has to pack updates, or to keep what an earlier codec kept."""
-        return self.channel.uplink.codec is not None or bool(self._memories)
+    def is_done(self, local_states: Sequence[Tensors]) -> bool:
+        """Whether updates go out as `take` made them: nothing wraps or packs them, and nothing is stored with them."""
+        packs = self.channel.uplink.codec is not None or bool(self._memories)
+        return not packs and not self.wrappers.stack and not any(local_states)
 
     def send(self, update: ClientUpdate, client: Client, kept: Tensors) -> ClientUpdate:
         """Pack a client's update for the wire, after `Wrappers.on_clients`, and store the client's state.

@@ -263,27 +263,28 @@ class RoundLedger:
             "decide the mean alone; trainer.aggregation bounds it"
         )
 
-    def metrics(self, num_samples: Callable[[int], int], workers: Workers) -> dict[str, float]:
+    def metrics(self, samples: Callable[[Sequence[int]], list[int]], workers: Workers) -> dict[str, float]:
         """Round metrics: sample-weighted means over clients, learning rates, bytes, drift, counts."""
         down, up = sum(self.downloads.values()), sum(num_bytes for _, num_bytes in self.uploads)
         metrics = {"train/lr" if kind == ONLY else f"train/lr_{kind}": rate for kind, (_, rate) in self.rates.items()}
-        metrics |= self._training_means(num_samples)
+        metrics |= self._training_means(samples)
         metrics |= {"comm/uplink_bytes": up, "comm/downlink_bytes": down, "comm/total_bytes": up + down} | self.uncoded
         if self.drift is not None:
             metrics |= self.drift.result(self._moves, workers)
         metrics["participation/count"] = len(self.uploads)
         return metrics
 
-    def _training_means(self, num_samples: Callable[[int], int]) -> dict[str, float]:
+    def _training_means(self, samples: Callable[[Sequence[int]], list[int]]) -> dict[str, float]:
         sums: dict[str, list[float]] = {}
         counts: dict[str, int] = {}
-        for client_id in sorted(self.logged):
-            count = num_samples(client_id)
-            for name, value in self.logged[client_id].items():
-                if "/" in name and not math.isnan(value):  # logged by the module; seconds have no slash
-                    sums.setdefault(name, []).append(value * count)
-                    counts[name] = counts.get(name, 0) + count
+        ids = sorted(self.logged)
+        logged = list(zip((self.logged[client_id] for client_id in ids), samples(ids), strict=True))
+        for name in dict.fromkeys(name for metrics, _ in logged for name in metrics):
+            if "/" not in name:  # seconds; what the module logs has a slash
+                continue
+            told = [(metrics[name], count) for metrics, count in logged if not math.isnan(metrics.get(name, math.nan))]
+            sums[name], counts[name] = [value * count for value, count in told], sum(count for _, count in told)
         for name, total in (entry for totals in self.totals for entry in totals.items()):
             sums.setdefault(name, []).extend(total.parts)
             counts[name] = counts.get(name, 0) + total.weight
-        return {name: exact_sum(parts) / max(counts[name], 1e-300) for name, parts in sums.items()}
+        return {name: exact_sum(parts) / max(counts[name], 1e-300) for name, parts in sums.items() if parts}

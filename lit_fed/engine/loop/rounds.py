@@ -96,7 +96,7 @@ def run_round(run: Run, round_idx: int) -> None:
         metrics = federation.algorithm.step(federation.server, aggregate, cohort) | metrics
         _check_server(run, round_idx)
     federation.store.commit(run.workers, round_idx + 1)
-    metrics = ledger.metrics(federation.data.census.num_samples, run.workers) | metrics
+    metrics = ledger.metrics(federation.data.census.samples, run.workers) | metrics
     metrics |= federation.participation.metrics(round_idx, run.metrics.get(CLOCK, 0.0))
     metrics |= {"time/local_s": ledger.local_s, "time/aggregate_s": time.perf_counter() - reduced}
     _end(run, current, metrics)
@@ -180,11 +180,17 @@ def _train_version(
             ledger.trained(updates, sent)
             run.call_each("on_client_end", updates)
             received = federation.channel.receive(updates, broadcast)
-            kept = received.where(lambda client_id: plan[client_id].fate is not Fate.LOST_AFTER)
-            finite = _finite(run, current, kept)
-            for update in finite.where(lambda client_id: plan[client_id].fate is Fate.LATE):
-                federation.store.put_update(update)
-            _deliver(run, current, finite.where(lambda client_id: plan[client_id].fate is not Fate.LATE), sent)
+            fates = [plan[client_id].fate for client_id in received.client_ids]
+            for fate in dict.fromkeys(fates):
+                if fate is Fate.LOST_AFTER:
+                    continue
+                alike = received.only([idx for idx, one in enumerate(fates) if one is fate])
+                finite = _finite(run, current, alike)
+                if fate is not Fate.LATE:
+                    _deliver(run, current, finite, sent)
+                    continue
+                for update in finite:
+                    federation.store.put_update(update)
 
 
 def _add_late_updates(run: Run, current: Round) -> None:

@@ -200,7 +200,7 @@ class VectorizedExecutor(Executor):
         if not clients:
             return
         updates, kept = session.take(clients, answers, metrics), answers.local_states
-        if not session.wrappers.stack and not any(kept) and not session.packs:
+        if session.is_done(kept):
             yield updates
             return
         wrapped: Sequence[ClientUpdate] | None = None

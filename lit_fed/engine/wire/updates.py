@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -81,10 +81,6 @@ class Updates:
         ids, weights, metrics, counts, probabilities, rows = map(of, columns)
         return Updates(ids, self.kind, weights, metrics, vectors, self.staleness, counts, probabilities, rows)
 
-    def where(self, holds: Callable[[int], bool]) -> Updates:
-        """The rows of clients for which a condition on the client holds."""
-        return self.only([idx for idx, client_id in enumerate(self.client_ids) if holds(client_id)])
-
     def part(self, layout: Mapping[str, torch.Size], first: int, length: int) -> Updates:
         """The same updates with some neighbouring columns of `vectors` alone, named by a layout."""
         assert self.vectors is not None
@@ -123,9 +119,5 @@ class Updates:
 
 
 def together(matrices: Sequence[Tensor]) -> Tensor:
-    """The rows of several matrices in one; a view where they are neighbours in memory, as a group's clients are."""
-    if len(matrices) == 1:
-        return matrices[0]
-    if all(len(matrix) == 1 for matrix in matrices):
-        return stacked([matrix[0] for matrix in matrices])
-    return torch.cat(list(matrices))
+    """The rows of several matrices in one."""
+    return matrices[0] if len(matrices) == 1 else torch.cat(list(matrices))

@@ -239,20 +239,20 @@ def check_metrics(metrics: dict[str, float]) -> None:
 def test_metrics_by_hand() -> None:
     ledger = fill(RoundLedger(), [3, 0, 2, 1])
     ledger.merge(ALONE)
-    check_metrics(ledger.metrics(lambda client_id: client_id + 1, ALONE))
+    check_metrics(ledger.metrics(lambda ids: [one + 1 for one in ids], ALONE))
 
 
 def test_an_empty_round() -> None:
     ledger = RoundLedger()
     ledger.merge(ALONE)
     counts = {"comm/uplink_bytes": 0, "comm/downlink_bytes": 0, "comm/total_bytes": 0, "participation/count": 0}
-    assert ledger.metrics(lambda _: 1, ALONE) == counts
+    assert ledger.metrics(lambda ids: [1] * len(ids), ALONE) == counts
 
 
 def test_between_different_networks_there_is_no_drift() -> None:
     ledger = fill(RoundLedger(drift=None), [0, 1])
     ledger.merge(ALONE)
-    metrics = ledger.metrics(lambda _: 1, ALONE)
+    metrics = ledger.metrics(lambda ids: [1] * len(ids), ALONE)
     # Clients 0 and 1 with a sample each: loss (0 + 1)/2; 8 + 9 bytes up.
     assert (metrics["train/loss"], metrics["comm/uplink_bytes"], metrics["comm/downlink_bytes"]) == (0.5, 17, 200)
     assert not [name for name in metrics if name.startswith("drift/")]
@@ -266,10 +266,10 @@ def test_two_processes_report_what_one_does() -> None:
         ledger = fill(RoundLedger(), [[3, 0, 2, 1], []][workers.rank])
         ledger.local_s = 1.0 + workers.rank
         ledger.merge(workers)
-        one_sided = ledger.metrics(lambda client_id: client_id + 1, workers)
+        one_sided = ledger.metrics(lambda ids: [one + 1 for one in ids], workers)
         ledger = fill(RoundLedger(), [[3, 1], [2, 0]][workers.rank])
         ledger.merge(workers)
-        both = ledger.metrics(lambda client_id: client_id + 1, workers)
+        both = ledger.metrics(lambda ids: [one + 1 for one in ids], workers)
         return workers.gather((one_sided, both, ledger.rows, ledger.delivered))
 
     for one_sided, both, rows, delivered in in_two_processes(work):
