@@ -90,7 +90,7 @@ class DriftMeter:
             sent = {name: broadcast[name] for name in self._buffers if name in payload and name in broadcast}
             moves = [updates.stack(name) - one for name, one in sent.items() if one.is_floating_point()]
             if moves:
-                moved = torch.cat([move.flatten(1) for move in moves], 1)
+                moved = _thinned(1, moves)
                 self._buffer_norms.append(torch.linalg.vector_norm(moved, dim=1))
         if self._count >= self._most:
             self._measure()
@@ -161,7 +161,7 @@ class DriftMeter:
 
 def _thinned(step: int, tensors: Iterable[Tensor]) -> Tensor:
     """Every ``step``-th value of each of n clients' tensors (n, …), as the rows of a matrix."""
-    return torch.cat([tensor.reshape(len(tensor), -1)[:, ::step] for tensor in tensors], 1)
+    return torch.cat([tensor.unsqueeze(-1).flatten(1)[:, ::step] for tensor in tensors], 1)
 
 
 @dataclass(slots=True)

@@ -209,7 +209,8 @@ def _finite(run: Run, current: Round, updates: Updates) -> Updates:
     codec = run.federation.channel.uplink.codec
     if codec is None and run.federation.wrappers.keep_finite:
         return updates
-    finite = [are_finite(update.payload.values()) for update in updates]
+    sent = [update.payload.values() if update.flat is None else [update.flat.values] for update in updates]
+    finite = [are_finite(tensors) for tensors in sent]
     cause = "is not finite, which trainer.attack makes of it" if codec is None else NOT_FINITE
     for client_id, is_one in zip(updates.client_ids, finite, strict=True):
         if not is_one:
