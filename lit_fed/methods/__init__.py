@@ -14,9 +14,11 @@ from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.fedavgm import FedAvgM
 from lit_fed.methods.fedbn import FedBN
 from lit_fed.methods.fedbuff import FedBuff
+from lit_fed.methods.fedcross import FedCross
 from lit_fed.methods.feddecorr import FedDecorr
 from lit_fed.methods.feddyn import FedDyn
 from lit_fed.methods.fedexp import FedExP
+from lit_fed.methods.fedfomo import FedFomo
 from lit_fed.methods.fedlc import FedLC
 from lit_fed.methods.fednova import FedNova
 from lit_fed.methods.fedntd import FedNTD
@@ -78,9 +80,11 @@ __all__ = [
     "FedAvgM",
     "FedBN",
     "FedBuff",
+    "FedCross",
     "FedDecorr",
     "FedDyn",
     "FedExP",
+    "FedFomo",
     "FedLC",
     "FedNTD",
     "FedNova",

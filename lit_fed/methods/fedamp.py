@@ -15,10 +15,10 @@ from torch import Tensor
 import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
 from lit_fed.losses import proximal
-from lit_fed.methods.local_only import LocalOnly
+from lit_fed.methods.last_models import LastModels
 
 
-class FedAMP(LocalOnly):
+class FedAMP(LastModels):
     r"""Each client has its own model, drawn to those of clients with similar models.
 
     The server addresses to client i
@@ -53,15 +53,13 @@ class FedAMP(LocalOnly):
         self.sigma = check_range("algorithm.sigma", sigma, above=0)
 
     def setup(self, models: Mapping[str, fed.Model], population: fed.Population) -> fed.Server:
-        """The initial model for every client."""
-        model, count = fed.sole(models, self), population.num_clients
-        if (most := self.alpha * (count - 1) / self.sigma) > 1:
+        """The initial model for every client; say where models are extrapolated."""
+        if (most := self.alpha * (population.num_clients - 1) / self.sigma) > 1:
             population.say(
                 f"algorithm.alpha · (clients − 1) / algorithm.sigma is {most:.3g}: above 1 the models of clients that "
                 "are alike are not mixed but extrapolated; lower alpha, or raise sigma"
             )
-        last = {name: torch.stack([tensor] * count) for name, tensor in model.copy(model.split.personal).items()}
-        return {"last": last, "seen": torch.zeros(count, dtype=torch.bool, device=next(iter(last.values())).device)}
+        return super().setup(models, population)
 
     # ------------------------------------------------------------------ client
 
@@ -72,10 +70,6 @@ class FedAMP(LocalOnly):
             return terms
         distance = proximal((client.parameters[name] for name in u), u.values())
         return {**terms, "distance": self.lam / self.alpha * distance}
-
-    def finish(self, client: fed.Client) -> fed.Update:
-        """The client's own model."""
-        return fed.Update(client.model.tensors(client.model.split.personal))
 
     # ------------------------------------------------------------------ server
 
@@ -91,18 +85,6 @@ class FedAMP(LocalOnly):
         xi[client_id] = 0.0
         xi[client_id] = 1.0 - xi.sum()
         return {name: torch.tensordot(xi.to(stack.dtype), stack, 1) for name, stack in last.items()}
-
-    def reducer(self, server: fed.Server) -> fed.Reducer[Any]:
-        """Every update."""
-        return fed.Gather()
-
-    def step(self, server: fed.Server, aggregate: Any, cohort: fed.Cohort) -> dict[str, float]:
-        """Keep the clients' models."""
-        for update in aggregate:
-            server["seen"][update.client_id] = True
-            for name, tensor in update.payload.items():
-                server["last"][name][update.client_id] = tensor
-        return {}
 
 
 def _square_distances(stack: Tensor, place: int) -> Tensor:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import nnls
+from typing_extensions import override
 
 import lit_fed.algorithm as fed
 from lit_fed.checks import check_range
@@ -145,7 +146,7 @@ class FedPAC(FedAvg):
 
     def reducer(self, server: fed.Server) -> fed.Reducer[Any]:
         """The mean of the models, and each client's head and statistics."""
-        return _BesideMean(fed.WeightedMean(self.weighting == "uniform"), server["model"], server["heads"])
+        return BesideMean(fed.WeightedMean(self.weighting == "uniform"), server["model"], server["heads"])
 
     def step(self, server: fed.Server, aggregate: Any, cohort: fed.Cohort) -> dict[str, float]:
         """Replace the model by the mean, the centres of the round's classes, and the heads of its clients."""
@@ -185,18 +186,20 @@ def mixture(away: NDArray[np.float64], variances: NDArray[np.float64]) -> NDArra
     return found
 
 
-class _BesideMean(fed.Reducer[tuple[fed.Payload, list[fed.ClientUpdate]]]):
-    """A mean of the model's tensors, and every update without those that are not of the head."""
+class BesideMean(fed.Reducer[tuple[fed.Payload, list[fed.ClientUpdate]]]):
+    """A mean of some tensors of updates, and every update with the others and the heads."""
 
     def __init__(self, mean: fed.WeightedMean, model: Collection[str], heads: Collection[str]) -> None:
         self.mean, self.single, self.model, self.heads = mean, fed.Gather(), model, heads
 
+    @override
     def add(self, update: fed.ClientUpdate) -> None:
         payload = update.payload
         self.mean.add(update.with_payload({name: tensor for name, tensor in payload.items() if name in self.model}))
         own = {n: tensor for n, tensor in payload.items() if n in self.heads or n not in self.model}
         self.single.add(update.with_payload(own))
 
+    @override
     def result(self, workers: fed.Workers) -> tuple[fed.Payload, list[fed.ClientUpdate]] | None:
         mean, updates = self.mean.result(workers), self.single.result(workers)
         return None if mean is None or updates is None else (mean, updates)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from lit_fed.callbacks import Checkpoint
 from lit_fed.codecs import CastCodec
 from lit_fed.command.commands.cost import foresee, report
 from lit_fed.errors import CheckpointError, ConfigError
-from lit_fed.methods import FedAvg
+from lit_fed.methods import IFCA, FedAvg, FedFomo
 from lit_fed.participation import Asynchronous, FullParticipation, Speeds, Stragglers
 from lit_fed.privacy import ClientLevel, SampleLevel, SecureSum
 from lit_fed.protocols import ClientTest
@@ -59,12 +60,57 @@ def test_bytes_are_each_clients_own_also_of_those_that_drop_out(tmp_path: Path) 
     assert made.metrics["comm/downlink_bytes"] == 8 + 12 + 16 + 20
 
 
+@pytest.mark.parametrize("executor", [{"executor": "sequential"}, {"executor": "vectorized", "group_size": 3}])
+def test_it_is_made_once_a_client_and_round(tmp_path: Path, executor: dict[str, Any]) -> None:
+    class Counted(Neighbours):
+        """Counts what it makes."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.made = Counter[tuple[int, int]]()
+
+        def address(self, server: Any, client_id: int, round_idx: int, kind: str, stage: Any = "train") -> Any:
+            self.made[round_idx, client_id] += 1
+            return super().address(server, client_id, round_idx, kind, stage)
+
+    method, settings = Counted(), {**executor, "evaluate_every": 0, "max_rounds": 4}
+    settings |= {"downlink_codec": CastCodec("bfloat16"), "uplink_codec": CastCodec("bfloat16")}
+    fit(tmp_path, Wanderer(), Points(8, sizes=SIZES), method, **settings)
+    # Round 3: before the first, what the run needs is checked; in rounds 1, 2, 4, … a group's client is compared alone.
+    assert [method.made[3, client_id] for client_id in range(8)] == [1] * 8
+
+
 def test_cost_counts_it(tmp_path: Path) -> None:
     cost = foresee(trainer(tmp_path), LeastSquares(), Points(), Neighbours())
     (first, second) = (kinds["model"] for kinds in cost.rounds)
     assert (first.down, second.downlink) == (16, 32)
     assert "memory of the server: 24 bytes, on every process" in report(cost)  # the model, and that of two clients
     assert "memory of the server" not in report(foresee(trainer(tmp_path), LeastSquares(), Points(), FedAvg()))
+
+
+def test_cost_counts_what_is_addressed_later(tmp_path: Path) -> None:
+    def foreseen(method: Any, rounds: int) -> list[int]:
+        made = trainer(tmp_path / "cost", max_rounds=rounds)
+        return [kinds["model"].downlink for kinds in foresee(made, Odd(), Points(4, sizes=SIZES), method).rounds]
+
+    def told(method: Any, rounds: int) -> list[float]:
+        made = fit(tmp_path / f"{method}", Odd(), Points(4, sizes=SIZES), method, max_rounds=rounds)
+        return [float(row["comm/downlink_bytes"]) for row in rows(made.log_dir / "metrics.csv")]
+
+    # IFCA: all three models of three numbers in rounds 0 and 2, in the others one and an index of eight bytes.
+    assert foreseen(IFCA(3, probe_every=2), 4) == [4 * 36, 4 * 20] * 2 == told(IFCA(3, probe_every=2), 4)
+    # FedFomo: nothing in round 0, then two models of three numbers and two clients of eight bytes.
+    two = 4 * 2 * (12 + 8)
+    assert foreseen(FedFomo(2, calibration_fraction=0.5), 3) == [0, two, two]
+    assert told(FedFomo(2, calibration_fraction=0.5), 3) == [0, two, two]
+
+
+class Odd(LeastSquares):
+    """Three weights, which begin anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = torch.nn.Linear(2, 1)
 
 
 def test_nobody_is_addressed_by_default(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from lit_fed.federation.commands import node
 from lit_fed.federation.commands.deployed import make
 from lit_fed.parsing import Parser
 from tests.federation.support import Parts, assert_same_states, deploy
-from tests.methods.run_methods import KEPT, METHODS, run_method, words_of
+from tests.methods.run_methods import METHODS, VARIANTS, run_method, words_of
 from tests.support import assert_same, saved_weights
 
 SOON = ("fedavg", "fedavg_kept", "fedfrozen", "fedper", "scaffold", "uwa")
@@ -50,6 +50,6 @@ def test_over_nodes_is_in_one_process(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", sorted((METHODS.keys() | KEPT.keys()) - set(SOON)))
+@pytest.mark.parametrize("method", sorted((METHODS.keys() | VARIANTS.keys()) - set(SOON)))
 def test_over_nodes_is_in_one_process_for_all_others(method: str, tmp_path: Path) -> None:
     check(method, tmp_path)

@@ -11,7 +11,6 @@ METHODS = {path.stem: path for path in sorted((CONFIGS / "method").glob("*.yaml"
 METHODS["scaffold_with_raf"] = METHODS["scaffold"]
 METHODS["fedavg_with_adapters"] = METHODS["fedavg"]
 ON_ADAPTERS = ["fedavg_with_adapters", "fedex_lora", "fedit", "fedsa_lora", "ffa_lora", "flora", "hetlora"]
-KEPT = {f"{name}_kept": name for name in ("fedavg", "ditto")}  # clients keep their optimizer; Ditto has two phases
 ASYNCHRONOUS = {f"{name}_asynchronous": name for name in METHODS}
 SMALL = {
     "trainer.participation.init_args.count": "4",
@@ -65,6 +64,12 @@ KEEPING = {
     "model.init_args.optimizer": "torch.optim.Adam",
     "model.init_args.optimizer.lr": "0.003",
 }
+# Settings beside a method's file: clients keep their optimizer, of which Ditto has two; IFCA sends single models.
+VARIANTS = {
+    "fedavg_kept": ("fedavg", KEEPING),
+    "ditto_kept": ("ditto", KEEPING),
+    "ifca_probing": ("ifca", {"algorithm.init_args.probe_every": "2"}),
+}
 OWN: dict[str, dict[str, str | None]] = {
     "fedbn": {"model.init_args.network": "test_resnet"},
     "fedfrozen": {
@@ -86,9 +91,9 @@ OWN: dict[str, dict[str, str | None]] = {
 def words_of(name: str, root: Path, rounds: int, devices: int = 1) -> list[str]:
     """Options that run a method for some rounds on eight clients, four a round, mostly of the digits."""
     name, in_flight = (ASYNCHRONOUS[name], IN_FLIGHT) if name in ASYNCHRONOUS else (name, {})
-    kept, name = KEEPING if name in KEPT else {}, KEPT.get(name, name)
+    name, varied = VARIANTS.get(name, (name, {}))
     start, small = (PUPPETS, SMALL_PUPPETS) if name in ON_PUPPETS else (CONFIGS / "quickstart.yaml", SMALL)
-    options = small | OWN.get(name, {}) | in_flight | kept
+    options = small | OWN.get(name, {}) | in_flight | varied
     options |= {"trainer.max_rounds": str(rounds), "trainer.devices": str(devices)}
     options["model.init_args.lr_scheduler.init_args.T_max"] = "4"  # and not all rounds, for a run that is to go on
     words = [word for key, value in options.items() if value is not None for word in (f"--{key}", value)]

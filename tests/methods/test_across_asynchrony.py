@@ -19,6 +19,7 @@ from tests.support import ROOT, Points, fit, rows, weights
 
 REFUSED = {
     "fd_avg",
+    "fedcross",
     "feddf",
     "fedex_lora",
     "fedfrozen",

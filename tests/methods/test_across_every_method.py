@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.methods.run_methods import KEPT, METHODS, ON_PUPPETS, run_method
+from tests.methods.run_methods import METHODS, ON_PUPPETS, VARIANTS, run_method
 from tests.support import ROOT, assert_same, client_states, rows, saved_weights
 
 ROUNDS = 4
 IN_FLIGHT = [f"{name}_asynchronous" for name in ("fedasync", "fedavg", "fedbuff", "fednova", "fedper", "scaffold")]
-EVERY = [*METHODS, *IN_FLIGHT, *KEPT]
+EVERY = [*METHODS, *IN_FLIGHT, *VARIANTS]
 EACH = pytest.mark.parametrize("method", EVERY)
 
 

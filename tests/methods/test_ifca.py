@@ -12,8 +12,9 @@ from lit_fed import Classifier
 from lit_fed.data import ClassesPerClient, Digits
 from lit_fed.errors import ConfigError
 from lit_fed.methods import IFCA
+from lit_fed.participation import Asynchronous, Speeds
 from lit_fed.protocols import ClientTest, GlobalTest
-from tests.methods.support import run_quickstart
+from tests.methods.support import Rota, run_quickstart
 from tests.support import LeastSquares, Points, assert_same, fit, rows, saved_weights
 
 CLUSTERS = "clusters.network.weight"
@@ -52,6 +53,52 @@ def test_two_rounds_by_hand(tmp_path: Path) -> None:
     assert "global/loss" not in made.metrics
     # Down two models of two numbers, up one and two numbers for the cluster; four bytes, two clients.
     assert (made.metrics["comm/downlink_bytes"], made.metrics["comm/uplink_bytes"]) == (32, 32)
+
+
+def test_between_probes_a_client_keeps_its_cluster(tmp_path: Path) -> None:
+    # Learning rate 5, θ = (0, 0), (3, 9). Round 0: client 0 takes (3, 9), of the losses ½·2² and ½·1², to w₁ = 3 − 5;
+    # client 1 takes (0, 0), ½·4² and ½·5², to w₂ = 20. Round 1: another choice would be better for both, ½·4² against
+    # ½·2² and ½·16² against ½·5²; they go on to −2 + 20 = 18 and 20 − 80 = −60. Round 2: client 0 takes (0, −60),
+    # ½·16² against ½·2², to w₁ = 10, and client 1 (18, 9), ½·64² against ½·5², to w₂ = 9 − 25.
+    made = task(3, 9)
+    made.lr = 5.0
+    two = fit(tmp_path / "two", made, algorithm=IFCA(probe_every=2), protocols=[ClientTest()])
+    assert models(two) == [[0.0, -60.0], [18.0, 9.0]]
+    assert two.run.federation.server["taken"].tolist() == [1, 0]
+    # Tested with the cluster that they chose last: 18 misses 2 by 16, −60 misses 4 by 64.
+    assert two.metrics["clients/loss_mean"] == (16**2 + 64**2) / 4
+    # Down a model of two numbers and an index of eight bytes, up two numbers and two for the cluster; two clients.
+    assert (two.metrics["comm/downlink_bytes"], two.metrics["comm/uplink_bytes"]) == (32, 32)
+    made = task(3, 9)
+    made.lr = 5.0
+    three = fit(tmp_path / "three", made, algorithm=IFCA(probe_every=2), max_rounds=3)
+    assert models(three) == [[10.0, -60.0], [18.0, -16.0]]
+    assert three.metrics["comm/downlink_bytes"] == 2 * 2 * 2 * 4  # all models again
+
+
+def test_a_client_that_never_chose_gets_all_models(tmp_path: Path) -> None:
+    made = fit(tmp_path, task(3, 9), Points(4), IFCA(3, probe_every=100), participation=Rota(), max_rounds=6)
+    found = [int(row["value"]) for row in rows(made.log_dir / "clients.csv") if row["metric"] == "downlink_bytes"]
+    assert found == [3 * 8] * 4 + [8 + 8] * 2
+    assert made.run.federation.server["taken"].tolist() == [1, 0, 1, 0]
+
+
+def test_where_every_round_is_a_probe_nothing_is_addressed(tmp_path: Path) -> None:
+    assert not IFCA().addresses
+    assert IFCA(probe_every=2).addresses
+    made = fit(tmp_path, task(3, 9), algorithm=IFCA(), max_rounds=1)
+    assert made.run.federation.broadcast(1).addressed is None
+    assert made.run.federation.server.keys() == {CLUSTERS}
+
+
+def test_stale_movements_of_one_model_are_those_of_all(tmp_path: Path) -> None:
+    # Two clients at work, each of its own cluster from its first round on, so that both runs make the same models.
+    def run(folder: str, probe_every: int) -> Any:
+        flights = Asynchronous(concurrency=2, buffer=1, speeds=Speeds(sigma=1.0))
+        method = IFCA(probe_every=probe_every)
+        return fit(tmp_path / folder, task(3, 9), Points(), method, participation=flights, max_rounds=6)
+
+    assert models(run("one", 100)) == models(run("all", 1))
 
 
 @pytest.mark.parametrize(("weighting", "mean"), [("uniform", [2.75, 3.25]), ("samples", [2.875, 3.375])])
@@ -135,6 +182,8 @@ def test_wrong_settings(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"algorithm\.clusters is 0"):
         IFCA(clusters=0)
+    with pytest.raises(ConfigError, match=r"algorithm\.probe_every is 0"):
+        IFCA(probe_every=0)
     bare = LeastSquares()
     bare.network = Bare()
     with pytest.raises(ConfigError, match="no module of the network has reset_parameters"):

@@ -22,7 +22,7 @@ _OTHERS += ["fedmd", "fednova", "fedproto", "fedtgp", "flora", "hetlora", "hfedc
 _OTHERS += ["ifca", "qfedavg", "suwa", "uwa"]
 _ADDRESSED = "makes each client a message from others' updates, which trainer.privacy neither shows nor accounts for"
 REFUSED = {
-    **dict.fromkeys(["fedamp", "fedpac", "pfedhn"], _ADDRESSED),
+    **dict.fromkeys(["fedamp", "fedcross", "fedfomo", "fedpac", "pfedhn"], _ADDRESSED),
     **dict.fromkeys(_OTHERS, _OTHER),
     "local_only": "send nothing; leave it out",
 }

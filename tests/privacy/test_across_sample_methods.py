@@ -18,7 +18,7 @@ _TWICE = "algorithm.objective uses client.gradients, of a batch as a whole"
 _VIEWS = "the data come from a ViewLoader, which cannot draw every sample by itself; take data without views"
 _ADDRESSED = "makes each client a message from others' updates, which trainer.privacy neither shows nor accounts for"
 REFUSED = {
-    **dict.fromkeys(["fedamp", "fedpac", "pfedhn"], _ADDRESSED),
+    **dict.fromkeys(["fedamp", "fedcross", "fedfomo", "fedpac", "pfedhn"], _ADDRESSED),
     **dict.fromkeys(["fedetf", "fedgen", "fedlc", "fedrod", "fedrs", "hfedckd"], _COUNTS),
     "fedala": "its 'ala' reads a client's data beside the steps of its training",  # from its second round on
     **dict.fromkeys(["fedproto", "fedtgp"], "its 'prototypes' reads a client's data beside the steps of its training"),

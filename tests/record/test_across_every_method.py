@@ -13,7 +13,8 @@ from tests.support import ROOT, rows
 
 _NONE, _PERSONAL = "has no global model", "a part of every model is personal"
 REFUSED = {
-    **dict.fromkeys(["fd_avg", "fedmd", "fedproto", "fedtgp", "ifca", "local_only", "suwa", "uwa"], _NONE),
+    **dict.fromkeys(["fd_avg", "fedamp", "fedfomo", "fedmd", "fedproto", "fedtgp", "ifca", "local_only"], _NONE),
+    **dict.fromkeys(["pfedhn", "suwa", "uwa"], _NONE),
     **dict.fromkeys(["fedbn", "fedper", "fedrep", "fedsa_lora", "lg_fedavg"], _PERSONAL),
 }
 """Methods without a value of a coalition, with the reason that is given."""

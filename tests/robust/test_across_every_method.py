@@ -16,8 +16,8 @@ from tests.methods.run_methods import METHODS, words_of
 from tests.support import ROOT, saved_weights
 
 _OTHER = "its server does not average what clients send"
-_OTHERS = ["afl", "fd_avg", "fedamp", "feddf", "fedex_lora", "fedexp", "fedgen"]
-_OTHERS += ["fedit", "fedmd", "fednova", "fedpac", "fedproto", "fedtgp", "flora"]
+_OTHERS = ["afl", "fd_avg", "fedamp", "fedcross", "feddf", "fedex_lora", "fedexp", "fedfomo"]
+_OTHERS += ["fedgen", "fedit", "fedmd", "fednova", "fedpac", "fedproto", "fedtgp", "flora"]
 _OTHERS += ["hetlora", "hfedckd", "ifca", "pfedhn", "qfedavg", "suwa", "uwa"]
 REFUSED = {
     **dict.fromkeys(_OTHERS, _OTHER),

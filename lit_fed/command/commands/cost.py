@@ -180,9 +180,9 @@ def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algor
             sent = channel.downlink.cross(forecast, channel.down(round_idx, kind))
             example = next((one.client_id for one in mine), next(i for i in itertools.count() if kinds[i] == kind))
             client = Client(example, round_idx, "train", trainer.settings.seed, model, data, trainer.local.work)
-            own = channel.downlink.cross(
-                algorithm.address(server, example, round_idx, kind), channel.down(round_idx, kind)
-            )
+            addressed = algorithm.address(server, example, round_idx, kind)
+            addressed = {name: tensor for name, tensor in addressed.items() if name not in forecast}
+            own = channel.downlink.cross(addressed, channel.down(round_idx, kind))
             client.received, client.addressed = {**sent.payload, **own.payload}, own.payload
             context = channel.up(example, Broadcast(round_idx, {kind: client.received}), kind, buffers=model.buffers)
             up = channel.uplink.cross(untrained_answer(client, algorithm), context).num_bytes

@@ -381,8 +381,9 @@ class Session:
 
     def local_state(self, client: Client, method_state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors that a client keeps until it next takes part: personal ones, the method's and optimizers' state."""
-        model, optimizers = client.model, add_prefix(_OPTIMIZER, client.optimizers)
-        return {**model.tensors(model.personal_names), **add_prefix(_STATE, method_state), **optimizers}
+        model = client.model
+        kept = {**model.tensors(model.personal_names), **add_prefix(_STATE, method_state)}
+        return {**kept, **add_prefix(_OPTIMIZER, client.optimizers)} if client.optimizers else kept
 
 
 def _first(name: str, *held: Mapping[str, Tensor]) -> Tensor | None:

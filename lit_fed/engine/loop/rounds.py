@@ -147,17 +147,18 @@ def _train_cohort(run: Run, current: Round) -> None:
     versions = {client_id: current.round_idx if one.version is None else one.version for client_id, one in plan.items()}
     working = [client_id for client_id, one in plan.items() if one.fate is not Fate.LOST_BEFORE]
     broadcasts = {**federation.versions, current.round_idx: current.broadcast}
-    for client_id in list(plan)[run.workers.rank :: run.workers.world_size]:  # also to dropouts
-        broadcast, kind = broadcasts[versions[client_id]], federation.kinds[client_id]
-        ledger.sent(client_id, broadcast.bytes_down(client_id, kind))
-        if _DOWN in ledger.uncoded:
-            ledger.uncoded[_DOWN] += num_bytes(broadcast.received(client_id, kind))
     mine = run.workers.share(working, federation.data.census.num_samples)
     # The same versions on every process, because an executor may exchange something with the others.
     for version in sorted({versions[client_id] for client_id in working}) or [current.round_idx]:
         stopped = ledger.failures and run.settings.on_client_failure == "raise"
         own = [client_id for client_id in mine if versions[client_id] == version and not stopped]
         _train_version(run, current, own, broadcasts[version], plan)
+    dropouts = [client_id for client_id, one in plan.items() if one.fate is Fate.LOST_BEFORE]  # who downloads, too
+    for client_id in [*mine, *dropouts[run.workers.rank :: run.workers.world_size]]:
+        broadcast, kind = broadcasts[versions[client_id]], federation.kinds[client_id]
+        ledger.sent(client_id, broadcast.bytes_down(client_id, kind))
+        if _DOWN in ledger.uncoded:
+            ledger.uncoded[_DOWN] += broadcast.bytes_down(client_id, kind, coded=False)
     ledger.totals += federation.executor.summed_metrics(ledger.logged, current.round_idx)
 
 
@@ -201,7 +202,7 @@ def _add_late_updates(run: Run, current: Round) -> None:
         sent = current.broadcast.received(client_id, kind)
         update = federation.store.pop_update(client_id, run.fabric.device, kind, sent)
         if update is not None:
-            _deliver(run, current, Updates.of([update]), current.broadcast.received(client_id, kind))
+            _deliver(run, current, Updates.of([update]), sent)
 
 
 def _finite(run: Run, current: Round, updates: Updates) -> Updates:

@@ -147,7 +147,8 @@ class Algorithm(Checked, ABC, Generic[AggregateT]):
     varying: frozenset[str] = frozenset()
     """Tensors of an update whose first dimension depends on a client's data, such as a row for each of its classes.
 
-    The dimension is the same in all of these tensors, and at most an untrained client's.
+    The dimension is the same in all of these tensors, and at most an untrained client's. Also tensors of what is
+    addressed to a client, which may be shorter than in the first round.
     """
 
     nonnegative: frozenset[str] = frozenset()
@@ -321,7 +322,10 @@ class Algorithm(Checked, ABC, Generic[AggregateT]):
         return self.broadcast(server, round_idx, kind, "test")
 
     def forecast(self, server: Server, round_idx: int, kind: str) -> Payload:
-        """Names and shapes of a round's broadcast, for ``cost``, which never calls `step`."""
+        """Names and shapes of a round's broadcast, for ``cost``, which never calls `step`.
+
+        Also of tensors that are addressed to a client, where the first state of the server does not tell.
+        """
         return self.broadcast(server, round_idx, kind)
 
     # ------------------------------------------------------------------ what the engine calls

@@ -26,7 +26,7 @@ from lit_fed.engine.vectorized.evaluation import GroupEvaluation, SharedEvaluati
 from lit_fed.engine.vectorized.objective import NotVectorizable
 from lit_fed.engine.vectorized.probe import probe, refuse
 from lit_fed.engine.vectorized.training import GroupFinish, GroupLoop, Trained, answer_at, holdings
-from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
+from lit_fed.engine.wire.payload import Addressed, Broadcast, ClientUpdate
 from lit_fed.engine.wire.updates import Updates
 from lit_fed.errors import ClientFailure, ConfigError, reason
 from lit_fed.seeding import derive_seed
@@ -134,6 +134,8 @@ class VectorizedExecutor(Executor):
     def _run_group(self, kind: str, ids: Sequence[int], broadcast: Broadcast) -> Iterator[Updates | ClientFailure]:
         started = time.perf_counter()
         admitted: dict[Any, list[Client]] = {}
+        if isinstance(broadcast.addressed, Addressed):
+            broadcast.addressed.most = len(ids)
         with self.session.store.reading(ids):
             for client_id in ids:
                 try:

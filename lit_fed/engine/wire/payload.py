@@ -264,15 +264,29 @@ class Broadcast:
     num_bytes: Mapping[str, int] = field(default_factory=dict)
     wire: Mapping[str, Payload] = field(default_factory=dict)
     addressed: dict[int, Arrival] | None = None
+    _sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def received(self, client_id: int, kind: str) -> Payload:
         """The tensors that a client of a kind receives."""
         sent = self.payloads[kind]
-        return sent if self.addressed is None else {**sent, **self.addressed[client_id].payload}
+        return sent if self.addressed is None else {**sent, **self.own(client_id).payload}
 
-    def bytes_down(self, client_id: int, kind: str) -> int:
-        """Bytes that a client of a kind downloads."""
-        return self.num_bytes[kind] + (0 if self.addressed is None else self.addressed[client_id].num_bytes)
+    def own(self, client_id: int) -> Arrival:
+        """What is addressed to a client; its size is known from then on."""
+        assert self.addressed is not None
+        arrival = self.addressed[client_id]
+        if client_id not in self._sizes:
+            self._sizes[client_id] = arrival.num_bytes, num_bytes(arrival.payload)
+        return arrival
+
+    def bytes_down(self, client_id: int, kind: str, coded: bool = True) -> int:
+        """Bytes that a client of a kind downloads, as they travel or as they are without a codec."""
+        common = self.num_bytes[kind] if coded else num_bytes(self.payloads[kind])
+        if self.addressed is None:
+            return common
+        if client_id not in self._sizes:
+            self.own(client_id)
+        return common + self._sizes[client_id][0 if coded else 1]
 
     def detached(self, clients: Iterable[int] = ()) -> Broadcast:
         """A copy that outlives the server's step, without `wire`, and with what is addressed to some clients."""
@@ -290,18 +304,22 @@ class Broadcast:
 
 
 class Addressed(dict[int, Arrival]):
-    """Payloads addressed to single clients, made on demand; only the last client's is held.
+    """Payloads addressed to single clients, made on demand; only the last clients' are held.
 
     Args:
         make: Makes a client's.
+
+    Attributes:
+        most: Number of clients whose payloads are held.
     """
 
     def __init__(self, make: Callable[[int], Arrival]) -> None:
         super().__init__()
-        self._make = make
+        self._make, self.most = make, 1
 
     def __missing__(self, client_id: int) -> Arrival:
         made = self._make(client_id)
-        self.clear()
+        while len(self) >= self.most:
+            del self[next(iter(self))]
         self[client_id] = made
         return made

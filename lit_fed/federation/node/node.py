@@ -313,7 +313,8 @@ class Node:
             layout = layout_of(method.broadcast(server, round_idx, kind, stage))
         else:
             layout = layout_of(method.address(server, client_id, round_idx, kind, stage))
-        check_payload({name: payload[name] for name in layout if name in payload}, layout, "the server")
+        known = {name: payload[name] for name in layout if name in payload}
+        check_payload(known, layout, "the server", () if client_id is None else method.varying)
 
     def _count(self, *work: object) -> None:
         """Raise `WireError` if the server repeats a request more than `_OFTEN` times in a round."""

@@ -104,6 +104,7 @@ class Arrivals(Asynchronous):
         self.order = Path(ORDER)
         self._past: list[list[Participant]] = []
         self._sent: dict[int, Broadcast] = {}
+        self._live: Broadcast | None = None  # the last version's, of the server's own tensors
         self._since = time.monotonic()
 
     def learn(self, states: Mapping[str, Any], done: int, path: Path) -> None:
@@ -188,10 +189,11 @@ class Arrivals(Asynchronous):
             }
             self._sent = {v: one for v, one in self._sent.items() if v in {f[3].version for f in self._flying}}
             self._sent[version] = replace(broadcast.detached(), wire=wire)
+            self._live = broadcast
         if (addressed := self._sent[version].addressed) is not None:  # the version's step is still to come
-            made = self.federation.broadcast(version).addressed
-            assert made is not None
-            addressed[client_id] = map_tensors(made[client_id], torch.clone)
+            if self._live is None or self._live.round_idx != version:  # the first start after a resume
+                self._live = self.federation.broadcast(version)
+            addressed[client_id] = map_tensors(self._live.own(client_id), torch.clone)
         self.flights.start(client_id, self._sent[version])
         return Participant(client_id, Fate.ON_TIME, version, self._now(), math.inf)
 
