@@ -283,8 +283,9 @@ class RoundLedger:
             if "/" not in name:  # seconds; what the module logs has a slash
                 continue
             told = [(metrics[name], count) for metrics, count in logged if not math.isnan(metrics.get(name, math.nan))]
-            sums[name], counts[name] = [value * count for value, count in told], sum(count for _, count in told)
+            if told:
+                sums[name], counts[name] = [value * count for value, count in told], sum(count for _, count in told)
         for name, total in (entry for totals in self.totals for entry in totals.items()):
             sums.setdefault(name, []).extend(total.parts)
             counts[name] = counts.get(name, 0) + total.weight
-        return {name: exact_sum(parts) / max(counts[name], 1e-300) for name, parts in sums.items() if parts}
+        return {name: exact_sum(parts) / max(counts[name], 1e-300) for name, parts in sums.items()}
