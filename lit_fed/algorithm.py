@@ -36,6 +36,7 @@ from lit_fed.engine.method.task_run import Outputs
 from lit_fed.engine.method.wrapper import Aggregation, Attack, Privacy, WrapperState
 from lit_fed.engine.wire.batches import batch_size_of, halve_batch
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout, Payload, add_prefix, num_bytes, split_prefix
+from lit_fed.engine.wire.updates import Updates
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.face import live_here
 from lit_fed.patterns import chosen_names
@@ -75,6 +76,7 @@ __all__ = [
     "Tensors",
     "Terms",
     "Update",
+    "Updates",
     "WeightedMean",
     "Workers",
     "WrapperState",

@@ -62,6 +62,7 @@ SEAMS: dict[str, set[str]] = {
         "lit_fed.engine.wire.payload",
         "lit_fed.engine.wire.request",
         "lit_fed.engine.wire.totals",
+        "lit_fed.engine.wire.updates",
         "lit_fed.engine.wire.workers",
         "lit_fed.networks.base",
         "lit_fed.participation.asynchronous",

@@ -96,16 +96,14 @@ class Recorder(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._rows = int(state["rows"])
 
-    def _lines(self, record: RoundRecord) -> Iterator[str]:
+    def _lines(self, record: RoundRecord) -> list[str]:
         """The lines of ``clients.csv``: thousands per round, too many for a CSV writer; only names need quotes."""
-        begin, end, quoted = f"{record.round_idx},", "\n", dict[tuple[str, str], str]()
-        for client_id, stage, metric, value in record.rows:
-            what = quoted.get((stage, metric))
-            if what is None:
-                what = quoted[stage, metric] = _line([stage, metric]).rstrip("\n")
-            if self._names is not None:
-                end = f",{_line([self._names[client_id]])}"
-            yield f"{begin}{client_id},{what},{value}{end}"
+        begin, rows = f"{record.round_idx},", record.rows
+        quoted = {key: _line(key).rstrip("\n") for key in {(stage, metric) for _, stage, metric, _ in rows}}
+        if (names := self._names) is None:
+            return [f"{begin}{client_id},{quoted[what, metric]},{value}\n" for client_id, what, metric, value in rows]
+        ends = {client_id: _line([names[client_id]]) for client_id in {row.client_id for row in rows}}
+        return [f"{begin}{one},{quoted[what, metric]},{value},{ends[one]}" for one, what, metric, value in rows]
 
 
 class RoundTable:

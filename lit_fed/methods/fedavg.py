@@ -49,6 +49,11 @@ class FedAvg(fed.Algorithm[fed.Payload]):
         """A stale client's movement, added to the present model."""
         return self.moved(update, begun, server)
 
+    def arrived(self, updates: fed.Updates, begun: fed.Payload, server: fed.Server) -> fed.Updates:
+        """`arrive` of updates whose clients received the same, which leaves fresh ones as they are."""
+        fresh = not updates.staleness and type(self).arrive is FedAvg.arrive
+        return updates if fresh else super().arrived(updates, begun, server)
+
     def moved(
         self, update: fed.ClientUpdate, begun: fed.Payload, server: fed.Server, share: float = 1.0
     ) -> fed.ClientUpdate:

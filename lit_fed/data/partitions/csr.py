@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol as Interface
 
@@ -81,6 +81,16 @@ class CSR:
         """Number of samples of one client."""
         start, stop = self.bounds(client_id)
         return stop - start
+
+    def sizes_of(self, client_ids: Sequence[int]) -> list[int]:
+        """Number of samples of each of some clients."""
+        if len(client_ids) == 1:
+            return [self.size(client_ids[0])]
+        chosen = np.asarray(client_ids, dtype=np.int64)
+        if len(chosen) and not (chosen.min() >= 0 and chosen.max() < len(self)):
+            self.bounds(int(chosen[(chosen < 0) | (chosen >= len(self))][0]))
+        sizes: list[int] = (self.offsets[chosen + 1] - self.offsets[chosen]).tolist()
+        return sizes
 
     @property
     def sizes(self) -> IntArray:

@@ -263,6 +263,12 @@ class Census:
             return self.reports[client_id].samples
         return self._cut.of_client(client_id).train.size(client_id)
 
+    def samples(self, client_ids: Sequence[int]) -> list[int]:
+        """Training samples of each of some clients."""
+        if self.reports or self._cut.clients is not None:
+            return [self.num_samples(client_id) for client_id in client_ids]
+        return self._cut.train.sizes_of(client_ids)
+
     def class_counts(self, client_id: int) -> IntArray:
         """Training samples of one client in each class, shape (num_classes,).
 

@@ -12,11 +12,12 @@ from typing import Any, Literal, cast
 
 from typing_extensions import override
 
-from lit_fed.engine.clients.session import Session
+from lit_fed.engine.clients.session import Answers, Session
 from lit_fed.engine.method.algorithm import Algorithm, zeros_like
 from lit_fed.engine.method.client import Client, FineTuning, Pass, Stage
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout, Payload, layout_of
 from lit_fed.engine.wire.totals import Totals
+from lit_fed.engine.wire.updates import Updates
 from lit_fed.engine.wire.workers import Workers, raise_if_lost
 from lit_fed.errors import ClientFailure, LitFedError, NobodyLeft, ProcessLost, outline, own_traceback, place_of, reason
 
@@ -115,10 +116,10 @@ class Executor(ABC):
         return
 
     @abstractmethod
-    def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
-        """Train every client on the broadcast; yield each update or failure.
+    def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[Updates | ClientFailure]:
+        """Train every client on the broadcast; yield updates, of one client or of several, and each failure.
 
-        The tensors of an update are valid until the next one is asked for. A client's new state is stored before its
+        The tensors of updates are valid until the next are asked for. A client's new state is stored before its
         update is yielded, and becomes current with the round.
         """
 
@@ -177,9 +178,9 @@ class SequentialExecutor(Executor):
         self.session = session
 
     @override
-    def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
+    def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[Updates | ClientFailure]:
         for client_id in client_ids:
-            outcome: ClientUpdate | ClientFailure
+            outcome: Updates | ClientFailure
             try:
                 with self.session.guard.over(client_id, broadcast.round_idx):
                     outcome = self.run_client(client_id, broadcast)
@@ -187,7 +188,7 @@ class SequentialExecutor(Executor):
                 outcome = failure(client_id, broadcast.round_idx, error)
             yield outcome
 
-    def run_client(self, client_id: int, broadcast: Broadcast) -> ClientUpdate:
+    def run_client(self, client_id: int, broadcast: Broadcast) -> Updates:
         """Train one client: load state and broadcast, work, answer, store the state.
 
         Raises:
@@ -204,10 +205,13 @@ class SequentialExecutor(Executor):
             metrics = meter.merged(Workers(loop.fabric, everyone=True), loop.metrics)
             loop.workers.agree(client.model.tensors(client.model.buffers))
         answer = session.answer(client)
-        update = session.take(client, answer, metrics)
-        update.metrics["time_s"] = time.perf_counter() - started
-        (update,) = session.wrappers.on_clients([update], [client])
-        return session.send(update, client, answer)
+        session.check_finite(client, metrics, answer)
+        metrics["time_s"] = time.perf_counter() - started
+        updates = session.take([client], Answers.of(answer), [metrics])
+        if session.is_done([answer.local_state]):
+            return updates
+        (update,) = session.wrappers.on_clients(list(updates), [client])
+        return Updates.of([session.send(update, client, answer.local_state)])
 
 
 def failure(client_id: int, round_idx: int, error: BaseException) -> ClientFailure:

@@ -6,7 +6,7 @@ A session holds one task for each kind of network, and loads it with the tensors
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -29,6 +29,7 @@ from lit_fed.engine.wire.payload import (
     Broadcast,
     ClientUpdate,
     Flat,
+    FlatPayload,
     Layout,
     Payload,
     add_prefix,
@@ -37,6 +38,7 @@ from lit_fed.engine.wire.payload import (
     not_finite,
     split_prefix,
 )
+from lit_fed.engine.wire.updates import Updates
 from lit_fed.errors import CheckpointError, NonFiniteUpdate
 from lit_fed.seeding import seed_device
 
@@ -64,6 +66,46 @@ class Answer(NamedTuple):
     weight: float | None
     flat: Flat | None
     finite: bool
+
+
+class Answers(NamedTuple):
+    """Answers of several clients of one kind, each as in `Answer`.
+
+    Args:
+        payloads: Empty where `vectors` has them.
+        local_states: By client.
+        weights: By client.
+        vectors: The payloads as the rows of a matrix, where they can be.
+        finite: By client.
+    """
+
+    payloads: Sequence[Payload]
+    local_states: Sequence[Tensors]
+    weights: Sequence[float | None]
+    vectors: Flat | None
+    finite: Sequence[bool]
+
+    @classmethod
+    def of(cls, answer: Answer) -> Answers:
+        """A table of one client's."""
+        flat = answer.flat
+        vectors = None if flat is None else Flat(flat.layout, flat.values.unsqueeze(0))
+        return cls([answer.payload], [answer.local_state], [answer.weight], vectors, [answer.finite])
+
+    def only(self, chosen: Sequence[int]) -> Answers:
+        """Those at some positions, ascending."""
+        vectors = None if self.vectors is None else Flat(self.vectors.layout, self.vectors.values[list(chosen)])
+        payloads = [self.payloads[idx] for idx in chosen] if self.vectors is None else []
+        kept, weights = [self.local_states[idx] for idx in chosen], [self.weights[idx] for idx in chosen]
+        return Answers(payloads, kept, weights, vectors, [self.finite[idx] for idx in chosen])
+
+    def of_client(self, idx: int) -> Answer:
+        """One client's."""
+        kept, weight, finite = self.local_states[idx], self.weights[idx], self.finite[idx]
+        if self.vectors is None:
+            return Answer(self.payloads[idx], kept, weight, None, finite)
+        flat = Flat(self.vectors.layout, self.vectors.values[idx])
+        return Answer(FlatPayload(flat), kept, weight, flat, finite)
 
 
 @dataclass(eq=False)
@@ -95,6 +137,8 @@ class Session:
     channel: Channel = field(default_factory=Channel)
 
     def __post_init__(self) -> None:
+        hooks = ("initial_state", "start")
+        self._looks = any(getattr(type(self.algorithm), hook) is not getattr(Algorithm, hook) for hook in hooks)
         self._taken: Broadcast | None = None
         self._memories: dict[int, Tensors] = {}  # by client: what the codec keeps, from entering to sending
         self._starts: dict[str, Tensors] = {}  # by kind: start of clients that keep nothing of the model
@@ -218,10 +262,14 @@ class Session:
         )  # fmt: skip
         if broadcast.addressed is not None:
             client.addressed = broadcast.addressed[client_id].payload
-        frozen = broadcast.frozen.get(kind, {})  # the task may hold what another client began with
-        client.model = ModelView(model, lambda name: _first(name, client.own, client.received, frozen, model.initial))
-        client.task_run = TaskRunOn(loop.state.task_run, client.model)
-        if stored := self.store.get(client_id):
+        if self._looks:
+            frozen = broadcast.frozen.get(kind, {})  # the task may hold what another client began with
+            client.model = ModelView(
+                model, lambda name: _first(name, client.own, client.received, frozen, model.initial)
+            )
+            client.task_run = TaskRunOn(loop.state.task_run, client.model)
+        stored = self.store.get(client_id) or {}
+        if stored:
             memory, stored = split_prefix(_CODEC, stored)
             if memory and stage == "train":
                 self._memories[client_id] = memory
@@ -285,27 +333,34 @@ class Session:
         sent = made.payload.values() if flat is None else [flat.values]
         return Answer(made.payload, kept, made.weight, flat, are_finite([*sent, *kept.values()]))
 
-    def take(self, client: Client, answer: Answer, metrics: dict[str, float]) -> ClientUpdate:
-        """Make a client's update, for `send`.
+    def take(self, clients: Sequence[Client], answers: Answers, metrics: Sequence[dict[str, float]]) -> Updates:
+        """Make updates of clients of one kind whose answers are finite, for `send`.
 
         The metrics gain the learning rate of the round.
-
-        Raises:
-            NonFiniteUpdate: See `check_finite`.
         """
-        self.check_finite(client, metrics, answer)
-        if (rate := self.loop(client).optimizers.rate_of(client.round_idx)) is not None:
-            metrics["lr"] = rate
-        weight = client.num_samples if answer.weight is None else answer.weight
-        return ClientUpdate(client.id, answer.payload, weight, metrics, self.kinds[client.id], flat=answer.flat)
+        first = clients[0]
+        if (rate := self.loop(first).optimizers.rate_of(first.round_idx)) is not None:
+            for logged in metrics:
+                logged["lr"] = rate
+        ids, kind = [client.id for client in clients], self.kinds[first.id]
+        pairs = zip(answers.weights, self.data.census.samples(ids), strict=True)
+        weights: list[float] = [count if weight is None else weight for weight, count in pairs]
+        if answers.vectors is not None:
+            return Updates(ids, kind, weights, list(metrics), answers.vectors)
+        rows = zip(ids, answers.payloads, weights, metrics, strict=True)
+        return Updates.of([ClientUpdate(*row, kind) for row in rows])
 
-    def send(self, update: ClientUpdate, client: Client, answer: Answer) -> ClientUpdate:
+    def is_done(self, local_states: Sequence[Tensors]) -> bool:
+        """Whether updates go out as `take` made them: nothing wraps or packs them, and nothing is stored with them."""
+        packs = self.channel.uplink.codec is not None or bool(self._memories)
+        return not packs and not self.wrappers.stack and not any(local_states)
+
+    def send(self, update: ClientUpdate, client: Client, kept: Tensors) -> ClientUpdate:
         """Pack a client's update for the wire, after `Wrappers.on_clients`, and store the client's state.
 
         Raises:
             NonFiniteUpdate: If the uplink's codec would keep NaN or infinity; the stored state stays unchanged.
         """
-        kept = answer.local_state
         if self._memories or self.channel.uplink.codec is not None:
             memory = dict(self._memories.pop(client.id, {}))
             if self.channel.uplink.codec is not None and self._taken is not None:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from lit_fed.engine.evaluation.protocols import ClientRow
 from lit_fed.engine.method.kinds import ONLY
-from lit_fed.engine.wire.payload import MOST_VALUES, ClientUpdate, Flat, Payload, stacked
+from lit_fed.engine.wire.payload import MOST_VALUES, Payload
 from lit_fed.engine.wire.totals import Totals, exact_sum
+from lit_fed.engine.wire.updates import Updates, together
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ClientFailure
 
@@ -67,30 +68,35 @@ class DriftMeter:
         self._units: Tensor | None = None
         self._sent: Payload | None = None
         self._origin: Tensor | None = None
-        self._waiting: list[Tensor] = []
-        self._most = 0  # batch size
+        self._waiting: list[Tensor] = []  # rows of matrices
+        self._count, self._most = 0, 0  # rows that wait, and that may
         self._alike: Mapping[str, torch.Size] | None = None
         self._every, self._share = 1, 1.0  # stride of the sampled values, and their share
 
-    def add(self, update: ClientUpdate, broadcast: Payload) -> None:
-        """Add a client's movement from its broadcast, without synchronising the device."""
-        flat = update.flat
+    def add(self, updates: Updates, broadcast: Payload) -> None:
+        """Add clients' movements from their broadcast, without synchronising the device."""
+        vectors = updates.vectors
         if broadcast is not self._sent:  # clients of an asynchronous federation start from several
             self._measure()
             self._sent, self._origin, self._alike = broadcast, None, None
-        if flat is not None and flat.layout is self._alike:
-            self._waiting.append(flat.values)
-        elif not self._take_unlike(update.payload, flat, broadcast):
+        if vectors is not None and vectors.layout is self._alike:
+            self._waiting.append(vectors.values)
+        elif not self._take_unlike(updates, broadcast):
             return
-        self._clients.append(update.client_id)
-        sent = {name: broadcast[name] for name in self._buffers if name in update.payload and name in broadcast}
-        moves = [update.payload[name].detach() - one for name, one in sent.items() if one.is_floating_point()]
-        if moves:
-            self._buffer_norms.append(torch.linalg.vector_norm(torch.cat([move.flatten() for move in moves])))
-        if len(self._waiting) >= self._most:
+        self._clients += updates.client_ids
+        self._count += len(updates)
+        if self._buffers:
+            payload = updates.example
+            sent = {name: broadcast[name] for name in self._buffers if name in payload and name in broadcast}
+            moves = [updates.stack(name) - one for name, one in sent.items() if one.is_floating_point()]
+            if moves:
+                moved = _thinned(1, moves)
+                self._buffer_norms.append(torch.linalg.vector_norm(moved, dim=1))
+        if self._count >= self._most:
             self._measure()
 
-    def _take_unlike(self, payload: Payload, flat: Flat | None, broadcast: Payload) -> bool:
+    def _take_unlike(self, updates: Updates, broadcast: Payload) -> bool:
+        payload, vectors = updates.example, updates.vectors
         floating = (name for name, tensor in payload.items() if name in broadcast and tensor.is_floating_point())
         names = [name for name in floating if name not in self._buffers]
         if not names:
@@ -98,17 +104,17 @@ class DriftMeter:
         if self._origin is None:
             total = sum(broadcast[name].numel() for name in names)
             self._every = -(-total // _SAMPLED_VALUES) if total > MOST_VALUES else 1
-            self._origin = _thinned(self._every, [broadcast[name] for name in names])
+            self._origin = _thinned(self._every, [broadcast[name].unsqueeze(0) for name in names])[0]
             self._share = self._origin.numel() / max(total, 1)
             self._most = -(-_BLOCK_VALUES // max(self._origin.numel(), 1))
         # Tensors beyond the server's own, such as control variates, come last in a payload.
-        whole = flat is not None and self._every == 1 and names == list(flat.layout)[: len(names)]
-        self._alike = flat.layout if flat is not None and whole else None
-        if flat is not None and self._alike is not None:
-            values = flat.values
+        whole = vectors is not None and self._every == 1 and names == list(vectors.layout)[: len(names)]
+        self._alike = vectors.layout if vectors is not None and whole else None
+        if vectors is not None and self._alike is not None:
+            values = vectors.values
         else:
-            values = _thinned(self._every, [payload[name].detach() for name in names])
-        if self._waiting and self._waiting[0].shape != values.shape:
+            values = _thinned(self._every, [updates.stack(name) for name in names])
+        if self._waiting and self._waiting[0].shape[1:] != values.shape[1:]:
             self._measure()
         self._waiting.append(values)
         return True
@@ -116,8 +122,8 @@ class DriftMeter:
     def _measure(self) -> None:
         if not self._waiting or self._origin is None:
             return
-        moves = stacked(self._waiting)[:, : len(self._origin)] - self._origin
-        self._waiting = []
+        moves = together(self._waiting)[:, : len(self._origin)] - self._origin
+        self._waiting, self._count = [], 0
         norms = torch.linalg.vector_norm(moves, dim=1)
         moves.div_(norms.clamp_min(torch.finfo(moves.dtype).tiny).unsqueeze(1))
         units = moves.sum(0) if len(moves) > 1 else moves[0]
@@ -128,7 +134,7 @@ class DriftMeter:
         """The process's part of `result`."""
         self._measure()
         norms = (torch.cat(self._norms) if self._norms else torch.empty(0)).double() / self._share**0.5
-        buffers = (torch.stack(self._buffer_norms) if self._buffer_norms else torch.empty(0)).double().cpu().numpy()
+        buffers = (torch.cat(self._buffer_norms) if self._buffer_norms else torch.empty(0)).double().cpu().numpy()
         return Moves(self._clients, norms.cpu().numpy(), 0 if self._units is None else self._units.numel(), buffers)
 
     def result(self, parts: Sequence[Moves], workers: Workers) -> dict[str, float]:
@@ -154,8 +160,8 @@ class DriftMeter:
 
 
 def _thinned(step: int, tensors: Iterable[Tensor]) -> Tensor:
-    """Every ``step``-th value of each tensor, as one vector."""
-    return torch.cat([tensor.flatten()[::step] for tensor in tensors])
+    """Every ``step``-th value of each of n clients' tensors (n, …), as the rows of a matrix."""
+    return torch.cat([tensor.unsqueeze(-1).flatten(1)[:, ::step] for tensor in tensors], 1)
 
 
 @dataclass(slots=True)
@@ -189,20 +195,21 @@ class RoundLedger:
         """Record a download of the broadcast."""
         self.downloads[client_id] = downlink_bytes
 
-    def trained(self, update: ClientUpdate, broadcast: Payload) -> None:
-        """Record a client's finished local work."""
-        if (rate := update.metrics.pop("lr", None)) is not None:
-            self._record_rate(update.kind, (update.client_id, rate))
-        self.logged[update.client_id] = dict(update.metrics)
+    def trained(self, updates: Updates, broadcast: Payload) -> None:
+        """Record clients' finished local work."""
+        columns = zip(updates.client_ids, updates.metrics, strict=True)
+        if rates := [(client_id, metrics.pop("lr")) for client_id, metrics in columns if "lr" in metrics]:
+            self._record_rate(updates.kind, min(rates))
+        self.logged.update(zip(updates.client_ids, map(dict, updates.metrics), strict=True))
         if self.drift is not None:
-            self.drift.add(update, broadcast)
+            self.drift.add(updates, broadcast)
 
     def _record_rate(self, kind: str, rate: tuple[int, float]) -> None:
         self.rates[kind] = min(self.rates.get(kind, rate), rate)
 
-    def arrived(self, client_id: int, uplink_bytes: int) -> None:
-        """Record an update's arrival."""
-        self.uploads.append((client_id, uplink_bytes))
+    def arrived(self, updates: Updates) -> None:
+        """Record updates' arrival."""
+        self.uploads += zip(updates.client_ids, updates.uplink_bytes, strict=True)
 
     def failed(self, failure: ClientFailure) -> None:
         """Record a client's failure."""
@@ -256,26 +263,28 @@ class RoundLedger:
             "decide the mean alone; trainer.aggregation bounds it"
         )
 
-    def metrics(self, num_samples: Callable[[int], int], workers: Workers) -> dict[str, float]:
+    def metrics(self, samples: Callable[[Sequence[int]], list[int]], workers: Workers) -> dict[str, float]:
         """Round metrics: sample-weighted means over clients, learning rates, bytes, drift, counts."""
         down, up = sum(self.downloads.values()), sum(num_bytes for _, num_bytes in self.uploads)
         metrics = {"train/lr" if kind == ONLY else f"train/lr_{kind}": rate for kind, (_, rate) in self.rates.items()}
-        metrics |= self._training_means(num_samples)
+        metrics |= self._training_means(samples)
         metrics |= {"comm/uplink_bytes": up, "comm/downlink_bytes": down, "comm/total_bytes": up + down} | self.uncoded
         if self.drift is not None:
             metrics |= self.drift.result(self._moves, workers)
         metrics["participation/count"] = len(self.uploads)
         return metrics
 
-    def _training_means(self, num_samples: Callable[[int], int]) -> dict[str, float]:
+    def _training_means(self, samples: Callable[[Sequence[int]], list[int]]) -> dict[str, float]:
         sums: dict[str, list[float]] = {}
         counts: dict[str, int] = {}
-        for client_id in sorted(self.logged):
-            count = num_samples(client_id)
-            for name, value in self.logged[client_id].items():
-                if "/" in name and not math.isnan(value):  # logged by the module; seconds have no slash
-                    sums.setdefault(name, []).append(value * count)
-                    counts[name] = counts.get(name, 0) + count
+        ids = sorted(self.logged)
+        logged = list(zip((self.logged[client_id] for client_id in ids), samples(ids), strict=True))
+        for name in dict.fromkeys(name for metrics, _ in logged for name in metrics):
+            if "/" not in name:  # seconds; what the module logs has a slash
+                continue
+            told = [(metrics[name], count) for metrics, count in logged if not math.isnan(metrics.get(name, math.nan))]
+            if told:
+                sums[name], counts[name] = [value * count for value, count in told], sum(count for _, count in told)
         for name, total in (entry for totals in self.totals for entry in totals.items()):
             sums.setdefault(name, []).extend(total.parts)
             counts[name] = counts.get(name, 0) + total.weight

@@ -18,7 +18,8 @@ from lit_fed.engine.loop.run import RoundRecord, Run
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.wire.channel import NOT_FINITE
-from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Payload, are_finite, num_bytes
+from lit_fed.engine.wire.payload import Broadcast, Payload, are_finite, num_bytes
+from lit_fed.engine.wire.updates import Updates
 from lit_fed.errors import ClientFailure, NonFiniteServer, NothingToAverage
 from lit_fed.machine import settled
 from lit_fed.participation import CLOCK, Fate, Participant
@@ -95,7 +96,7 @@ def run_round(run: Run, round_idx: int) -> None:
         metrics = federation.algorithm.step(federation.server, aggregate, cohort) | metrics
         _check_server(run, round_idx)
     federation.store.commit(run.workers, round_idx + 1)
-    metrics = ledger.metrics(federation.data.census.num_samples, run.workers) | metrics
+    metrics = ledger.metrics(federation.data.census.samples, run.workers) | metrics
     metrics |= federation.participation.metrics(round_idx, run.metrics.get(CLOCK, 0.0))
     metrics |= {"time/local_s": ledger.local_s, "time/aggregate_s": time.perf_counter() - reduced}
     _end(run, current, metrics)
@@ -166,38 +167,59 @@ def _train_version(
 ) -> None:
     """Train this process's clients that start from one broadcast."""
     federation, ledger = run.federation, current.ledger
-    for update in federation.executor.run(client_ids, broadcast):
-        if isinstance(update, ClientFailure):
-            ledger.failed(update)
+    for outcome in federation.executor.run(client_ids, broadcast):
+        if isinstance(outcome, ClientFailure):
+            ledger.failed(outcome)
             if run.settings.on_client_failure == "raise":
                 return  # the other processes learn of it when the ledgers merge
             continue
-        _take_in(run, current, update, broadcast, plan[update.client_id])
-        del update  # no update stays in memory while the next client works
+        for updates, sent in outcome.by_received(broadcast):
+            _take_in(run, current, updates, sent, broadcast, plan)
+            del updates
+        del outcome  # no update stays in memory while the next client works
 
 
-def _take_in(run: Run, current: Round, update: ClientUpdate, broadcast: Broadcast, participant: Participant) -> None:
-    """Record a client's work, and aggregate its update where it arrives in time."""
+def _take_in(
+    run: Run,
+    current: Round,
+    updates: Updates,
+    sent: Payload,
+    broadcast: Broadcast,
+    plan: Mapping[int, Participant],
+) -> None:
+    """Record the work of clients that received the same, and aggregate the updates that arrive in time."""
     federation = run.federation
-    changed = federation.channel.uplink.codec is not None or not federation.wrappers.keep_finite
-    update.staleness = current.round_idx - broadcast.round_idx
-    if participant.version is not None:
-        update.metrics["staleness"] = update.staleness
-    begun = broadcast.received(update.client_id, update.kind)
-    current.ledger.trained(update, begun)
-    run.call("on_client_end", update)
-    received = federation.channel.receive(update, broadcast)
-    arrives = participant.fate is not Fate.LOST_AFTER and (not changed or _is_finite(run, current, received))
-    if received.decoder and arrives:
-        federation.store.put_decoder(received)
-    elif received.decoder:  # both ends go on together, or neither does
-        federation.store.undo([update.client_id])
-    if not arrives:
-        return
-    if participant.fate is Fate.LATE:
-        federation.store.put_update(received)
-    else:
-        _deliver(run, current, received, begun)
+    updates.staleness = current.round_idx - broadcast.round_idx
+    if plan[updates.client_ids[0]].version is not None:
+        for metrics in updates.metrics:
+            metrics["staleness"] = updates.staleness
+    current.ledger.trained(updates, sent)
+    run.call_each("on_client_end", updates)
+    received = federation.channel.receive(updates, broadcast)
+    fates = [plan[client_id].fate for client_id in received.client_ids]
+    for fate in dict.fromkeys(fates):
+        alike = received.only([idx for idx, one in enumerate(fates) if one is fate])
+        arrived = alike.only([]) if fate is Fate.LOST_AFTER else _finite(run, current, alike)
+        if federation.channel.uplink.codec is not None:
+            _keep_decoders(run, alike, arrived)
+        if fate is not Fate.LATE:
+            _deliver(run, current, arrived, sent)
+            continue
+        for update in arrived:
+            federation.store.put_update(update)
+
+
+def _keep_decoders(run: Run, made: Updates, arrived: Updates) -> None:
+    """Keep what the server's end of a codec knows of the clients whose updates arrive; undo the states of the others.
+
+    Both ends go on together, or neither does.
+    """
+    store = run.federation.store
+    for update in made:
+        if update.decoder and update.client_id in arrived.client_ids:
+            store.put_decoder(update)
+        elif update.decoder:
+            store.undo([update.client_id])
 
 
 def _add_late_updates(run: Run, current: Round) -> None:
@@ -208,28 +230,35 @@ def _add_late_updates(run: Run, current: Round) -> None:
         sent = current.broadcast.received(client_id, kind)
         update = federation.store.pop_update(client_id, run.fabric.device, kind, sent)
         if update is not None:
-            _deliver(run, current, update, sent)
+            _deliver(run, current, Updates.of([update]), sent)
 
 
-def _is_finite(run: Run, current: Round, update: ClientUpdate) -> bool:
-    """Whether an update is finite after a codec or a wrapper, which alone can have changed that; note the failure."""
+def _finite(run: Run, current: Round, updates: Updates) -> Updates:
+    """The updates that are finite after a codec or a wrapper, which alone can have changed that; note the failures."""
     codec = run.federation.channel.uplink.codec
-    if are_finite(update.payload.values() if update.flat is None else [update.flat.values]):
-        return True
+    if codec is None and run.federation.wrappers.keep_finite:
+        return updates
+    sent = [update.payload.values() if update.flat is None else [update.flat.values] for update in updates]
+    finite = [are_finite(tensors) for tensors in sent]
     cause = "is not finite, which trainer.attack makes of it" if codec is None else NOT_FINITE
-    current.ledger.failed(ClientFailure(update.client_id, current.round_idx, f"its update {cause}"))
-    return False
+    for client_id, is_one in zip(updates.client_ids, finite, strict=True):
+        if not is_one:
+            current.ledger.failed(ClientFailure(client_id, current.round_idx, f"its update {cause}"))
+    return updates.only([idx for idx, is_one in enumerate(finite) if is_one])
 
 
-def _deliver(run: Run, current: Round, update: ClientUpdate, begun: Payload) -> None:
+def _deliver(run: Run, current: Round, updates: Updates, sent: Payload) -> None:
+    """Reduce the updates that arrive from clients which received the same."""
+    if not len(updates):
+        return
     federation = run.federation
-    run.call("on_arrival", update)
+    run.call_each("on_arrival", updates)
     if "probability" in current.needs:  # an estimate takes seconds in a large population
-        update.probability = federation.participation.probability(update.client_id)
-    current.reducer.add(federation.algorithm.arrive(update, begun, federation.server))
-    current.ledger.arrived(update.client_id, update.uplink_bytes)
+        updates.probabilities = [federation.participation.probability(one) for one in updates.client_ids]
+    current.reducer.extend(federation.algorithm.arrived(updates, sent, federation.server))
+    current.ledger.arrived(updates)
     if _UP in current.ledger.uncoded:
-        current.ledger.uncoded[_UP] += num_bytes(update.payload)
+        current.ledger.uncoded[_UP] += sum(num_bytes(update.payload) for update in updates)
 
 
 def _end(run: Run, current: Round, metrics: dict[str, float]) -> None:

@@ -17,6 +17,7 @@ from lit_fed.engine.evaluation.protocols import ClientRow, EvalSubset, Evaluatio
 from lit_fed.engine.lightning.metric_names import MetricNames, base_name
 from lit_fed.engine.loop.settings import RunSettings
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate
+from lit_fed.engine.wire.updates import Updates
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.participation import Participant
 
@@ -101,10 +102,20 @@ class Run:
 
     def call(self, hook: str, *args: Any) -> None:
         """Call a hook of every callback that overrides it."""
-        if hook not in self._listeners:  # a hook may run for every client: skip callbacks without it
-            self._listeners[hook] = [getattr(callback, hook) for callback in self.callbacks if callback.listens(hook)]
-        for listener in self._listeners[hook]:
+        for listener in self.listeners(hook):
             listener(self, *args)
+
+    def listeners(self, hook: str) -> list[Callable[..., None]]:
+        """The overridden hooks of the callbacks."""
+        if hook not in self._listeners:
+            self._listeners[hook] = [getattr(callback, hook) for callback in self.callbacks if callback.listens(hook)]
+        return self._listeners[hook]
+
+    def call_each(self, hook: str, updates: Updates) -> None:
+        """Call a hook of every callback that overrides it for one update after the other."""
+        if self.listeners(hook):
+            for update in updates:
+                self.call(hook, update)
 
     def is_due(self, done: int) -> bool:
         """Whether the protocols run after ``done`` rounds."""

@@ -22,6 +22,7 @@ from lit_fed.engine.method.client import Client, Pass, Phase, Stage, Tensors, Up
 from lit_fed.engine.method.model import Model, Split
 from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.wire.payload import ClientUpdate, Payload
+from lit_fed.engine.wire.updates import Updates
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -328,6 +329,12 @@ class Algorithm(Checked, ABC, Generic[AggregateT]):
         return self.broadcast(server, round_idx, kind)
 
     # ------------------------------------------------------------------ what the engine calls
+
+    def arrived(self, updates: Updates, begun: Payload, server: Server) -> Updates:
+        """`arrive` of updates whose clients received the same."""
+        if type(self).arrive is Algorithm.arrive:
+            return updates
+        return Updates.of([self.arrive(update, begun, server) for update in updates])
 
     def terms(self, client: Client, batch: Any, public: bool = False) -> Terms:
         """The objective with the regularizer around it.

@@ -18,12 +18,11 @@ from lit_fed.engine.wire.payload import (
     MOST_VALUES,
     ClientUpdate,
     Flat,
-    FlatPayload,
     Payload,
     add_prefix,
     split_prefix,
-    stacked,
 )
+from lit_fed.engine.wire.updates import Updates, together
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import NothingToAverage
 
@@ -38,6 +37,11 @@ class Reducer(ABC, Generic[T]):
     @abstractmethod
     def add(self, update: ClientUpdate) -> None:
         """Add an update; its tensors may be overwritten after the call."""
+
+    def extend(self, updates: Updates) -> None:
+        """Add several updates: by default one after the other."""
+        for update in updates:
+            self.add(update)
 
     @abstractmethod
     def result(self, workers: Workers) -> T | None:
@@ -73,9 +77,9 @@ class WeightedMean(Reducer[Payload]):
         self._dtypes: dict[str, torch.dtype] = {}
         self._total = 0.0
         self._alike: Mapping[str, torch.Size] | None = None
-        self._waiting: list[Tensor] = []
+        self._waiting: list[Tensor] = []  # rows of matrices
         self._weights: list[float] = []
-        self._most = 0  # vectors that may wait
+        self._most = 0  # rows that may wait
 
     @override
     def parts(self) -> list[WeightedMean] | None:
@@ -84,20 +88,33 @@ class WeightedMean(Reducer[Payload]):
 
     @override
     def add(self, update: ClientUpdate) -> None:
-        weight, flat = 1.0 if self.uniform else float(update.weight), update.flat
-        self._total += weight
-        if flat is None or flat.layout is not self._alike:
-            self._check(update)
+        self._take(Updates.of([update]))
+
+    @override
+    def extend(self, updates: Updates) -> None:
+        if type(self).add is WeightedMean.add:
+            self._take(updates)
+        else:
+            super().extend(updates)
+
+    def _take(self, updates: Updates) -> None:
+        vectors, weights = updates.vectors, [1.0 if self.uniform else float(weight) for weight in updates.weights]
+        for weight in weights:
+            self._total += weight
+        if vectors is None or vectors.layout is not self._alike:
+            for update in updates if vectors is None else [next(iter(updates))]:
+                self._check(update)
             self._sum_up()
-            fits = flat is not None and self._sum is not None and list(flat.layout) == list(self._sums)
-            self._alike = flat.layout if flat is not None and fits else None
-        if flat is None or self._alike is None:
-            for name, tensor in update.payload.items():
-                _add(self._sums[name].view(-1), tensor.detach().reshape(-1), weight)
+            fits = vectors is not None and self._sum is not None and list(vectors.layout) == list(self._sums)
+            self._alike = vectors.layout if vectors is not None and fits else None
+        if vectors is None or self._alike is None:
+            for update, weight in zip(updates, weights, strict=True):
+                for name, tensor in update.payload.items():
+                    _add(self._sums[name].view(-1), tensor.detach().reshape(-1), weight)
             return
-        self._waiting.append(flat.values)
-        self._weights.append(weight)
-        if len(self._waiting) >= self._most:
+        self._waiting.append(vectors.values)
+        self._weights += weights
+        if len(self._weights) >= self._most:
             self._sum_up()
 
     def _check(self, update: ClientUpdate) -> None:
@@ -135,10 +152,10 @@ class WeightedMean(Reducer[Payload]):
         """Add the waiting vectors in one operation."""
         if self._sum is None:
             return
-        if len(self._waiting) == 1:
-            _add(self._sum, self._waiting[0], self._weights[0])
+        if len(self._weights) == 1:
+            _add(self._sum, self._waiting[0][0], self._weights[0])
         elif self._waiting:
-            values = stacked(self._waiting).double()
+            values = together(self._waiting).double()
             weights = torch.tensor(self._weights, dtype=torch.float64, device=values.device)
             self._sum.add_(weights @ values)
         self._waiting, self._weights = [], []
@@ -216,19 +233,23 @@ class ByPrefix(Reducer[Payload]):
 
     @override
     def add(self, update: ClientUpdate) -> None:
-        flat, rest = update.flat, update.payload
-        if flat is not None and flat.layout is not self._alike:
-            self._alike, self._places = flat.layout, self._find(flat.layout)
-        if flat is not None and self._places:
+        self.extend(Updates.of([update]))
+
+    @override
+    def extend(self, updates: Updates) -> None:
+        vectors = updates.vectors
+        if vectors is not None and vectors.layout is not self._alike:
+            self._alike, self._places = vectors.layout, self._find(vectors.layout)
+        if vectors is not None and self._places:
             for prefix, reducer in (*self.by_prefix.items(), ("", self.rest)):
-                layout, first, length = self._places[prefix]
-                part = Flat(layout, flat.values.narrow(0, first, length))
-                reducer.add(update.with_payload(FlatPayload(part), part))
+                reducer.extend(updates.part(*self._places[prefix]))
             return
-        for prefix, reducer in self.by_prefix.items():
-            matching, rest = split_prefix(prefix, rest)
-            reducer.add(update.with_payload(matching))
-        self.rest.add(update.with_payload(rest))
+        for update in updates:
+            rest = update.payload
+            for prefix, reducer in self.by_prefix.items():
+                matching, rest = split_prefix(prefix, rest)
+                reducer.add(update.with_payload(matching))
+            self.rest.add(update.with_payload(rest))
 
     def _find(self, layout: Mapping[str, torch.Size]) -> dict[str, _Place]:
         """Place of each part in a vector of this layout, by prefix; empty where a part is scattered."""

@@ -19,14 +19,15 @@ import torch
 from typing_extensions import override
 
 from lit_fed.engine.clients.executor import Executor, Question, SequentialExecutor, failure
-from lit_fed.engine.clients.session import Answer, Session
+from lit_fed.engine.clients.session import Answers, Session
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.vectorized.alone import Outside, Result, aside, differs_alone, tensors_of, train_alone
 from lit_fed.engine.vectorized.evaluation import GroupEvaluation, SharedEvaluation
 from lit_fed.engine.vectorized.objective import NotVectorizable
 from lit_fed.engine.vectorized.probe import probe, refuse
-from lit_fed.engine.vectorized.training import GroupFinish, GroupLoop, Trained, holdings
+from lit_fed.engine.vectorized.training import GroupFinish, GroupLoop, Trained, answer_at, holdings
 from lit_fed.engine.wire.payload import Addressed, Broadcast, ClientUpdate
+from lit_fed.engine.wire.updates import Updates
 from lit_fed.errors import ClientFailure, ConfigError, reason
 from lit_fed.seeding import derive_seed
 
@@ -89,12 +90,12 @@ class VectorizedExecutor(Executor):
             self.sizes.update({kind: size for kind, size in state.items() if kind in self.sizes and size})
 
     @override
-    def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
+    def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[Updates | ClientFailure]:
         """Train every client, in groups of similar size."""
         with _refusing():
             yield from self.outcomes(client_ids, broadcast)
 
-    def outcomes(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
+    def outcomes(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[Updates | ClientFailure]:
         """As `run`.
 
         Raises:
@@ -102,7 +103,7 @@ class VectorizedExecutor(Executor):
         """
         session, client_ids = self.session, list(client_ids)
         self._drawn = self._draw(client_ids, broadcast.round_idx)
-        ids = sorted(sorted(client_ids), key=session.data.census.num_samples, reverse=True)
+        ids = _largest_first(client_ids, session.data.census.samples(client_ids))
         for kind in session.kinds.names:
             own = [client_id for client_id in ids if session.kinds[client_id] == kind]
             size = self.sizes[kind]
@@ -130,7 +131,7 @@ class VectorizedExecutor(Executor):
                 yield answer
         yield from super().ask(question, left, broadcast)
 
-    def _run_group(self, kind: str, ids: Sequence[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
+    def _run_group(self, kind: str, ids: Sequence[int], broadcast: Broadcast) -> Iterator[Updates | ClientFailure]:
         started = time.perf_counter()
         admitted: dict[Any, list[Client]] = {}
         if isinstance(broadcast.addressed, Addressed):
@@ -159,51 +160,75 @@ class VectorizedExecutor(Executor):
             outcomes = self._outcomes(kind, clients, trained, broadcast)
             seconds = (time.perf_counter() - started) / len(ids)
             for outcome in outcomes:
-                if isinstance(outcome, ClientUpdate):
-                    outcome.metrics["time_s"] = seconds
+                if isinstance(outcome, Updates):
+                    for metrics in outcome.metrics:
+                        metrics["time_s"] = seconds
                 yield outcome
 
     def _outcomes(
         self, kind: str, clients: Sequence[Client], trained: Trained, broadcast: Broadcast
-    ) -> list[ClientUpdate | ClientFailure]:
+    ) -> list[Updates | ClientFailure]:
         """The trained clients' updates, stored and wrapped, and the failures among them."""
-        session, answers = self.session, self._answers(kind, clients, trained, broadcast)
-        self._check(kind, clients, trained, answers, broadcast)
-        outcomes: list[ClientUpdate | ClientFailure] = []
-        senders, updates, sent = list[Client](), list[ClientUpdate](), list[Answer]()
-        for client, answer, metrics in zip(clients, answers, trained.metrics, strict=True):
-            if isinstance(answer, ClientFailure):
-                outcomes.append(answer)
+        parts = self._answers(kind, clients, trained, broadcast)
+        self._check(kind, clients, trained, parts, broadcast)
+        outcomes, start = list[Updates | ClientFailure](), 0
+        for answers in parts:
+            if isinstance(answers, ClientFailure):
+                outcomes.append(answers)
+                start += 1
+                continue
+            rows = slice(start, start + len(answers.finite))
+            start = rows.stop
+            outcomes += self._sent(clients[rows], answers, trained.metrics[rows], broadcast)
+        return outcomes
+
+    def _sent(
+        self, clients: Sequence[Client], answers: Answers, metrics: Sequence[dict[str, float]], broadcast: Broadcast
+    ) -> Iterator[Updates | ClientFailure]:
+        """The updates of clients of one kind, checked, wrapped, packed and stored."""
+        session, finite = self.session, list[int]()
+        for idx, client in enumerate(clients):
+            if answers.finite[idx] and all(map(math.isfinite, metrics[idx].values())):
+                finite.append(idx)
                 continue
             try:
-                updates.append(session.take(client, answer, metrics))
+                session.check_finite(client, metrics[idx], answers.of_client(idx))
+                finite.append(idx)
             except (Exception, SystemExit) as error:
-                outcomes.append(self._failed_alone(client.id, broadcast, error))
-            else:
-                senders.append(client)
-                sent.append(answer)
+                yield self._failed_alone(client.id, broadcast, error)
+        if len(finite) < len(clients):
+            clients, metrics = [clients[idx] for idx in finite], [metrics[idx] for idx in finite]
+            answers = answers.only(finite)
+        if not clients:
+            return
+        updates, kept = session.take(clients, answers, metrics), answers.local_states
+        if session.is_done(kept):
+            yield updates
+            return
         wrapped: Sequence[ClientUpdate] | None = None
         with suppress(Exception, SystemExit):  # asked alone, a failing client is named
-            wrapped = session.wrappers.on_clients(updates, senders)
-        for idx, (client, update, answer) in enumerate(zip(senders, updates, sent, strict=True)):
+            wrapped = session.wrappers.on_clients(list(updates), clients)
+        sent = list[ClientUpdate]()
+        for idx, (client, update) in enumerate(zip(clients, updates, strict=True)):
             try:
                 (own,) = session.wrappers.on_clients([update], [client]) if wrapped is None else [wrapped[idx]]
-                outcomes.append(session.send(own, client, answer))
+                sent.append(session.send(own, client, kept[idx]))
             except (Exception, SystemExit) as error:
-                outcomes.append(failure(client.id, client.round_idx, error))
-        return outcomes
+                yield failure(client.id, client.round_idx, error)
+        if sent:
+            yield Updates.of(sent)
 
     def _answers(
         self, kind: str, clients: Sequence[Client], trained: Trained, broadcast: Broadcast
-    ) -> Sequence[Answer | ClientFailure]:
-        """Every client's answer, asked for once: a method's ``finish`` may change the client's state."""
+    ) -> Sequence[Answers | ClientFailure]:
+        """The clients' answers in their order, asked for once: a method's ``finish`` may change the client's state."""
         together = self.finishes[kind].of_all(clients, trained.tensors)
         if together is not None:
             return together
-        answers = list[Answer | ClientFailure]()
+        answers = list[Answers | ClientFailure]()
         for client in clients:
             try:
-                answers.append(self.session.answer(client))
+                answers.append(Answers.of(self.session.answer(client)))
             except (Exception, SystemExit) as error:
                 answers.append(self._failed_alone(client.id, broadcast, error))
         return answers
@@ -221,7 +246,7 @@ class VectorizedExecutor(Executor):
         kind: str,
         clients: Sequence[Client],
         trained: Trained,
-        answers: Sequence[Answer | ClientFailure],
+        parts: Sequence[Answers | ClientFailure],
         broadcast: Broadcast,
     ) -> None:
         """Compare the drawn client of the round, and one of every new computation, with the same client alone."""
@@ -231,7 +256,7 @@ class VectorizedExecutor(Executor):
             *(idx for idx, client in enumerate(clients) if client.id == self._drawn),
         }
         for idx in sorted(chosen):
-            client, answer = clients[idx], answers[idx]
+            client, answer = clients[idx], answer_at(parts, idx)
             try:
                 if isinstance(answer, ClientFailure):
                     raise answer
@@ -262,6 +287,11 @@ class VectorizedExecutor(Executor):
             return failure(client_id, broadcast.round_idx, own)
         cause = " ".join(str(error).split())[:300]
         raise NotVectorizable(f"client {client_id} fails in a group, and not alone: {cause}") from error
+
+
+def _largest_first(client_ids: Sequence[int], samples: Sequence[int]) -> list[int]:
+    """Clients by descending number of samples, and then ascending."""
+    return [client_id for _, client_id in sorted((-count, one) for one, count in zip(client_ids, samples, strict=True))]
 
 
 @contextmanager
@@ -322,11 +352,11 @@ class AutoExecutor(Executor):
         self.chosen.load_state_dict(state)
 
     @override
-    def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
+    def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[Updates | ClientFailure]:
         if not isinstance(self.chosen, VectorizedExecutor):
             yield from self.chosen.run(client_ids, broadcast)
             return
-        ids, outcomes, why, session = list(client_ids), list[ClientUpdate | ClientFailure](), "", self.session
+        ids, outcomes, why, session = list(client_ids), list[Updates | ClientFailure](), "", self.session
         begun = [Outside(loop.model.task) for loop in session.loops.values()]
         drawn = torch.get_rng_state()
         try:

@@ -111,13 +111,15 @@ class GroupMeter(StepMeter):
 
     def computed(self) -> list[dict[str, float]]:
         """Value of every metric that a client logged, by name."""
-        metrics = []
+        metrics = list[dict[str, float]]()
         for idx, logged in enumerate(self._logs):
-            meter = Meter()
-            for name, place in logged.items():
-                meter.add(name, self._copies_of(idx)[place])
-            metrics.append(meter.compute())
-            self.directions |= meter.directions
+            metrics.append({})
+            if logged:
+                meter = Meter()
+                for name, place in logged.items():
+                    meter.add(name, self._copies_of(idx)[place])
+                metrics[idx] = meter.compute()
+                self.directions |= meter.directions
         return metrics
 
     def _copies_of(self, idx: int) -> list[Metric | MetricCollection]:

@@ -24,7 +24,7 @@ from lit_fed.engine.method.algorithm import NEEDS
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.vectorized.alone import Result, aside, difference, tensors_of, train_alone
 from lit_fed.engine.vectorized.objective import NotVectorizable
-from lit_fed.engine.vectorized.training import OF_ALL, GroupFinish, GroupLoop
+from lit_fed.engine.vectorized.training import OF_ALL, GroupFinish, GroupLoop, answer_at
 from lit_fed.engine.wire.payload import Broadcast
 from lit_fed.errors import ClientFailure
 from lit_fed.seeding import derive_seed
@@ -201,7 +201,8 @@ def _misfit(
     answers = finish.of_all(clients, trained.tensors)
     for idx, (client, logged) in enumerate(zip(clients, trained.metrics, strict=True)):
         answer = tensors_of(session.answer(client))
-        if answers is not None and not _same(answer, tensors_of(answers[idx])):
+        together = None if answers is None else answer_at(answers, idx)
+        if together is not None and not _same(answer, tensors_of(together)):
             finish.together = False
         result = Result(client.model.tensors(trained.tensors), answer, logged)
         if misfit := difference(group.loop, client.begun, result, alone[client.id]):

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from lit_fed.engine.clients.local import LocalLoop
-from lit_fed.engine.clients.session import Answer, Session
+from lit_fed.engine.clients.session import Answer, Answers, Session
 from lit_fed.engine.lightning.meter import StackedSums
 from lit_fed.engine.method.client import Client, EffectiveSteps, Pass, Phase, Tensors
 from lit_fed.engine.method.model import Differs, ModelView
@@ -31,7 +31,8 @@ from lit_fed.engine.vectorized.by_sample import Ignored, Unproven
 from lit_fed.engine.vectorized.layers import Called, Streams
 from lit_fed.engine.vectorized.metrics import GroupMeter
 from lit_fed.engine.vectorized.objective import GroupObjective, NotVectorizable, StackedTensors, differing
-from lit_fed.engine.wire.payload import MOST_VALUES, Flat, FlatPayload, Payload
+from lit_fed.engine.wire.payload import MOST_VALUES, Flat, Payload
+from lit_fed.errors import ClientFailure
 from lit_fed.private_names import tree_leaves
 from lit_fed.tensors import on_device
 
@@ -482,38 +483,38 @@ class GroupFinish:
         """Whether ``finish`` is called for all clients at once; false after a failure."""
         self._layout: Mapping[str, torch.Size] = {}
 
-    def of_all(self, clients: Sequence[Client], tensors: Tensors) -> list[Answer] | None:
-        """Every client's answer; None where each has to be asked by `Session.answer`.
+    def of_all(self, clients: Sequence[Client], tensors: Tensors) -> list[Answers] | None:
+        """The clients' answers, in their order; None where each has to be asked by `Session.answer`.
 
         Args:
             clients: Trained, in descending order of steps.
             tensors: Their models, stacked.
         """
-        answers: list[Answer] = []
+        answers, start = list[Answers](), 0
         for _, equals in itertools.groupby([client.steps.distance for client in clients]):
-            rows = slice(len(answers), len(answers) + sum(1 for _ in equals))
+            rows = slice(start, start + sum(1 for _ in equals))
+            start = rows.stop
             try:
                 if self.together:
-                    answers += self._answers(clients[rows], {name: tensor[rows] for name, tensor in tensors.items()})
+                    parts = {name: tensor[rows] for name, tensor in tensors.items()}
+                    answers.append(self._answers(clients[rows], parts))
             except (Exception, SystemExit):  # asked alone, a failing client is named
                 self.together = False
         return answers if self.together else None
 
-    def _answers(self, clients: Sequence[Client], tensors: Tensors) -> list[Answer]:
+    def _answers(self, clients: Sequence[Client], tensors: Tensors) -> Answers:
         objective, count = GroupObjective(self.loop, clients), len(clients)
         made = objective.finish(clients, tensors)
         if isinstance(made.weight, Tensor):
             raise NotVectorizable("algorithm.finish gives a weight that is a tensor")
         stacks = self.session.local_state(objective.client, made.state)
         finite = finite_rows([*made.payload.values(), *stacks.values()], count)
-        kept, flats = _rows(stacks, count), self._flats(made.payload, count)
-        if flats is None:
-            rows = _rows(made.payload, count)
-            return [Answer(rows[idx], kept[idx], made.weight, None, finite[idx]) for idx in range(count)]
-        return [Answer(FlatPayload(flat), kept[idx], made.weight, flat, finite[idx]) for idx, flat in enumerate(flats)]
+        vectors, weights = self._vectors(made.payload, count), [made.weight] * count
+        payloads = _rows(made.payload, count) if vectors is None else []
+        return Answers(payloads, _rows(stacks, count), weights, vectors, finite)
 
-    def _flats(self, payload: Payload, count: int) -> list[Flat] | None:
-        """Every client's payload as one vector, by one copy for all; None where it cannot be one, see `Flat.of`."""
+    def _vectors(self, payload: Payload, count: int) -> Flat | None:
+        """Every client's payload as a row; None where it cannot be a vector, see `Flat.copy_of`."""
         shapes = {name: stack.shape[1:] for name, stack in payload.items()}
         kinds = {stack.dtype for stack in payload.values()}
         if len(kinds) != 1 or not kinds.pop().is_floating_point:
@@ -521,8 +522,20 @@ class GroupFinish:
         if sum(map(torch.Size.numel, shapes.values())) > MOST_VALUES:
             return None
         layout = self._layout = self._layout if shapes == self._layout else shapes
-        vectors = torch.cat([payload[name].reshape(count, -1) for name in layout], 1).unbind(0)
-        return [Flat(layout, values) for values in vectors]
+        return Flat(layout, torch.cat([payload[name].reshape(count, -1) for name in layout], 1))
+
+
+FailureT = TypeVar("FailureT", bound=ClientFailure)
+
+
+def answer_at(parts: Sequence[Answers | FailureT], idx: int) -> Answer | FailureT:
+    """The answer of a group's client."""
+    for part in parts:
+        count = len(part.finite) if isinstance(part, Answers) else 1
+        if idx < count:
+            return part.of_client(idx) if isinstance(part, Answers) else part
+        idx -= count
+    raise IndexError(idx)
 
 
 def finite_rows(stacks: Iterable[Tensor], count: int) -> list[bool]:

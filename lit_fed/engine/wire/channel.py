@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from lit_fed.arguments import Checked
 from lit_fed.engine.wire.payload import Arrival, Broadcast, ClientUpdate, Layout, Payload, num_bytes
+from lit_fed.engine.wire.updates import Updates
 from lit_fed.errors import ConfigError, WireError
 from lit_fed.seeding import derive_seed, torch_generator
 
@@ -305,11 +306,15 @@ class Channel:
         context = self.up(update.client_id, broadcast, update.kind, stage="test")
         return update.arrival or self.uplink.cross(update.payload, context)
 
-    def receive(self, update: ClientUpdate, broadcast: Broadcast) -> ClientUpdate:
+    def receive(self, updates: Updates, broadcast: Broadcast) -> Updates:
+        """Take updates across the uplink; their bytes are in ``uplink_bytes``."""
+        if updates.vectors is None or self.uplink.codec is not None:
+            return Updates.of([self.receive_one(update, broadcast) for update in updates])
+        updates.uplink_bytes = [updates.vectors.values[0].nbytes] * len(updates)
+        return updates
+
+    def receive_one(self, update: ClientUpdate, broadcast: Broadcast) -> ClientUpdate:
         """Take an update, or an answer to a protocol, across the uplink; its bytes are in ``uplink_bytes``."""
-        if update.flat is not None and self.uplink.codec is None:
-            update.uplink_bytes = update.flat.values.nbytes
-            return update
         arrived = self.sent(update, broadcast)
         received = update.with_payload(arrived.payload)
         received.arrival, received.uplink_bytes, received.decoder = None, arrived.num_bytes, arrived.decoder

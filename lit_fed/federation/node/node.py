@@ -357,7 +357,7 @@ class Node:
 
     def _train(self, client_id: int, broadcast: Broadcast) -> ClientUpdate | ClientFailure:
         (outcome,) = self.federation.executor.run([client_id], broadcast)
-        return outcome
+        return outcome if isinstance(outcome, ClientFailure) else next(iter(outcome))
 
     def _ask(self, asked: schema.Ask, broadcast: Broadcast) -> ClientUpdate | None:
         name, subset = asked.protocol, asked.subset

@@ -27,6 +27,7 @@ from lit_fed.engine.storage.files import cannot_write
 from lit_fed.engine.wire.channel import Context, Direction
 from lit_fed.engine.wire.payload import Arrival, Broadcast, ClientUpdate, Payload
 from lit_fed.engine.wire.totals import Totals
+from lit_fed.engine.wire.updates import Updates
 from lit_fed.errors import CheckpointError, ClientFailure, ConfigError, NobodyLeft
 from lit_fed.federation.ends import Alert
 from lit_fed.federation.server.executor import Asked, CohortWork, GridExecutor
@@ -66,11 +67,12 @@ class FlightExecutor(GridExecutor):
         return outcome.client_id, isinstance(outcome, ClientUpdate)
 
     @override
-    def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
+    def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[Updates | ClientFailure]:
         """Yield the outcomes of a version's clients; with the first version of a step, that step's failures before."""
         failed = [client_id for client_id, one in self._landed.items() if isinstance(one, ClientFailure)]
         for client_id in [*failed, *client_ids]:
-            yield self._landed.pop(client_id)
+            outcome = self._landed.pop(client_id)
+            yield outcome if isinstance(outcome, ClientFailure) else Updates.of([outcome])
 
     @override
     def summed_metrics(self, logged: Mapping[int, dict[str, float]] | None = None, round_idx: int = 0) -> list[Totals]:

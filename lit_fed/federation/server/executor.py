@@ -19,6 +19,7 @@ from lit_fed.engine.clients.session import Session
 from lit_fed.engine.wire.channel import Channel
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Layout, Payload, add_prefix
 from lit_fed.engine.wire.totals import Totals
+from lit_fed.engine.wire.updates import Updates
 from lit_fed.errors import ClientFailure, NobodyLeft, WireError
 from lit_fed.federation.messages.frozen import KnownHashes
 from lit_fed.federation.messages.schema import MOST_DROPPED, Ask, ListStates, SignedAnswer, Train, WorkAnswer
@@ -67,7 +68,11 @@ class ServerEnd(Channel):
     """The server's end of a wire whose other end is a node: an executor yields updates that have crossed it."""
 
     @override
-    def receive(self, update: ClientUpdate, broadcast: Broadcast) -> ClientUpdate:
+    def receive(self, updates: Updates, broadcast: Broadcast) -> Updates:
+        return updates
+
+    @override
+    def receive_one(self, update: ClientUpdate, broadcast: Broadcast) -> ClientUpdate:
         return update
 
 
@@ -159,12 +164,12 @@ class GridExecutor(Executor):
         session.store.keeper = partial(NodeFiles, held=self._held)
 
     @override
-    def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
+    def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[Updates | ClientFailure]:
         ids, arrived = list(client_ids), 0
         layouts = layouts_of(self.session, ids, broadcast) if self.sums is None else {}  # the sums have the tensors
         for outcome in self._work(ids, CohortWork("train", broadcast, layouts)):
             arrived += isinstance(outcome, ClientUpdate)
-            yield outcome
+            yield outcome if isinstance(outcome, ClientFailure) else Updates.of([outcome])
             del outcome  # no update stays in memory while the next one is awaited
         if arrived < min(self.patience.smallest_cohort, len(ids)):
             raise NobodyLeft(

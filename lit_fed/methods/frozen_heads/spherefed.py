@@ -116,7 +116,7 @@ class CalibratedTest(Protocol):
         broadcast, reducer, sent = federation.broadcast(round_idx, "test"), fed.WeightedMean(), 0
         clients = federation.participation.seen_clients.tolist()
         for answer in federation.ask(self.question(federation, subset), clients, broadcast):
-            update = federation.channel.receive(answer, broadcast)
+            update = federation.channel.receive_one(answer, broadcast)
             reducer.add(update)
             sent += update.uplink_bytes
         return reducer.result(federation.workers), sum(federation.workers.gather(sent))

@@ -24,6 +24,7 @@ from lit_fed.engine.loop import ledger as ledger_module
 from lit_fed.engine.loop.ledger import DriftMeter, RoundLedger
 from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.engine.wire.totals import Total
+from lit_fed.engine.wire.updates import Updates
 from lit_fed.engine.wire.workers import ClientParallelStrategy, Workers
 from lit_fed.errors import ClientFailure
 from tests.support import fit
@@ -41,7 +42,7 @@ def drift(moves: list[list[float]], origin: list[float] | None = None) -> dict[s
     meter = DriftMeter()
     base = torch.tensor(origin or [0.0] * len(moves[0]))
     for move in moves:
-        meter.add(ClientUpdate(0, {"w": base + torch.tensor(move)}), {"w": base})
+        meter.add(Updates.of([ClientUpdate(0, {"w": base + torch.tensor(move)})]), {"w": base})
     return meter.result([meter.moves()], ALONE)
 
 
@@ -85,7 +86,7 @@ def test_movements_are_kept_in_memory_of_one_model() -> None:
     meter = DriftMeter()
     size = ledger_module._BLOCK_VALUES
     for _ in range(5):
-        meter.add(ClientUpdate(0, {"w": torch.ones(size)}), {"w": torch.zeros(size)})
+        meter.add(Updates.of([ClientUpdate(0, {"w": torch.ones(size)})]), {"w": torch.zeros(size)})
         assert not meter._waiting
 
 
@@ -93,7 +94,9 @@ def test_of_a_large_model_every_eighth_value_stands_for_those_between() -> None:
     meter, half = DriftMeter(), ledger_module.MOST_VALUES
     sent = {"w": torch.zeros(half), "x": torch.ones(2, half // 2), "steps": torch.tensor(3)}
     for w, x in ((3.0, 5.0), (0.0, 2.0)):
-        meter.add(ClientUpdate(0, {"w": sent["w"] + w, "x": sent["x"] + x, "steps": torch.tensor(3)}), sent)
+        meter.add(
+            Updates.of([ClientUpdate(0, {"w": sent["w"] + w, "x": sent["x"] + x, "steps": torch.tensor(3)})]), sent
+        )
         assert sum(tensor.numel() for tensor in [meter._origin, meter._units] if tensor is not None) == 2 * half // 4
     # 2^22 values that move by 3 and as many by 5: √(2^22·(9 + 25)); by 0 and 2: √(2^22·4). Cosine: 5·2/(√34·2).
     at_once = {"drift/update_norm_mean": 2048 * (34**0.5 + 2) / 2, "drift/cosine_mean": 5 / 34**0.5}
@@ -103,7 +106,9 @@ def test_of_a_large_model_every_eighth_value_stands_for_those_between() -> None:
 def test_drift_takes_what_both_hold_and_no_integers() -> None:
     meter = DriftMeter()
     sent = {"w": torch.tensor([1.0]), "steps": torch.tensor(3), "down": torch.ones(9)}
-    meter.add(ClientUpdate(0, {"w": torch.tensor([4.0]), "steps": torch.tensor(9), "up": torch.ones(5)}), sent)
+    meter.add(
+        Updates.of([ClientUpdate(0, {"w": torch.tensor([4.0]), "steps": torch.tensor(9), "up": torch.ones(5)})]), sent
+    )
     assert meter.result([meter.moves()], ALONE) == {"drift/update_norm_mean": 3.0}
 
 
@@ -112,8 +117,8 @@ def test_buffers_stand_beside_the_drift_of_the_parameters() -> None:
     sent = {"w": torch.tensor([1.0]), "mean": torch.zeros(2), "var": torch.ones(2), "seen": torch.tensor(0)}
     moved = {"w": torch.tensor([4.0]), "mean": torch.tensor([0.3, 0.4]), "var": torch.tensor([1.0, 2.2])}
     meter = DriftMeter(["mean", "var", "seen"])
-    meter.add(ClientUpdate(0, moved | {"seen": torch.tensor(5)}), sent)
-    meter.add(ClientUpdate(1, dict(sent)), sent)
+    meter.add(Updates.of([ClientUpdate(0, moved | {"seen": torch.tensor(5)})]), sent)
+    meter.add(Updates.of([ClientUpdate(1, dict(sent))]), sent)
     found = meter.result([meter.moves()], ALONE)
     assert found == pytest.approx({"drift/update_norm_mean": 1.5, "drift/buffer_norm_mean": 0.65})
 
@@ -133,7 +138,7 @@ def test_a_batch_norm_that_learns_nothing_does_not_drift(tmp_path: Path, executo
 
 def test_no_drift_without_common_tensors() -> None:
     meter = DriftMeter()
-    meter.add(ClientUpdate(0, {"predictions": torch.ones(3)}), {"w": torch.ones(3)})
+    meter.add(Updates.of([ClientUpdate(0, {"predictions": torch.ones(3)})]), {"w": torch.ones(3)})
     assert meter.result([meter.moves()], ALONE) == {}
 
 
@@ -208,8 +213,9 @@ def fill(ledger: RoundLedger, client_ids: list[int]) -> RoundLedger:
         metrics |= {"train/extra": 10.0 * client_id} if client_id % 2 else {}
         update = ClientUpdate(client_id, {"w": torch.tensor([client_id + 1.0, 0.0])}, 1, metrics)
         ledger.sent(client_id, 100)
-        ledger.trained(update, sent)
-        ledger.arrived(client_id, 8 + client_id)
+        ledger.trained(Updates.of([update]), sent)
+        update.uplink_bytes = 8 + client_id
+        ledger.arrived(Updates.of([update]))
     return ledger
 
 
@@ -233,20 +239,20 @@ def check_metrics(metrics: dict[str, float]) -> None:
 def test_metrics_by_hand() -> None:
     ledger = fill(RoundLedger(), [3, 0, 2, 1])
     ledger.merge(ALONE)
-    check_metrics(ledger.metrics(lambda client_id: client_id + 1, ALONE))
+    check_metrics(ledger.metrics(lambda ids: [one + 1 for one in ids], ALONE))
 
 
 def test_an_empty_round() -> None:
     ledger = RoundLedger()
     ledger.merge(ALONE)
     counts = {"comm/uplink_bytes": 0, "comm/downlink_bytes": 0, "comm/total_bytes": 0, "participation/count": 0}
-    assert ledger.metrics(lambda _: 1, ALONE) == counts
+    assert ledger.metrics(lambda ids: [1] * len(ids), ALONE) == counts
 
 
 def test_between_different_networks_there_is_no_drift() -> None:
     ledger = fill(RoundLedger(drift=None), [0, 1])
     ledger.merge(ALONE)
-    metrics = ledger.metrics(lambda _: 1, ALONE)
+    metrics = ledger.metrics(lambda ids: [1] * len(ids), ALONE)
     # Clients 0 and 1 with a sample each: loss (0 + 1)/2; 8 + 9 bytes up.
     assert (metrics["train/loss"], metrics["comm/uplink_bytes"], metrics["comm/downlink_bytes"]) == (0.5, 17, 200)
     assert not [name for name in metrics if name.startswith("drift/")]
@@ -260,10 +266,10 @@ def test_two_processes_report_what_one_does() -> None:
         ledger = fill(RoundLedger(), [[3, 0, 2, 1], []][workers.rank])
         ledger.local_s = 1.0 + workers.rank
         ledger.merge(workers)
-        one_sided = ledger.metrics(lambda client_id: client_id + 1, workers)
+        one_sided = ledger.metrics(lambda ids: [one + 1 for one in ids], workers)
         ledger = fill(RoundLedger(), [[3, 1], [2, 0]][workers.rank])
         ledger.merge(workers)
-        both = ledger.metrics(lambda client_id: client_id + 1, workers)
+        both = ledger.metrics(lambda ids: [one + 1 for one in ids], workers)
         return workers.gather((one_sided, both, ledger.rows, ledger.delivered))
 
     for one_sided, both, rows, delivered in in_two_processes(work):
@@ -280,13 +286,13 @@ def test_the_order_of_rows_knows_no_processes() -> None:
         ledger.sent(5, 100)
 
     def training(ledger: RoundLedger) -> None:
-        ledger.trained(ClientUpdate(5, {}, 1, {"train/loss": 0.5, "time_s": 1.0}), {})
+        ledger.trained(Updates.of([ClientUpdate(5, {}, 1, {"train/loss": 0.5, "time_s": 1.0})]), {})
 
     def late(ledger: RoundLedger) -> None:
-        ledger.arrived(5, 30)
+        ledger.arrived(Updates.of([ClientUpdate(5, {}, uplink_bytes=30)]))
 
     def own(ledger: RoundLedger) -> None:
-        ledger.arrived(5, 20)
+        ledger.arrived(Updates.of([ClientUpdate(5, {}, uplink_bytes=20)]))
 
     steps = [download, training, late, own]
     shares = [([0, 1, 2, 3], []), ([1, 3], [0, 2]), ([2], [0, 1, 3]), ([3, 1], [2, 0])]
@@ -323,7 +329,8 @@ def test_an_update_far_beyond_the_cohort_is_named(most: float, said: bool) -> No
     """Norms 1, 1 and another: over a hundred times the median it is said, whichever process trained it."""
     ledger = RoundLedger()
     for client_id, move in enumerate((1.0, most, 1.0)):
-        ledger.trained(ClientUpdate(client_id, {"w": torch.tensor([move])}, 1, {}), {"w": torch.zeros(1)})
+        update = ClientUpdate(client_id, {"w": torch.tensor([move])}, 1, {})
+        ledger.trained(Updates.of([update]), {"w": torch.zeros(1)})
     ledger.merge(ALONE)
     line = ledger.outlier()
     assert (line is not None) == said

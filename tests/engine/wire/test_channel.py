@@ -11,6 +11,7 @@ import lit_fed
 from lit_fed.codecs import QSGD, CastCodec, Codec, RandomK, TopK
 from lit_fed.engine.wire.channel import Channel, Context, Direction
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Flat
+from lit_fed.engine.wire.updates import Updates
 from lit_fed.federation.server.executor import ServerEnd
 from tests.support import assert_same
 
@@ -46,15 +47,15 @@ def test_two_machines_come_to_what_one_process_does() -> None:
 
 
 def test_an_update_crosses_once() -> None:
-    update = Channel(uplink=CastCodec("float16")).receive(ClientUpdate(0, PAYLOAD), BROADCAST)
+    update = Channel(uplink=CastCodec("float16")).receive_one(ClientUpdate(0, PAYLOAD), BROADCAST)
     assert update.uplink_bytes == CAST
-    assert ServerEnd(uplink=CastCodec("float16")).receive(update, BROADCAST) is update
+    assert ServerEnd(uplink=CastCodec("float16")).receive_one(update, BROADCAST) is update
 
 
 def test_a_vector_crosses_without_being_taken_apart() -> None:
     flat = Flat.copy_of({"w": torch.ones(3)}, {})
     assert flat is not None
-    received = Channel().receive(ClientUpdate(0, {"w": torch.ones(3)}, flat=flat), BROADCAST)
+    (received,) = Channel().receive(Updates.of([ClientUpdate(0, {"w": torch.ones(3)}, flat=flat)]), BROADCAST)
     assert received.flat is flat
     assert received.uplink_bytes == 3 * 4
 

@@ -62,4 +62,4 @@ def test_training_means_are_weighted_by_samples_over_all() -> None:
     # Client 0 has 2 samples and loss 4; two clients with 6 samples add up to 8: (2·4 + 8)/(2 + 6) = 2.
     ledger = RoundLedger(None, logged={0: {"train/loss": 4.0}})
     ledger.totals = [{"train/loss": Total((8.0,), 6), "train/extra": Total((), 0)}]
-    assert ledger._training_means(lambda _: 2) == {"train/loss": 2.0, "train/extra": 0.0}
+    assert ledger._training_means(lambda ids: [2] * len(ids)) == {"train/loss": 2.0, "train/extra": 0.0}
