@@ -23,6 +23,7 @@ from lit_fed.errors import ClientFailure, LitFedError, NobodyLeft, ProcessLost, 
 
 _IN_A_ROW = 10  # this many failures in a row, or every client's, have a common cause
 _SHOWN = 5
+_JOINED_VALUES = 2**16  # in updates of clients one after the other that go on as one table
 
 
 class Failures:
@@ -179,14 +180,29 @@ class SequentialExecutor(Executor):
 
     @override
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[Updates | ClientFailure]:
+        waiting = list[Updates]()  # small ones, which go on together
         for client_id in client_ids:
-            outcome: Updates | ClientFailure
             try:
                 with self.session.guard.over(client_id, broadcast.round_idx):
-                    outcome = self.run_client(client_id, broadcast)
+                    updates = self.run_client(client_id, broadcast)
             except (Exception, SystemExit) as error:  # any exception is a failure with the client's id and round
-                outcome = failure(client_id, broadcast.round_idx, error)
-            yield outcome
+                yield failure(client_id, broadcast.round_idx, error)
+                continue
+            if waiting and (updates.layout is not waiting[0].layout or updates.kind != waiting[0].kind):
+                yield from self._joined(waiting)
+            waiting.append(updates)
+            size = updates.vectors.values.numel() if updates.layout and updates.vectors else _JOINED_VALUES
+            if len(waiting) * size >= _JOINED_VALUES:
+                yield from self._joined(waiting)
+        yield from self._joined(waiting)
+
+    @staticmethod
+    def _joined(waiting: list[Updates]) -> Iterator[Updates]:
+        """The tables as one, and none of them from then on."""
+        if waiting:
+            made = Updates.joined(waiting)
+            waiting.clear()
+            yield made
 
     def run_client(self, client_id: int, broadcast: Broadcast) -> Updates:
         """Train one client: load state and broadcast, work, answer, store the state.

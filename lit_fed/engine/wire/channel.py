@@ -310,7 +310,8 @@ class Channel:
         """Take updates across the uplink; their bytes are in ``uplink_bytes``."""
         if updates.vectors is None or self.uplink.codec is not None:
             return Updates.of([self.receive_one(update, broadcast) for update in updates])
-        updates.uplink_bytes = [updates.vectors.values[0].nbytes] * len(updates)
+        values = updates.vectors.values
+        updates.uplink_bytes = [values.shape[1] * values.element_size()] * len(updates)
         return updates
 
     def receive_one(self, update: ClientUpdate, broadcast: Broadcast) -> ClientUpdate:

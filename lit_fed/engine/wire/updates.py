@@ -50,6 +50,21 @@ class Updates:
             vectors, first.staleness, [row.uplink_bytes for row in rows], _rows=list(rows),
         )  # fmt: skip
 
+    @classmethod
+    def joined(cls, tables: Sequence[Updates]) -> Updates:
+        """Several tables of one kind and layout, whose rows nobody has asked for, as one."""
+        if len(tables) == 1:
+            return tables[0]
+        vectors = Flat(tables[0].layout, torch.cat([table.vectors.values for table in tables if table.vectors]))
+        ids = [client_id for table in tables for client_id in table.client_ids]
+        weights = [weight for table in tables for weight in table.weights]
+        return cls(ids, tables[0].kind, weights, [one for table in tables for one in table.metrics], vectors)
+
+    @property
+    def layout(self) -> Mapping[str, torch.Size]:
+        """Names and shapes of `vectors`, which tables that can be joined share as an object; empty without."""
+        return {} if self.vectors is None or self._rows is not None else self.vectors.layout
+
     def __len__(self) -> int:
         return len(self.client_ids)
 
