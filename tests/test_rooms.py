@@ -89,7 +89,7 @@ CODE_LINES = {
     "lit_fed/command": 1_800,
     "lit_fed/data": 6_740,
     "lit_fed/engine": 9_810,
-    "lit_fed/federation": 8_520,
+    "lit_fed/federation": 8_540,
     "lit_fed/handover": 450,
     "lit_fed/losses": 100,
     "lit_fed/methods": 4_620,
