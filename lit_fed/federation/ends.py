@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import socket
+import time
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from lit_fed.errors import ConfigError
 
 _ANYWHERE = ("0.0.0.0", "::")
 _MOST_ANSWER = 2**13  # of a proxy, bytes
+_FIRST_LINE_S = 5.0  # of a wait
 
 
 # ---------------------------------------------------------------------- addresses
@@ -171,6 +173,26 @@ def next_line(lasted: float) -> float:
         lasted: How long the outage has lasted, seconds.
     """
     return lasted + min(max(lasted, 60.0), 14_400.0)
+
+
+class Wait:
+    """A wait that begins now, about which a line is printed after 5 s, then at the intervals of `next_line`.
+
+    Args:
+        say: Prints a line.
+        most: The longest wait, seconds.
+    """
+
+    def __init__(self, say: Callable[[str], object], most: float) -> None:
+        self.say, self.most = say, most
+        self._begun, self._next = time.monotonic(), _FIRST_LINE_S
+
+    def go_on(self, awaited: str) -> None:
+        """Print what is still awaited, if a line is due; cheap to call at any rate."""
+        lasted = time.monotonic() - self._begun
+        if lasted >= self._next:
+            self._next = next_line(lasted)
+            self.say(f"waiting for {awaited}: {lasted:.0f} s of at most {self.most:g} s")
 
 
 def log_line(line: str) -> None:

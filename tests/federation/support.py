@@ -9,12 +9,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import safetensors.torch
 
 from lit_fed import FederatedTrainer
 from lit_fed.engine.storage.packs import Version, checksum, read_pack
+from lit_fed.federation import ends
 from lit_fed.federation.messages.wire import Message
 from lit_fed.federation.node.node import Node
+from lit_fed.federation.server import requests, roster
 from lit_fed.federation.server.federate import federate
 from lit_fed.federation.server.identity import Identity
 from lit_fed.federation.transport.grid import MemoryGrid
@@ -113,6 +116,21 @@ def blob_of(header: Any, body: bytes | None = None) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     body = struct.pack("<Q", 2) + b"{}" if body is None else body
     return struct.pack("<4sI", b"LFW1", len(text)) + text + body
+
+
+class Clock:
+    """Stands for ``time`` in modules of the server: every rest takes a second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        for module in (ends, requests, roster):
+            monkeypatch.setattr(module, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, _: float) -> None:
+        self.now += 1.0
 
 
 class KeyedGrid(MemoryGrid):

@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
+from lightning import LightningDataModule
+from torch.utils.data import DataLoader, TensorDataset
 
 from lit_fed.command.cli import main
 from lit_fed.command.command import Call
@@ -325,13 +328,30 @@ def test_a_full_disk_leaves_no_half_of_a_split(
     assert (tmp_path / "out" / "server" / "data.npz").is_file()
 
 
+class Plain(LightningDataModule):
+    """Two classes of pictures, without clients."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.rand(40, 1, 8, 8), torch.arange(40) % 2), batch_size=10)
+
+    test_dataloader = train_dataloader
+
+
+PLAIN = [f"{__name__}.Plain", "--data.num_clients", "2", "--data.partition", "IID"]
+PRIVACY = [f"--trainer.privacy{word}" for word in ("=SampleLevel", ".clip_norm=1", ".noise_multiplier=1")]
 FOLDERS = ["ClientFolders", "--data.root", "faces", "--data.num_clients", "2", "--data.partition", "Natural"]
 
 
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (FOLDERS, "ClientFolders reads files one by one"),
+        (FOLDERS, "ClientFolders reads samples one by one; give each node the files of its clients, or write their"),
+        (
+            [*PLAIN, *PRIVACY, "--data.num_classes=2"],
+            "Wrapped reads samples one by one; give each node the files of its clients, or write their samples to "
+            "client_0/data.npz and so on for ClientArrays\n",
+        ),
+        ([*PLAIN, *PRIVACY], "trainer.privacy: data.num_classes is counted over all clients' labels; give it\n"),
         ([f"{__name__}.TwoResolutions"], "has views or a skew, which lit-fed split cannot write"),
         ([f"{__name__}.Scaled"], "has a custom normalization, which lit-fed split cannot write"),
         ([f"{__name__}.Noisy"], "has a custom augmentation, which lit-fed split cannot write"),

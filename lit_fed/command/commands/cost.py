@@ -11,12 +11,12 @@ import itertools
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
-from lightning import LightningModule
+from lightning import Fabric, LightningModule
 from torch import nn
 
 from lit_fed.checks import check_range
@@ -24,14 +24,16 @@ from lit_fed.command.command import Call
 from lit_fed.command.reading.parts import ReadParts, add_parts, build_parts, check_parts_given, instantiate
 from lit_fed.engine.clients.executor import untrained_answer
 from lit_fed.engine.lightning.compatibility import check_data, check_task
+from lit_fed.engine.lightning.optimization import OptimizerFactory, state_of
+from lit_fed.engine.lightning.task_trainer import TaskTrainer
 from lit_fed.engine.loop.assemble import absent_of
 from lit_fed.engine.method.algorithm import Algorithm
-from lit_fed.engine.method.client import Client
+from lit_fed.engine.method.client import Client, Pass
 from lit_fed.engine.method.kinds import ONLY
 from lit_fed.engine.method.model import Model, Split
 from lit_fed.engine.method.population import Population
 from lit_fed.engine.wire.channel import Channel
-from lit_fed.engine.wire.payload import Broadcast, num_bytes
+from lit_fed.engine.wire.payload import Broadcast, Payload, num_bytes
 from lit_fed.participation import Fate
 from lit_fed.private_names import tree_leaves
 from lit_fed.trainer import FederatedTrainer, Tasks
@@ -87,6 +89,8 @@ class RunCost:
         parameters: Number of a model's parameters, by kind.
         memory: Bytes of all parameters, and of those that train, by kind; only where the task froze some.
         server: Bytes of the server's first state, of a method that addresses clients one by one.
+        disk: Bytes that a client keeps of its optimizers and of its uplink's codec, and the server of the client's
+            uplink (EF21), after the client's first round, by kind.
     """
 
     rounds: list[dict[str, Traffic]]
@@ -95,6 +99,7 @@ class RunCost:
     parameters: dict[str, int]
     memory: dict[str, tuple[int, int]]
     server: int = 0
+    disk: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -168,6 +173,7 @@ def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algor
     whole = {kind: _fedavg(model, channel, held[kind]) for kind, model in models.items()}
     check_range("trainer.max_rounds", trainer.settings.max_rounds, most=_MOST_ROUNDS, why=", as each is looked at")
     rounds: list[dict[str, Traffic]] = []
+    disk: dict[str, tuple[int, int, int]] = {}
     fedavg, frozen = 0, dict.fromkeys(models, 0)
     for round_idx in range(trainer.settings.max_rounds):
         plan = participation.plan(round_idx)
@@ -189,6 +195,9 @@ def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algor
             client.received, client.addressed = {**sent.payload, **own.payload}, own.payload
             context = channel.up(example, Broadcast(round_idx, {kind: client.received}), kind, buffers=model.buffers)
             up = channel.uplink.cross(untrained_answer(client, algorithm), context).num_bytes
+            if kind not in disk:
+                optimizers = _kept_optimizers(client, algorithm, trainer)
+                disk[kind] = (num_bytes(optimizers), num_bytes(context.memory), num_bytes(context.decoder))
             arrived = sum(one.fate not in (Fate.LOST_BEFORE, Fate.LOST_AFTER, Fate.LATE) for one in mine)
             older = late.count(kind) * rounds[-1][kind].up if rounds else 0
             found[kind] = Traffic(len(mine), arrived, sent.num_bytes + own.num_bytes, up, older)
@@ -203,7 +212,7 @@ def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algor
     }
     entries = tree_leaves(server) if algorithm.addresses else []
     server_bytes = sum(leaf.nbytes for leaf in entries if isinstance(leaf, torch.Tensor))
-    return RunCost(rounds, fedavg, max(frozen.values()), sizes, memory, server_bytes)
+    return RunCost(rounds, fedavg, max(frozen.values()), sizes, memory, server_bytes, disk)
 
 
 def _model(task: LightningModule, algorithm: Algorithm[Any], data: Any, trainer: FederatedTrainer) -> Model:
@@ -216,6 +225,35 @@ def _model(task: LightningModule, algorithm: Algorithm[Any], data: Any, trainer:
     model.divide(algorithm.split(model, 0))
     model.remember()
     return model
+
+
+def _kept_optimizers(client: Client, algorithm: Algorithm[Any], trainer: FederatedTrainer) -> Payload:
+    """State of the optimizers that a client keeps after its first round, with steps on gradients of zeros."""
+    found: Payload = {}
+    model, gradients = client.model, trainer.local.gradients
+    if gradients.client_optimizer == "fresh":
+        return found
+    names = {id(parameter): name for name, parameter in model.parameters.items()}
+    clock = TaskTrainer(Fabric(accelerator="cpu", devices=1), trainer.settings.max_rounds, client.population, gradients)
+    before = model.copy()  # weight decay moves weights without a gradient, too
+    model.task.trainer = clock  # type: ignore[assignment]  # a Trainer in what it offers
+    try:
+        for phase in algorithm.phases(client):
+            if isinstance(phase, Pass) or not phase.moves:
+                continue
+            model.set_trainable(phase.trains)
+            for parameter in model.parameters.values():
+                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+            optimizers = OptimizerFactory(model.task, clock).make()[0]
+            for optimizer in optimizers:
+                with torch.device("cpu"):  # numbers of steps, which optimizers read
+                    optimizer.step(lambda: 0.0)
+            found = {**found, **state_of(optimizers, names, phase.name)}
+    finally:
+        model.task.trainer = None
+        model.leave()
+        model.load(before)
+    return found
 
 
 def _fedavg(model: Model, channel: Channel, held: Collection[nn.Parameter]) -> tuple[int, int]:
@@ -288,6 +326,11 @@ def report(cost: RunCost) -> str:
     for kind, (whole, trained) in cost.memory.items():
         held = f"memory of a client{f' of {kind}' if several else ''}: {whole:,} bytes of parameters"
         lines.append(f"{held}, {trained:,} of gradients, {2 * trained:,} of Adam's moments")
+    for kind, (optimizers, codec, decoder) in cost.disk.items():
+        if optimizers or codec:
+            held = f"disk of a client{f' of {kind}' if several else ''}: {optimizers:,} bytes of its optimizers' state"
+            there = f"; {decoder:,} at the server for each client" * bool(decoder)
+            lines.append(f"{held}, {codec:,} of its codec's memory{there}")
     if cost.server:
         lines.append(f"memory of the server: {cost.server:,} bytes, on every process and in every checkpoint")
     titles = ("down a client", "up a client", "down a round", "up a round")

@@ -437,7 +437,10 @@ def settings_of(data: FederatedDataModule) -> dict[str, Any]:
     """The settings of a `ClientArrays` with the same batches; each node sets its own ``root``."""
     name = type(data).__name__
     if not isinstance(data, TensorDataModule):
-        raise ConfigError(f"lit-fed split writes data in memory, and {name} reads files one by one; split its files")
+        raise ConfigError(
+            f"lit-fed split writes data in memory, and {name} reads samples one by one; give each node the files of "
+            "its clients, or write their samples to client_0/data.npz and so on for ClientArrays"
+        )
     if data.views() or any(data.seen(client_id) is not None for client_id in range(data.num_clients)):
         raise ConfigError(f"{name} has views or a skew, which lit-fed split cannot write; split data without them")
     settings: dict[str, Any] = {

@@ -256,8 +256,9 @@ class Algorithm(Checked, ABC, Generic[AggregateT]):
     def address(self, server: Server, client_id: int, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
         """Tensors for one client beside the broadcast to its kind; read-only for the client; by default none.
 
-        Called on the process or the server that trains the client, in any order and more than once a round: a pure
-        function of the state and the arguments. Its names differ from the broadcast's.
+        Called on the process that trains the client; over nodes on the server, and on the node with the first state,
+        for names and shapes. Called in any order, once or several times a client and round, and again for tests: a
+        pure function of the state and the arguments. Its names differ from the broadcast's.
 
         Args:
             server: The server's state; read-only.

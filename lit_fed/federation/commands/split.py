@@ -50,6 +50,8 @@ def run(call: Call) -> int:
     data.reserve(parts.algorithm.public_size, parts.algorithm.calibration_fraction)
     data.prepare_data()
     data.setup("fit")
+    if call.settings.trainer.privacy is not None and (why := data.pooled()) is not None:
+        raise ConfigError(f"trainer.privacy: {why}")  # the nodes would find it among their settings, as if it was given
     form = folder_form(data)
     content = yaml.safe_load(trainer.settings.config)
     content["data"] = {"class_path": form.name, "init_args": {**form.settings_of(data), "root": "."}}

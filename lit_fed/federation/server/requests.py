@@ -121,10 +121,15 @@ class Requests(Generic[A]):
         time.sleep(self._pause)
         self._pause = min(max(2 * self._pause, _PAUSE_S[0]), _PAUSE_S[1])
 
-    def outcomes(self) -> Iterator[tuple[A, Any]]:
-        """Wait, and yield outcomes as they arrive, until every message has one or is given up at its deadline."""
+    def outcomes(self, idle: Callable[[], object] = lambda: None) -> Iterator[tuple[A, Any]]:
+        """Wait, and yield outcomes as they arrive, until every message has one or is given up at its deadline.
+
+        Args:
+            idle: Is called between two looks for answers.
+        """
         while self:
             yield from self.arrived()
             self.overdue()
+            idle()
             self.rest()
         self.drop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -12,7 +12,7 @@ from lit_fed.checks import check_range
 from lit_fed.data.partitions.cut import named
 from lit_fed.data.population.census import ClientReport
 from lit_fed.errors import ConfigError, WireError
-from lit_fed.federation.ends import Alert
+from lit_fed.federation.ends import Alert, Wait
 from lit_fed.federation.messages.frozen import Hashes
 from lit_fed.federation.messages.schema import Hello
 from lit_fed.federation.messages.wire import MOST_BYTES, PROTOCOL, Bodies, Message, encode, encode_shared
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_SAY_S = 60.0  # interval of messages about missing clients
 _AGAIN_S = (5.0, 300.0)  # first and longest pause before a refused node is asked again
 _MOST_SAID = 5  # maximum number of printed refusals per node
 
@@ -137,20 +136,18 @@ class Roster:
         return node in self._keys
 
     def gather(self, gathering: Gathering, done: bool = False) -> None:
-        """Wait until every client is connected; print the missing clients every minute.
+        """Wait until every client is connected; print the missing clients after 5 s, then at growing intervals.
 
         Args:
             gathering: How long, and for how many.
             done: The run is done, and has no work for nodes: go on with those that are here.
         """
-        begun = said = time.monotonic()
+        begun, wait = time.monotonic(), Wait(self.say, gathering.wait_s)
         self.refresh()
         while missing := [client_id for client_id in range(self.num_clients) if client_id not in self._owner]:
-            if (now := time.monotonic()) >= begun + gathering.wait_s:
+            if time.monotonic() >= begun + gathering.wait_s:
                 break
-            if now > said + _SAY_S:
-                said = now
-                self.say(f"waiting for {named(missing)}: {now - begun:.0f} s of at most {gathering.wait_s:g} s")
+            wait.go_on(named(missing))
             self._greetings.rest()
             self.refresh()
         if missing and done:
@@ -210,6 +207,7 @@ class Roster:
         read: Callable[[int, Message], T],
         most: int = LONGEST_GREETING,
         strict: bool = False,
+        idle: Callable[[Iterator[int]], object] = lambda nodes: None,
     ) -> dict[int, T]:
         """Send messages to nodes, wait for the answers, and print which answers are invalid.
 
@@ -219,6 +217,7 @@ class Roster:
             read: Converts a node and its answer; a `WireError` skips the node.
             most: Maximum size of an answer, bytes.
             strict: Ask the nodes that missed the time-out nothing more in this round.
+            idle: Gets, between two looks for answers, the nodes that have not answered; cheap to call at any rate.
         """
         requests, end = Requests[int](self.grid, self.limit), time.monotonic() + seconds
         bodies = Bodies()
@@ -229,7 +228,7 @@ class Roster:
                 continue
             requests.send(Envelope(node, node, blob, partial(read, node), end, most))
         answers = dict[int, T]()
-        for node, outcome in requests.outcomes():
+        for node, outcome in requests.outcomes(lambda: idle(requests.pending())):
             if not isinstance(outcome, WireError):
                 answers[node] = outcome
             elif not isinstance(outcome, NoAnswer):

@@ -23,7 +23,7 @@ from lit_fed.data.partitions.cut import clients_here
 from lit_fed.data.population.naming import called
 from lit_fed.engine.wire.totals import exact_parts
 from lit_fed.errors import ConfigError, LitFedError, WireError
-from lit_fed.federation.ends import Alert
+from lit_fed.federation.ends import Alert, Wait
 from lit_fed.federation.keys.node_keys import Grant
 from lit_fed.federation.messages import schema
 from lit_fed.federation.messages.settings import agreed, mismatch
@@ -242,7 +242,7 @@ def ask_nodes(
     if question.has_ranges and len(columns) * (question.bins + 2) > _MOST_TABLE:
         raise ConfigError(f"--bins {question.bins} of {len(columns)} columns are too many for a message; give fewer")
     sites = dict[str, SiteStatistics]()
-    begun = time.monotonic()
+    begun, wait = time.monotonic(), Wait(roster.say, seconds)
     queues = {node: [-1] if together else sorted(home.clients) for node, home in roster.homes.items()}
     while queues:
         now = {node: clients.pop(0) for node, clients in queues.items()}
@@ -252,9 +252,15 @@ def ask_nodes(
             count = len(roster.homes[node].clients) if now[node] == -1 else 1
             return unpack(message, len(columns), data.num_classes, question, count, exact)
 
-        answers = roster.ask(messages, max(seconds - (time.monotonic() - begun), 1.0), read)
-        for node, client in now.items():
-            who = f"node {node}" if client == -1 else called(data, client)
+        names = {node: f"node {node}" if client == -1 else called(data, client) for node, client in now.items()}
+
+        def idle(nodes: Iterator[int], names: Mapping[int, str] = names) -> None:
+            awaited = [names[node] for node in nodes]
+            of = "" if together else "client " if len(awaited) == 1 else "clients "
+            wait.go_on(f"statistics of {of}{', '.join(awaited[:8])}{', …' if len(awaited) > 8 else ''}")
+
+        answers = roster.ask(messages, max(seconds - (time.monotonic() - begun), 1.0), read, idle=idle)
+        for node, who in names.items():
             if node not in answers:
                 raise ConfigError(f"no statistics of {who} within {seconds:g} s; see its node's log, and ask again")
             sites[who] = answers[node]

@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from typing_extensions import override
 
 from lit_fed import FederatedTrainer
-from lit_fed.codecs import CastCodec
+from lit_fed.codecs import CastCodec, TopK
 from lit_fed.command.cli import main
-from lit_fed.command.commands.cost import foresee
+from lit_fed.command.commands.cost import foresee, report
 from lit_fed.data import Digits
+from lit_fed.engine.storage.packs import clients_of, read_pack
 from lit_fed.errors import ConfigError
-from lit_fed.methods import FedAvg
-from tests.support import ROOT, LeastSquares, Points, rows, trainer
+from lit_fed.methods import Ditto, FedAvg
+from tests.support import ROOT, LeastSquares, Points, assert_same, fit, rows, trainer
 
 CONFIGS = ROOT / "configs"
 SMALL = ["--trainer.max_rounds=4", "--trainer.local_epochs=null", "--trainer.local_steps=1", "--trainer.logger=false"]
@@ -169,3 +172,65 @@ def test_data_whose_setup_reads_values_are_set_up_where_values_are(
     out, err = capsys.readouterr()
     assert err == ""
     assert out.splitlines()[0] == f"parameters {3 * 2 + 2}"
+
+
+class Optimized(LeastSquares):
+    """A model with an optimizer of its own choice, which may ask the trainer for the run's length."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    @override
+    def configure_optimizers(self) -> Any:
+        trained = [one for one in self.parameters() if one.requires_grad]
+        if self.kind == "adam":
+            return torch.optim.Adam(trained, lr=0.1, weight_decay=0.1)
+        if self.kind == "plain":
+            return torch.optim.SGD(trained, lr=0.1)
+        made = torch.optim.SGD(trained, lr=0.1, momentum=0.9)
+        assert self.trainer.max_epochs
+        return [made], [torch.optim.lr_scheduler.StepLR(made, self.trainer.max_epochs)]
+
+
+# Two weights in float32: 8 bytes of momentum, or twice 8 of Adam's moments and 4 of its number of steps; 8 of an error
+# or of an estimate, with 8 of the number of updates that EF21's is made of, at both ends. Ditto has two phases.
+@pytest.mark.parametrize(
+    ("kind", "method", "codec", "expected"),
+    [
+        ("momentum", FedAvg, None, (8, 0, 0)),
+        ("adam", FedAvg, TopK(0.5), (20, 8, 0)),
+        ("plain", FedAvg, TopK(0.5, feedback="ef21"), (0, 16, 16)),
+        ("adam", Ditto, None, (40, 0, 0)),
+    ],
+)
+def test_the_disk_of_optimizers_and_codecs_is_that_of_a_run(
+    tmp_path: Path, kind: str, method: Any, codec: Any, expected: tuple[int, int, int]
+) -> None:
+    settings: dict[str, Any] = {"max_rounds": 1, "client_optimizer": "kept", "uplink_codec": codec}
+    model = Optimized(kind)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    cost = foresee(trainer(tmp_path, **settings), model, Points(), method())
+    assert cost.disk == {"model": expected}
+    assert_same(model.state_dict(), before)
+    told = [line for line in report(cost).splitlines() if line.startswith("disk")]
+    optimizers, memory, server = expected
+    assert told == [
+        f"disk of a client: {optimizers} bytes of its optimizers' state, {memory} of its codec's memory"
+        + (f"; {server} at the server for each client" if server else "")
+    ]
+    made = fit(tmp_path, Optimized(kind), Points(), method(), **settings)
+    packs = [(one, path) for path in made.run.log_dir.rglob("*.states") for one in clients_of(path)]
+    files = {one: read_pack(path, [one])[one] for one, path in packs}
+    written = [("0", "optimizer/"), ("0", "codec/"), ("decoder-0", "")]
+    sizes = [
+        sum(tensor.nbytes for name, tensor in files.get(one, {}).items() if name.startswith(group) and name[0] != "/")
+        for one, group in written
+    ]
+    assert tuple(sizes) == expected
+
+
+def test_fresh_optimizers_and_codecs_without_memory_take_no_disk(tmp_path: Path) -> None:
+    cost = foresee(trainer(tmp_path, uplink_codec=CastCodec("bfloat16")), Optimized("adam"), Points(), FedAvg())
+    assert cost.disk == {"model": (0, 0, 0)}
+    assert "disk" not in report(cost)

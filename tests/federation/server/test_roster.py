@@ -22,7 +22,7 @@ from lit_fed.federation.server.federate import federate
 from lit_fed.federation.server.identity import Identity
 from lit_fed.federation.server.roster import Gathering, Roster
 from lit_fed.federation.transport.grid import MemoryGrid, Reply
-from tests.federation.support import KeyedGrid, nodes_of, small, written
+from tests.federation.support import Clock, KeyedGrid, nodes_of, small, written
 from tests.support import LeastSquares, Points, weights
 
 KEYS = {1: "a1", 2: "b2", 3: "a1", 4: "b2"}
@@ -79,15 +79,38 @@ def test_whose_key_is_revoked_is_not_asked_to_connect_again(gathering: Any) -> N
 
 
 def test_it_says_who_is_missing_and_since_when(gathering: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster_module, "_SAY_S", 0.1)
+    """After 5 s; a minute later; then after twice the time."""
+    Clock(monkeypatch)
     roster, said, _ = gathering([[1]])
     with pytest.raises(
-        ConfigError, match=r"no node connected for client 0, 2 within 0.3 s; start it with lit-fed node"
+        ConfigError, match=r"no node connected for client 0, 2 within 300 s; start it with lit-fed node"
     ):
-        roster.gather(Gathering(0.3))
-    assert said[0] == "node 1 connected with client 1: 1 of 3 clients are connected"
-    assert said[1] == "waiting for clients 0, 2: 0 s of at most 0.3 s"
-    assert len(said) in (2, 3)
+        roster.gather(Gathering(300))
+    assert said == [
+        "node 1 connected with client 1: 1 of 3 clients are connected",
+        *(f"waiting for clients 0, 2: {seconds} s of at most 300 s" for seconds in (5, 65, 130, 260)),
+    ]
+
+
+def test_it_says_who_is_still_missing_and_when_all_are_there(gathering: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch)
+    roster, said, grid = gathering([[1], [0], [2]])
+    away = {node: grid.handlers.pop(node) for node in (2, 3)}
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line.startswith("waiting"):
+            node = min(away)
+            grid.handlers[node] = away.pop(node)
+
+    roster.say = say
+    roster.gather(Gathering())
+    told = [line.partition(", with")[0] for line in said if not line.startswith("node")]
+    assert told == [
+        "waiting for clients 0, 2: 5 s of at most 300 s",
+        "waiting for client 2: 65 s of at most 300 s",
+        "all 3 clients are connected, on 3 nodes",
+    ]
 
 
 def test_it_says_who_has_most_of_the_samples(gathering: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -31,11 +31,11 @@ from lit_fed.federation.statistics.over_nodes import (
 from lit_fed.federation.statistics.report import Statistics
 from lit_fed.federation.statistics.site import Inquiry, columns_of, empty, survey
 from lit_fed.federation.statistics.withheld import withheld
-from lit_fed.federation.transport.grid import MemoryGrid
+from lit_fed.federation.transport.grid import MemoryGrid, Reply
 from tests.command.support import error_of
 from tests.federation.serving_support import free_address
 from tests.federation.statistics.test_federation import table, write_table
-from tests.federation.support import nodes_of, small
+from tests.federation.support import Clock, nodes_of, small
 from tests.support import run_cli, start_cli
 
 CONFIG = "data: {class_path: ClientArrays}"
@@ -104,6 +104,39 @@ def test_tables_with_missing_cells(tmp_path: Path) -> None:
         return table(path)
 
     assert asked(make, nodes(make, [[0, 2], [1]])).as_dict() == here(make).as_dict()
+
+
+class Busy(MemoryGrid):
+    """Nodes in this process, some of which answer at a time only."""
+
+    def __init__(self, handlers: Any, clock: Clock) -> None:
+        super().__init__(handlers)
+        self.clock, self.busy_until = clock, dict[int, float]()
+
+    def pull(self, message_ids: Collection[str]) -> Iterator[Reply]:
+        yield from super().pull(
+            [one for one in message_ids if self.busy_until.get(self._waiting[one][0], 0) <= self.clock.now]
+        )
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_it_says_whose_statistics_are_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool) -> None:
+    clock, path, said = Clock(monkeypatch), write_table(tmp_path), list[str]()
+    data = table(path)
+    data.keeps_missing = True
+    at = nodes(lambda: table(path), [[0, 2], [1]], together=together)
+    grid = Busy({place + 1: node.handle for place, node in enumerate(at)}, clock)
+    roster = new_roster(grid, data, CONFIG, said.append)
+    roster.gather(Gathering())
+    begun, said[:] = clock.now, []
+    grid.busy_until = {1: begun + 6, 2: begun + 100}
+    ask_nodes(roster, data, first_question(columns_of(data), 6, 1, None, None), 3600, together)
+    first, second = ("node 1", "node 2") if together else map(str, data.client_names[:2])
+    of = ("", "") if together else ("clients ", "client ")
+    assert said == [
+        f"waiting for statistics of {of[0]}{first}, {second}: 5 s of at most 3600 s",
+        f"waiting for statistics of {of[1]}{second}: 65 s of at most 3600 s",
+    ]
 
 
 def test_a_node_in_sums_tells_of_no_client(tmp_path: Path) -> None:
