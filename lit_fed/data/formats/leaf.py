@@ -15,7 +15,9 @@ from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.data.formats.csv_text import hash_words, token_ids
+from lit_fed.data.loaders.transforms import InTurn, Normalize, Resize, Step
 from lit_fed.data.partitions.partition import Partition
+from lit_fed.data.population.figures import check_channels, figures_instead_of
 from lit_fed.data.population.naming import in_order
 from lit_fed.data.population.source import Categorical, Columns, TensorSource
 from lit_fed.errors import ConfigError
@@ -47,6 +49,10 @@ class LEAF(TensorSource):
         test_fraction: Share of every user's samples to test on, without folders ``train`` and ``test``.
         length: Tokens of a tweet.
         tokens: Of tweets, token ids are 0 … tokens − 1.
+        image_size: Pixels per side to scale FEMNIST's images to, on the device; null keeps 28.
+        mean: Of FEMNIST's pixels, one number; null leaves the pixels as they are.
+        std: Of FEMNIST's pixels, one number.
+        by_user: Whether a user is a client; false leaves users out, so that `partition` cuts all samples.
         partition: Cuts the samples into clients; null for the users, `Natural`.
         kwargs: The population's other settings, see `FederatedDataModule`.
 
@@ -54,7 +60,6 @@ class LEAF(TensorSource):
         ConfigError: A file is missing or damaged, or a sample is malformed.
     """
 
-    names_clients = True
     drawn_as = "leaf"
     too_few = "has too few samples to test on; raise data.test_fraction"
 
@@ -65,21 +70,37 @@ class LEAF(TensorSource):
         test_fraction: float = 0.2,
         length: int = 25,
         tokens: int = 8192,
+        image_size: int | None = None,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        by_user: bool = True,
         partition: Partition | None = None,
         **kwargs: Any,
     ) -> None:
+        self.names_clients = by_user
         names = _CLASSES.get(name)
         super().__init__(test_fraction=test_fraction, class_names=names, partition=partition, root=root, **kwargs)
         check_range("data.length", length, least=1)
         check_range("data.tokens", tokens, least=2, most=2**31 - 1)
         self._set, self.length, self.tokens = name, length, tokens
         self._num_classes_given = len(LETTERS) if names is None else len(names)
+        figures_instead_of(None, mean, std)  # refuses one without the other
+        settings = {"image_size": image_size, "mean": mean}
+        given = [key for key, value in settings.items() if value is not None]
+        if given and name != "femnist":
+            raise ConfigError(f"data.{given[0]} is a setting of images, and {name} is text; leave it out")
+        normalize = Normalize(mean or (0.0,), std or (1.0,), max_value=1.0)
+        check_channels(None, normalize.num_channels, channels=1)
+        resize = [] if image_size is None else [Resize(image_size)]
+        self._side = image_size or _SIDE
+        self._prepare = InTurn(normalize, *resize) if given else None
 
     @property
     @override
     def input_shape(self) -> tuple[int, ...]:
-        """(1, 28, 28), (80,) or (length,)."""
-        return {"femnist": (1, _SIDE, _SIDE), "shakespeare": (_CHARACTERS,), "sent140": (self.length,)}[self._set]
+        """(1, image_size, image_size), (80,) or (length,)."""
+        sides = (1, self._side, self._side)
+        return {"femnist": sides, "shakespeare": (_CHARACTERS,), "sent140": (self.length,)}[self._set]
 
     @property
     def vocab_size(self) -> int | None:
@@ -88,12 +109,16 @@ class LEAF(TensorSource):
 
     @override
     def own_clients_are(self) -> tuple[str, str]:
-        return f"data.root {self.root}", "write the arrays to a file for ArrayFile"
+        return f"data.root {self.root}", "set data.by_user to false"
 
     @override
-    def preprocessing(self) -> list[Any] | None:
-        """No steps for images; None of texts, which become ids on reading the files."""
-        return [] if self._set == "femnist" else None
+    def normalization(self) -> InTurn | None:
+        return self._prepare
+
+    @override
+    def preprocessing(self) -> list[Step] | None:
+        """The steps of images; None of texts, which become ids on reading the files."""
+        return super().preprocessing() if self._set == "femnist" else None
 
     @override
     def read(self) -> Columns:
@@ -123,7 +148,8 @@ class LEAF(TensorSource):
             raise ConfigError(f"{folder} has no user with samples; sample the set anew")
         sizes = [len(by_user[name][1]) for name in names]
         x, y = (np.concatenate([by_user[name][place] for name in names]) for place in (0, 1))
-        return Columns(x, y, Categorical(names, np.repeat(np.arange(len(names)), sizes)), source=self.root)
+        clients = Categorical(names, np.repeat(np.arange(len(names)), sizes)) if self.names_clients else None
+        return Columns(x, y, clients, source=self.root)
 
     def _users(self, file: Path) -> Iterator[tuple[str, tuple[NDArray[Any], NDArray[np.int64]]]]:
         """Each user with samples, and these."""

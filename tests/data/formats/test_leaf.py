@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torchvision.transforms.v2.functional import normalize, resize
 
-from lit_fed.data import LEAF
+from lit_fed.command.cli import main
+from lit_fed.data import LEAF, Dirichlet
 from lit_fed.data.formats.csv_text import hash_words
 from lit_fed.data.formats.leaf import LETTERS
 from lit_fed.errors import ConfigError
+from tests.support import ROOT, rows
 
 
 def write(path: Path, samples: dict[str, tuple[list[Any], list[Any]]]) -> None:
@@ -48,6 +51,66 @@ def test_writers_of_femnist_are_clients_with_their_images(tmp_path: Path) -> Non
     assert x[0, 0, 27].tolist() == [1.0] * 28
     assert [data.test_loader(client).num_samples for client in range(3)] == [0, 1, 0]
     assert data.test_loader().num_samples == 2  # with the writer who does not train
+
+
+def published(root: Path, users: int = 4, images: int = 12) -> Path:
+    """Writers as LEAF's ``preprocess.sh -s niid -k 0 -t sample`` leaves them: its file names, and white as 1."""
+    drawn = np.random.default_rng(0)
+    for part, count in (("train", images), ("test", 2)):
+        samples = {}
+        for user in range(users):
+            pixels = drawn.integers(0, 256, (count, 784)) / 255
+            samples[f"f{user:04}_{user + 10:02}"] = (pixels.tolist(), drawn.integers(0, 62, count).tolist())
+        write(root / part / f"all_data_0_niid_0_keep_0_{part}_9.json", samples)
+    return root
+
+
+def test_images_are_normalised_and_scaled_as_torchvision_does(tmp_path: Path) -> None:
+    root = published(tmp_path)
+    content = json.loads((root / "test" / "all_data_0_niid_0_keep_0_test_9.json").read_text())
+    pixels = np.array([image for user in content["users"] for image in content["user_data"][user]["x"]])
+    expected = normalize(torch.from_numpy(pixels).float().view(-1, 1, 28, 28), [0.1736], [0.3317])
+    for size in (28, 56, 20):
+        data = LEAF("femnist", root=str(root), image_size=size, mean=[0.1736], std=[0.3317])
+        data.setup()
+        (x, _), *_ = data.test_loader()
+        assert data.input_shape == tuple(x.shape[1:]) == (1, size, size)
+        torch.testing.assert_close(x, resize(expected, [size, size], antialias=True), atol=1e-5, rtol=0)
+        steps = data.preprocessing()
+        assert steps is not None
+        assert [step["step"] for step in steps] == ["normalize", "resize"]
+
+
+def test_writers_images_can_be_cut_by_class_over_other_clients(tmp_path: Path) -> None:
+    root, cut = str(published(tmp_path, images=30)), Dirichlet(alpha=0.5, cap=False)
+    with pytest.raises(ConfigError, match=r"partition Dirichlet would ignore; .*data\.by_user to false"):
+        LEAF("femnist", root=root, num_clients=3, partition=cut).setup()
+    data = LEAF("femnist", root=root, by_user=False, num_clients=3, partition=cut)
+    data.setup()
+    assert data.client_names is None
+    assert sum(data.census.num_samples(client) for client in range(3)) == 4 * 30
+    assert data.test_loader().num_samples == 4 * 2
+
+
+@pytest.mark.parametrize(("config", "clients"), [("femnist", 10), ("femnist_writers", 40)])
+def test_fedfrozens_configurations_run_on_files_as_leaf_writes_them(
+    config: str, clients: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    published(tmp_path / "data" / "leaf" / "femnist" / "data", users=40)
+    network = {"img_size": 32, "embed_dim": 12, "depth": 1, "num_heads": 1}
+    method = "papers/fedfrozen/tuned/fedfrozen"
+    files = (f"papers/fedfrozen/runs/{config}", method)
+    words = [word for file in files for word in ("-c", str(ROOT / "configs" / f"{file}.yaml"))]
+    small = {"network": "vit_tiny_patch16_224", "network_args": json.dumps(network)}
+    words += [f"--model.init_args.{key}={value}" for key, value in small.items()]
+    run = {"max_rounds": 6, "local_epochs": 1, "accelerator": "cpu", "devices": 1, "num_threads": 1}
+    words += [f"--trainer.{key}={value}" for key, value in run.items()]
+    main(["fit", *words, "--data.init_args.image_size=32"])
+    folder = tmp_path / "lightning_logs" / "version_0"
+    partition = json.loads((folder / "partition.json").read_text())
+    assert len(partition["clients"]) == clients
+    assert len(rows(folder / "metrics.csv")) == 6  # queries and keys freeze after five
 
 
 def test_roles_of_shakespeare_give_characters(tmp_path: Path) -> None:
@@ -119,6 +182,21 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
         LEAF("femnist", root=str(tmp_path / "none")).setup()
     with pytest.raises(ConfigError, match=r"data\.name is 'reddit'; it must be"):
         LEAF("reddit")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("sent140", {"image_size": 32}, "data.image_size is a setting of images, and sent140 is text; leave it out"),
+        ("shakespeare", {"mean": [0.5], "std": [1.0]}, "data.mean is a setting of images, and shakespeare is text"),
+        ("femnist", {"mean": [0.5]}, "data.mean and data.std belong together; give both or neither"),
+        ("femnist", {"mean": [0.5] * 3, "std": [1.0] * 3}, "data.mean has 3 values, but inputs have 1 channels"),
+        ("femnist", {"image_size": 0}, "Resize.size is 0; it must be at least 1 pixels"),
+    ],
+)
+def test_settings_of_images_are_checked(name: Any, settings: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        LEAF(name, **settings)
 
 
 def test_no_sample_is_lost_or_doubled(tmp_path: Path) -> None:
