@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,18 @@ from lit_fed.participation import Asynchronous, FullParticipation, Stragglers, U
 from lit_fed.privacy import ClientLevel, SecureSum
 from lit_fed.record.unlearning.eraser import FedEraser, calibrate
 from lit_fed.record.unlearning.kept_updates import KeptUpdates
-from tests.support import ROOT, LeastSquares, Points, Wanderer, assert_same, fit, run_cli, saved_weights, weights
+from tests.support import (
+    ROOT,
+    LeastSquares,
+    Points,
+    Wanderer,
+    assert_same,
+    fit,
+    run_cli,
+    saved_weights,
+    trainer,
+    weights,
+)
 
 
 def trained(folder: Path, rounds: int = 3, every: int = 1, **kwargs: Any) -> Path:
@@ -81,6 +93,23 @@ def test_resumed_is_uninterrupted(tmp_path: Path) -> None:
     whole = erased(tmp_path / "whole", updates, 3)
     erased(tmp_path / "parts", updates, 1)
     assert_same(weights(whole), weights(erased(tmp_path / "parts", updates, 3, ckpt_path="last")))
+
+
+def test_groups_replay_as_one_client_after_the_other(tmp_path: Path) -> None:
+    updates = trained(tmp_path / "run", executor="vectorized")
+    made = [erased(tmp_path / one, updates, executor=one) for one in ("sequential", "vectorized")]
+    assert_same(weights(made[0]), weights(made[1]))
+
+
+def test_a_finished_run_is_tested_without_the_kept_updates(tmp_path: Path) -> None:
+    updates = trained(tmp_path / "run")
+    made = erased(tmp_path / "erased", updates)
+    shutil.rmtree(updates)
+    method = FedEraser(str(updates), weighting="uniform")
+    found = trainer(tmp_path / "tested", participation=FullParticipation(absent=[2])).test(
+        LeastSquares(), Points(3), method, str(made.log_dir / "checkpoints/last.ckpt")
+    )
+    assert found["global/loss"] == made.metrics["global/loss"]
 
 
 @pytest.mark.long
