@@ -97,7 +97,7 @@ CODE_LINES = {
     "lit_fed/participation": 710,
     "lit_fed/poses": 3_200,
     "lit_fed/privacy": 1_830,
-    "lit_fed/record": 1_020,
+    "lit_fed/record": 1_120,
     "lit_fed/robust": 770,
     "lit_fed/studies": 4_960,
     "lit_fed/tasks": 300,

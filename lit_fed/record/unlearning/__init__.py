@@ -1,0 +1,1 @@
+"""Approximate unlearning: what a run keeps for it, and a method per file."""
