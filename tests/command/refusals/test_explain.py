@@ -155,7 +155,7 @@ def test_a_bad_config_file_is_named_with_what_was_meant(text, expected, capsys):
         (
             [],
             "no command given; choose fit, validate, test, predict, export, cost, configs, copy, completion, node, "
-            "federate, provision, split, clean, statistics, log, submit, runs, stop, verify, card, study, "
+            "federate, provision, split, clean, statistics, log, submit, runs, stop, verify, card, forget, study, "
             "results, simulate or schema, as in:",
         ),
         (["fitt"], "there is no command 'fitt'; did you mean fit?"),

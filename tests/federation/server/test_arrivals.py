@@ -334,7 +334,7 @@ def test_a_replay_ends_with_its_order_and_has_the_fates(tmp_path: Path) -> None:
     assert (made.in_flight(0), made.clock(0, 0.0), made.clock(1, 0.0)) == ({0: {2: 2.5}}, 1.5, 2.5)
     with pytest.raises(ConfigError, match=r"has 2 steps; lower trainer.max_rounds to it"):
         made.plan(2)
-    with pytest.raises(ConfigError, match=r"replay has the fates of a recorded run; leave dropout_… out"):
+    with pytest.raises(ConfigError, match=r"replay has a recorded run's fates; leave dropout_… and absent… out"):
         live(replay=str(path), dropout_before=0.1).setup(8, lambda client_id: 1, 0)
     with pytest.raises(ConfigError, match=r"replay absent.csv cannot be read"):
         live(replay="absent.csv").setup(8, lambda client_id: 1, 0)
