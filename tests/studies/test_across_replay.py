@@ -33,6 +33,12 @@ HOLD_OUTS = Changed("3d640f67", "every client's hold-out is drawn by a generator
 BEFORE_A_CHANGE = {"uwa": HOLD_OUTS, "uwa_densities": HOLD_OUTS, "uwa_figure2": HOLD_OUTS}
 """Studies whose cell gives other numbers now; one that is run again fails here until it leaves the list."""
 
+NOT_TRIED = {
+    *("uwa_architectures", "fedfrozen_table1", "hfedckd_realism", "hfedckd_ablation", "hfedckd_sensitivity"),
+    *("hfedckd_full", "hfedckd_limited"),
+}
+"""Recorded before 3d640f67, and no cell has been replayed since, as of RAF, whose cells take minutes."""
+
 FILES, SECONDS = "its profiles in the tree need data files", "it records seconds, which differ from run to run"
 NOT_REPLAYED = {
     "adapters": FILES,
@@ -95,6 +101,8 @@ def replayed(entry: StudyRow, folder: Path) -> tuple[dict[Place, str], dict[Plac
 
 def cases() -> list[object]:
     def marks(study: str) -> list[pytest.MarkDecorator]:
+        if study in NOT_TRIED or study.startswith("raf"):
+            return [pytest.mark.skip(reason="recorded before 3d640f67, and not tried since: see NOT_TRIED")]
         known = BEFORE_A_CHANGE.get(study)
         return [pytest.mark.xfail(strict=True, raises=AssertionError, reason=": ".join(known))] if known else []
 
@@ -105,7 +113,7 @@ def test_every_recorded_study_is_replayed_or_listed_with_a_reason() -> None:
     recorded = {entry.study for entry in ENTRIES} & set(STUDIES)
     assert set(CHEAPEST) | set(NOT_REPLAYED) == recorded
     assert set(CHEAPEST) & set(NOT_REPLAYED) == set()
-    assert set(BEFORE_A_CHANGE) <= set(CHEAPEST)
+    assert set(BEFORE_A_CHANGE) | NOT_TRIED <= set(CHEAPEST)
 
 
 def test_listed_cells_were_recorded_before_their_change() -> None:
