@@ -214,9 +214,9 @@ def _keep_decoders(run: Run, made: Updates, arrived: Updates) -> None:
 
     Both ends go on together, or neither does.
     """
-    store = run.federation.store
+    store, there = run.federation.store, set(arrived.client_ids)
     for update in made:
-        if update.decoder and update.client_id in arrived.client_ids:
+        if update.decoder and update.client_id in there:
             store.put_decoder(update)
         elif update.decoder:
             store.undo([update.client_id])

@@ -210,7 +210,10 @@ class Callback(Checked):
         """Called with the round's message as clients receive it, before any training; its tensors are read-only."""
 
     def on_client_end(self, run: Run, update: ClientUpdate) -> None:
-        """Called for each client of this process; the update's tensors are valid until the next client runs."""
+        """Called for each client of this process; the update's tensors are valid until the next call.
+
+        Small updates of several clients go on together: others may have trained since.
+        """
 
     def on_arrival(self, run: Run, update: ClientUpdate) -> None:
         """Called for each update that arrives at this process, as it came out of the uplink's codec.

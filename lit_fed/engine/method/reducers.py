@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -42,6 +42,10 @@ class Reducer(ABC, Generic[T]):
         """Add several updates: by default one after the other."""
         for update in updates:
             self.add(update)
+
+    def adds_as(self, kind: type[Reducer[Any]]) -> bool:
+        """Whether `add` is that of a class, and none of a subclass or put in its place on this object."""
+        return getattr(self.add, "__func__", None) is kind.add
 
     @abstractmethod
     def result(self, workers: Workers) -> T | None:
@@ -92,9 +96,9 @@ class WeightedMean(Reducer[Payload]):
 
     @override
     def extend(self, updates: Updates) -> None:
-        if getattr(self.add, "__func__", None) is WeightedMean.add:
+        if self.adds_as(WeightedMean):
             self._take(updates)
-        else:  # of a subclass, or put in its place
+        else:
             super().extend(updates)
 
     def _take(self, updates: Updates) -> None:
@@ -233,10 +237,16 @@ class ByPrefix(Reducer[Payload]):
 
     @override
     def add(self, update: ClientUpdate) -> None:
-        self.extend(Updates.of([update]))
+        self._take(Updates.of([update]))
 
     @override
     def extend(self, updates: Updates) -> None:
+        if self.adds_as(ByPrefix):
+            self._take(updates)
+        else:
+            super().extend(updates)
+
+    def _take(self, updates: Updates) -> None:
         vectors = updates.vectors
         if vectors is not None and vectors.layout is not self._alike:
             self._alike, self._places = vectors.layout, self._find(vectors.layout)

@@ -7,8 +7,8 @@ import torch
 from lightning import Fabric
 
 from lit_fed.engine.loop.ledger import DriftMeter
-from lit_fed.engine.method.reducers import ByPrefix, WeightedMean
-from lit_fed.engine.wire.payload import Arrival, Broadcast, ClientUpdate, Flat, FlatPayload
+from lit_fed.engine.method.reducers import ByPrefix, Reducer, WeightedMean
+from lit_fed.engine.wire.payload import Arrival, Broadcast, ClientUpdate, Flat, FlatPayload, Payload
 from lit_fed.engine.wire.updates import Updates, together
 from lit_fed.engine.wire.workers import Workers
 from tests.support import assert_same
@@ -108,11 +108,30 @@ def test_a_reducer_with_an_add_of_its_own_sees_every_row() -> None:
         def add(self, update: ClientUpdate) -> None:
             super().add(update.with_payload({name: 2 * tensor for name, tensor in update.payload.items()}))
 
-    mean = Doubled()
+    class Parted(ByPrefix):
+        def add(self, update: ClientUpdate) -> None:
+            super().add(update.with_payload({name: 2 * tensor for name, tensor in update.payload.items()}))
+
+    for mean in (Doubled(), Parted(WeightedMean(), {"up.": WeightedMean()})):
+        mean.extend(table())
+        found = mean.result(ALONE)
+        assert found is not None
+        assert found["w"].tolist() == pytest.approx([76 / 6, 88 / 6])
+
+
+@pytest.mark.parametrize("mean", [WeightedMean(), ByPrefix(WeightedMean(), {"up.": WeightedMean()})])
+def test_an_add_that_is_put_on_a_reducer_sees_every_row(
+    mean: Reducer[Payload], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, add = list[int](), mean.add
+
+    def noted(update: ClientUpdate) -> None:
+        seen.append(update.client_id)
+        add(update)
+
+    monkeypatch.setattr(mean, "add", noted)
     mean.extend(table())
-    found = mean.result(ALONE)
-    assert found is not None
-    assert found["w"].tolist() == pytest.approx([76 / 6, 88 / 6])
+    assert seen == [4, 7, 9]
 
 
 def test_the_drift_of_a_table_is_that_of_its_rows() -> None:
