@@ -8,7 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from lit_fed import Client, FederatedTrainer, Model, Split, Update
 from lit_fed.algorithm import Cohort, Gather, Population, Stage
 from lit_fed.callbacks import Callback, RoundRecord
 from lit_fed.callbacks.boards import COLUMNS_FILE, event_files
+from lit_fed.command.refusals.suggest import subclasses
 from lit_fed.data import Arrays, Natural, TensorDataModule
 from lit_fed.engine.loop.run import Run
 from lit_fed.engine.storage.packs import VersionedFiles
@@ -31,6 +32,12 @@ from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.methods import FedAvg
 
 ROOT = Path(__file__).parents[1]
+_BY_PATH = ("lit_fed.federation.", "lit_fed.record.unlearning.", "lit_fed.studies.papers.")
+
+
+def called_by_name(bases: Sequence[type]) -> list[type]:
+    """Classes that configurations call by short names, whatever other tests of this process have imported."""
+    return [cls for cls in subclasses(bases) if not cls.__module__.startswith(_BY_PATH)]
 
 
 class Points(TensorDataModule):

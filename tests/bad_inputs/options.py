@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from lit_fed.callbacks import Callback
 from lit_fed.codecs import Codec
-from lit_fed.command.refusals.suggest import subclasses
 from lit_fed.command.roots import PLACES, import_named
 from lit_fed.command.table import COMMANDS
 from lit_fed.engine.evaluation.protocols import Protocol
@@ -18,7 +17,7 @@ from lit_fed.parsing import Parser
 from lit_fed.trainer import FederatedTrainer
 from tests.bad_inputs.judge import Case
 from tests.bad_inputs.values import ENORMOUS, edges, wrong
-from tests.support import ROOT
+from tests.support import ROOT, called_by_name
 
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
 TINY = {
@@ -55,16 +54,16 @@ def settings() -> list[Setting]:
     found = []
     for place, bases in PLACES.items():
         owner = place.removesuffix(".init_args")
-        classes = [FederatedTrainer] if bases == (FederatedTrainer,) else subclasses(bases)
+        classes = [FederatedTrainer] if bases == (FederatedTrainer,) else called_by_name(bases)
         for cls in classes:
             chosen = [] if cls is FederatedTrainer else _chosen(owner, cls)
             found += [Setting(chosen, f"--{place}.{name}", hint) for name, hint in _hints(cls)]
     for owner, base in (("trainer.callbacks", Callback), ("trainer.protocols", Protocol)):
-        for cls in subclasses([base]):
+        for cls in called_by_name([base]):
             chosen = [f"--{owner}+={_path(cls)}"]
             found += [Setting(chosen, f"--{owner}.init_args.{name}", hint) for name, hint in _hints(cls)]
     for owner in ("trainer.uplink_codec", "trainer.downlink_codec"):
-        for cls in subclasses([Codec]):
+        for cls in called_by_name([Codec]):
             found += [Setting(_chosen(owner, cls), f"--{owner}.init_args.{name}", hint) for name, hint in _hints(cls)]
     return found
 

@@ -13,13 +13,14 @@ import yaml
 
 from lit_fed.callbacks import EarlyStopping
 from lit_fed.command.reading.settings import Settings
-from lit_fed.command.refusals.suggest import parameters_of, subclasses
+from lit_fed.command.refusals.suggest import parameters_of
 from lit_fed.command.roots import PLACES, import_named
 from lit_fed.data import Dirichlet
 from lit_fed.errors import ConfigError
 from lit_fed.methods import KD
 from lit_fed.robust import Krum
 from tests.command.support import command, error_of
+from tests.support import called_by_name
 
 REFUSED: list[tuple[type, tuple[str, ...], str, float, str, str]] = [
     (Dirichlet, ("data", "partition"), "alpha", -1.0, "Dirichlet.alpha", "it must be above 0"),
@@ -59,7 +60,7 @@ def refusals() -> list[tuple[str, str, str]]:
     import_named()
     found = []
     for place, bases in PLACES.items():
-        for cls in subclasses(bases) if place != "trainer" else bases:
+        for cls in called_by_name(bases) if place != "trainer" else bases:
             needed = {name for name, one in parameters_of(cls).items() if one.default is inspect.Parameter.empty}
             for name, one in parameters_of(cls).items():
                 if str(one.annotation).startswith(("int", "float")) and needed <= {name}:
