@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import chain, repeat
 from operator import index
 from typing import Any
@@ -41,6 +41,14 @@ def derive_seed(seed: int, *keys: int | str) -> int:
         plain = tuple(key if isinstance(key, str) else index(key) for key in plain)
     digest = hashlib.blake2b(repr(plain).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def derive_seeds(seed: int, stage: str, round_idx: int, client_ids: Iterable[int], purpose: str) -> list[int]:
+    """`derive_seed` for one purpose of each of many clients."""
+    before, after = repr((index(seed), stage, index(round_idx)))[:-1], repr((purpose,))[1:-2]
+    keys = (f"{before}, {client_id}, {after})" for client_id in client_ids)
+    digests = (hashlib.blake2b(key.encode(), digest_size=8).digest() for key in keys)
+    return [int.from_bytes(digest, "little") >> 1 for digest in digests]
 
 
 def numpy_generator(seed: int, *keys: int | str) -> np.random.Generator:

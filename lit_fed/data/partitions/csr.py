@@ -77,6 +77,12 @@ class CSR:
             )
         return self.offsets.item(client_id), self.offsets.item(client_id + 1)
 
+    def of_all(self, client_ids: Sequence[int]) -> tuple[IntArray, IntArray]:
+        """The indices of some clients, one client after the other, and their numbers."""
+        counts = np.asarray(self.sizes_of(client_ids), dtype=np.int64)
+        begins = self.offsets[np.asarray(client_ids, dtype=np.int64)] - counts.cumsum() + counts
+        return self.indices[begins.repeat(counts) + np.arange(counts.sum())], counts
+
     def size(self, client_id: int) -> int:
         """Number of samples of one client."""
         start, stop = self.bounds(client_id)

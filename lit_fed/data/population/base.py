@@ -6,7 +6,7 @@ Two bases build on it: `TensorDataModule` for data that fit into memory, `Datase
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
 from functools import cached_property
 from operator import index
@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from lit_fed.arguments import Checked
 from lit_fed.checks import check_range
-from lit_fed.data.loaders.tensor_loader import Loader
+from lit_fed.data.loaders.tensor_loader import Loader, TensorLoader
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Cut, CutSettings, cut_population, named
 from lit_fed.data.partitions.partition import IID, Natural, Partition
@@ -304,6 +304,15 @@ class FederatedDataModule(Checked, DataHooks, LightningDataModule):
         indices = self._ready.of_client(client_id).train[client_id]
         loader = self.make_loader(Batches("train", indices, self.batch_size, generator, training=True))
         return viewed(loader, self.seen(client_id), generator)
+
+    def cohort_loader(self, client_ids: Sequence[int]) -> tuple[TensorLoader, IntArray] | None:
+        """One loader, without shuffling, over some clients' training samples, one client after the other.
+
+        Returns:
+            The loader and each client's number of samples; None where clients' loaders differ in more than these.
+        """
+        del client_ids
+        return None
 
     def val_loader(self, client_id: int | None = None, view: str | None = None) -> Loader:
         """One client's validation batches, or the shared validation set, in a named view or the client's own.

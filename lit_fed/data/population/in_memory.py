@@ -213,6 +213,18 @@ class TensorDataModule(FederatedDataModule):
         )
 
     @override
+    def cohort_loader(self, client_ids: Sequence[int]) -> tuple[TensorLoader, IntArray] | None:
+        """As of the base class; None where a subclass makes its own loaders, or views differ."""
+        own, given = type(self), TensorDataModule
+        alike = own.make_loader is given.make_loader and own.train_loader is given.train_loader
+        if not alike or own.view is not given.view or self.skew is not None or self.fresh_batches:
+            return None
+        for client_id in client_ids if self._ready.clients is not None else ():
+            self._ready.of_client(client_id)
+        indices, counts = self._ready.train.of_all(client_ids)
+        return self.make_loader(Batches("train", indices, self.batch_size, training=True)), counts
+
+    @override
     def make_stored_loader(self, batches: Batches) -> TensorLoader:
         subset = batches.subset
         rows = torch.from_numpy(self._stored(subset, batches.indices))

@@ -137,8 +137,8 @@ class Session:
     channel: Channel = field(default_factory=Channel)
 
     def __post_init__(self) -> None:
-        hooks = ("initial_state", "start")
-        self._looks = any(getattr(type(self.algorithm), hook) is not getattr(Algorithm, hook) for hook in hooks)
+        self._starts_itself = type(self.algorithm).start is not Algorithm.start
+        self._keeps_state = type(self.algorithm).initial_state is not Algorithm.initial_state
         self._taken: Broadcast | None = None
         self._memories: dict[int, Tensors] = {}  # by client: what the codec keeps, from entering to sending
         self._starts: dict[str, Tensors] = {}  # by kind: start of clients that keep nothing of the model
@@ -219,9 +219,9 @@ class Session:
     ) -> Client:
         """A client with the tensors that it starts from, not yet loaded into the task."""
         client = self._meet(client_id, broadcast, stage, fine_tuning)
-        if type(self.algorithm).start is not Algorithm.start:  # it may run the task, which may draw random numbers
+        if self._starts_itself:  # it may run the task, which may draw random numbers
             seed_device(client.derive_seed("start"), self.loop(client).fabric.device)
-        if client.own or client.addressed or type(self.algorithm).start is not Algorithm.start:
+        if client.own or client.addressed or self._starts_itself:
             client.begun = self.algorithm.start(client)
         else:  # one mapping for all clients of the kind
             kind = self.kinds[client_id]
@@ -262,7 +262,7 @@ class Session:
         )  # fmt: skip
         if broadcast.addressed is not None:
             client.addressed = broadcast.addressed[client_id].payload
-        if self._looks:
+        if self._starts_itself or self._keeps_state:
             frozen = broadcast.frozen.get(kind, {})  # the task may hold what another client began with
             client.model = ModelView(
                 model, lambda name: _first(name, client.own, client.received, frozen, model.initial)
@@ -282,7 +282,7 @@ class Session:
         names = model.personal_names
         if not stored:
             client.own = {name: model.initial[name] for name in names}
-            client.state = self.algorithm.initial_state(client)
+            client.state = self.algorithm.initial_state(client) if self._keeps_state else {}
         else:
             device = loop.fabric.device
             kept, kept_own = split_prefix(_STATE, stored)

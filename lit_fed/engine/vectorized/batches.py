@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_fed.data.loaders.tensor_loader import TensorLoader
+from lit_fed.data.loaders.tensor_loader import TensorLoader, draw_order
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.engine.clients.local import num_batches
 from lit_fed.engine.method.client import Phase
@@ -73,40 +73,80 @@ class Collected(GroupBatches):
         return _stack(batches, sizes, _width(sizes, pad_to)), sizes
 
 
-class Gathered(GroupBatches):
-    """Batches of loaders over rows of one tensor, fetched for all clients at once.
+class Rows(NamedTuple):
+    """The samples of several clients, as rows of one tensor.
 
     Args:
-        loaders: One a client.
+        like: A loader that reads the tensor in batches of the clients' size.
+        indices: The clients' rows, one client after the other.
+        counts: Rows by client.
+        taken: Samples in one pass by client.
+        orders: Draws the orders of each client's next passes, whose numbers it takes.
+    """
+
+    like: TensorLoader
+    indices: Tensor
+    counts: IntArray
+    taken: IntArray
+    orders: Callable[[Sequence[int]], list[Tensor]]
+
+    @classmethod
+    def of_loaders(cls, loaders: Sequence[TensorLoader]) -> Rows:
+        """The rows of one loader a client."""
+
+        def orders(passes: Sequence[int]) -> list[Tensor]:
+            return [one.order() for one, count in zip(loaders, passes, strict=True) for _ in range(count)]
+
+        counts, taken = np.array([(one.indices.shape[0], one.num_samples) for one in loaders]).T
+        return cls(loaders[0], torch.cat([one.indices for one in loaders]), counts, taken, orders)
+
+    @classmethod
+    def of_cohort(cls, loader: TensorLoader, counts: IntArray, seeds: Sequence[int]) -> Rows:
+        """The rows of one loader over all clients' samples, which a generator of a seed by client shuffles."""
+        size = loader.batch_size
+        taken = counts - counts % size * (counts > size) if loader.drop_last else counts
+
+        def orders(passes: Sequence[int]) -> list[Tensor]:
+            generator, found = torch.Generator(), list[Tensor]()
+            for seed, count, own, times in zip(seeds, counts.tolist(), taken.tolist(), passes, strict=True):
+                generator.manual_seed(seed)
+                found += [draw_order(count, own, size, False, generator) for _ in range(times)]
+            return found
+
+        return cls(loader, loader.indices, counts, taken, orders)
+
+
+class Gathered(GroupBatches):
+    """Batches over rows of one tensor, fetched for all clients at once.
+
+    Args:
+        rows: The clients'.
         num_steps: Steps of every client, descending; the first is not 0.
     """
 
-    def __init__(self, loaders: Sequence[TensorLoader], num_steps: Sequence[int]) -> None:
+    def __init__(self, rows: Rows, num_steps: Sequence[int]) -> None:
         self.num_steps = num_steps
-        self.each = [len(loader) for loader in loaders]
-        self._like, self.targets = loaders[0], loaders[0].targets
-        size, longest = self._like.batch_size, num_steps[0]
+        self._like, self.targets = rows.like, rows.like.targets
+        size, longest, taken = self._like.batch_size, num_steps[0], rows.taken
+        self.each = (-(-taken // size)).tolist()
         steps, each = np.array(num_steps), np.maximum(self.each, 1)
-        taken = np.array([loader.num_samples for loader in loaders])
         self._sizes = _sizes(size, steps, each, taken)
         # Every pass of every client: the client, the pass's first step, and its number of samples.
         passes = -(-steps // each)
-        whose = np.arange(len(loaders)).repeat(passes)
+        whose = np.arange(len(steps)).repeat(passes)
         begins = (np.arange(len(whose)) - (passes.cumsum() - passes)[whose]) * each[whose]
         lengths = np.minimum(taken[whose], (steps[whose] - begins) * size)
-        orders = [loaders[idx].order() for idx in whose.tolist()]
+        orders = rows.orders(passes.tolist())
         if (lengths < taken[whose]).any():
             orders = [order[:length] for order, length in zip(orders, lengths.tolist(), strict=True)]
-        counts = np.array([loader.indices.shape[0] for loader in loaders])
-        indices = torch.cat([loader.indices for loader in loaders])
-        firsts = counts.cumsum() - counts
+        indices, firsts = rows.indices, rows.counts.cumsum() - rows.counts
         chosen = indices[torch.cat(orders) + torch.from_numpy(firsts[whose].repeat(lengths))]
         # Start of each pass, and the places after it: one copy for all.
         places = ((whose * longest + begins) * size - lengths.cumsum() + lengths).repeat(lengths)
         # Padding is the client's own sample: its loss may not know the label of another's.
-        rows = indices[torch.from_numpy(np.minimum(firsts, len(indices) - 1))].repeat_interleave(longest * size)
-        rows[torch.from_numpy(places + np.arange(len(places)))] = chosen
-        self._rows = rows.view(len(loaders), longest, size).to(self._like.device)
+        padded = indices[torch.from_numpy(np.minimum(firsts, len(indices) - 1))].repeat_interleave(longest * size)
+        padded[torch.from_numpy(places + np.arange(len(places)))] = chosen
+        self._rows = padded.view(len(steps), longest, size).to(self._like.device)
 
     @override
     def take(self, step: int, active: int, pad_to: int) -> tuple[Any, list[int]]:

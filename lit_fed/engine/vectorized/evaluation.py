@@ -26,7 +26,7 @@ from lit_fed.engine.lightning.meter import StackedSums, in_order
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import Client, Tensors
 from lit_fed.engine.vectorized.alone import Outside, closeness
-from lit_fed.engine.vectorized.batches import Gathered, can_gather, cut
+from lit_fed.engine.vectorized.batches import Gathered, Rows, can_gather, cut
 from lit_fed.engine.vectorized.by_sample import BySample, Unproven
 from lit_fed.engine.vectorized.layers import Called
 from lit_fed.engine.vectorized.metrics import GroupMeter
@@ -358,7 +358,7 @@ class GroupEvaluation:
         lengths = [len(loaders[idx]) for idx in order]
         if not lengths[0]:
             return [{} for _ in clients]
-        batches = Gathered([loaders[idx] for idx in order], lengths)
+        batches = Gathered(Rows.of_loaders([loaders[idx] for idx in order]), lengths)
         stacks = {name: tensor[order] for name, tensor in tensors.items()}
         step = Stepper(loop.objective, loop.bound(f"{stage}_step"))
         loop.state.client, loop.state.meter = GroupClient(clients[0], loop.state.task_run), recorder

@@ -22,11 +22,12 @@ from torch.optim import Optimizer
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.session import Answer, Answers, Session
 from lit_fed.engine.lightning.meter import StackedSums
+from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import Client, EffectiveSteps, Pass, Phase, Tensors
 from lit_fed.engine.method.model import Differs, ModelView
 from lit_fed.engine.method.task_run import TaskRunOn
 from lit_fed.engine.vectorized.alone import Outside
-from lit_fed.engine.vectorized.batches import Collected, Gathered, GroupBatches, can_gather, cut, total_steps
+from lit_fed.engine.vectorized.batches import Collected, Gathered, GroupBatches, Rows, can_gather, cut, total_steps
 from lit_fed.engine.vectorized.by_sample import Ignored, Unproven
 from lit_fed.engine.vectorized.layers import Called, Streams
 from lit_fed.engine.vectorized.metrics import GroupMeter
@@ -34,6 +35,7 @@ from lit_fed.engine.vectorized.objective import GroupObjective, NotVectorizable,
 from lit_fed.engine.wire.payload import MOST_VALUES, Flat, Payload
 from lit_fed.errors import ClientFailure
 from lit_fed.private_names import tree_leaves
+from lit_fed.seeding import derive_seeds
 from lit_fed.tensors import on_device
 
 OF_ALL = ", which all clients share"
@@ -115,7 +117,7 @@ class GroupLoop:
         for idx, client in enumerate(clients):
             client.model = ModelView(model, partial(parts.tensor_of, idx))
             client.task_run = TaskRunOn(loop.state.task_run, client.model)
-        work = [loop.algorithm.phases(client) for client in clients]
+        work, rows = self._work(clients)
         if len({len(phases) for phases in work}) > 1:
             raise NotVectorizable("clients of a round have different phases; a group needs equal ones")
         meter, streams = StackedSums(len(clients)), Streams(clients)
@@ -123,12 +125,30 @@ class GroupLoop:
         self.meter.renew(len(clients))
         with self._at_work(clients[0].round_idx):
             for phases in zip(*work, strict=True):
-                self._run(phases, clients, tensors, meter, streams)
+                self._run(phases, clients, tensors, meter, streams, rows)
         if (drawn := outside.drawn()) is not None:
             raise NotVectorizable(f"training draws from {drawn}{OF_ALL}")
         return Trained(
             tensors, [sums | other for sums, other in zip(meter.means(), self.meter.computed(), strict=True)]
         )
+
+    def _work(self, clients: Sequence[Client]) -> tuple[list[list[Phase | Pass]], Rows | None]:
+        """The clients' phases; and their rows where a method leaves `Algorithm.phases` as it is.
+
+        Clients with equally many rows then have the phase of one of them: no loader is made for the others.
+        """
+        algorithm, first = self.loop.algorithm, clients[0]
+        is_plain = type(algorithm).phases is Algorithm.phases and first.stage == "train" and not self.loop.converts
+        is_plain &= all(client.work is first.work and client.wrap_loader is None for client in clients)
+        ids = [client.id for client in clients]
+        if is_plain and first.data is not None and (found := first.data.cohort_loader(ids)) is not None:
+            loader, sizes = found[0], found[1].tolist()
+            examples = dict(zip(sizes, clients, strict=True))
+            of_size = {size: algorithm.phases(client) for size, client in examples.items()}
+            if can_gather([loader, *(phase.loader for (phase,) in of_size.values())]):
+                seeds = derive_seeds(first.seed, first.stage, first.round_idx, ids, "data")
+                return [of_size[size] for size in sizes], Rows.of_cohort(loader, found[1], seeds)
+        return [algorithm.phases(client) for client in clients], None
 
     @contextmanager
     def _at_work(self, round_idx: int) -> Iterator[None]:
@@ -149,6 +169,7 @@ class GroupLoop:
         tensors: Tensors,
         meter: StackedSums,
         streams: Streams,
+        rows: Rows | None,
     ) -> None:
         for each, client in zip(phases, clients, strict=True):
             client.phase = each.name
@@ -174,7 +195,7 @@ class GroupLoop:
             if each.seed is not None:
                 streams.seed(idx, each.seed)
         with _attention(self.loop.fabric.device):
-            _PhaseOfGroup(self, trained, clients, tensors, meter, streams).run()
+            _PhaseOfGroup(self, trained, clients, tensors, meter, streams, rows).run()
 
 
 def _attention(device: torch.device) -> AbstractContextManager[Any]:
@@ -197,6 +218,7 @@ class _PhaseOfGroup:
         tensors: Tensors,
         meter: StackedSums,
         streams: Streams,
+        rows: Rows | None,
     ) -> None:
         loop = self.loop = group.loop
         self.group, self.streams, self.phases = group, streams, phases
@@ -208,7 +230,7 @@ class _PhaseOfGroup:
             name: tensors[name] for name in tensors if name in loop.model.parameters and name not in self.trained
         }
         self.buffers = {name: tensors[name] for name in tensors if name in loop.model.buffers}
-        self.batches = _batches(loop, phases)
+        self.batches = _batches(loop, phases, rows)
         self.objective = GroupObjective(loop, clients, streams, group.meter)
         self.leaves: dict[str, nn.Parameter] = {}
         self.steps = EffectiveSteps()
@@ -459,12 +481,15 @@ def _stack_models(model: Any, clients: Sequence[Client]) -> Tensors:
     return found
 
 
-def _batches(loop: LocalLoop, phases: Sequence[Phase]) -> GroupBatches:
-    lengths = [total_steps(phase) for phase in phases]
+def _batches(loop: LocalLoop, phases: Sequence[Phase], rows: Rows | None) -> GroupBatches:
+    of_phase = {id(phase): total_steps(phase) for phase in {id(phase): phase for phase in phases}.values()}
+    lengths = [of_phase[id(phase)] for phase in phases]
     if lengths != sorted(lengths, reverse=True):
         raise NotVectorizable("clients with more samples make fewer steps")
+    if lengths[0] and rows is not None:
+        return Gathered(rows, lengths)
     if lengths[0] and not loop.converts and can_gather(phase.loader for phase in phases):
-        return Gathered([phase.loader for phase in phases], lengths)  # type: ignore[misc]  # `can_gather` has looked
+        return Gathered(Rows.of_loaders([phase.loader for phase in phases]), lengths)  # type: ignore[misc]  # looked at
     return Collected(phases, lengths, loop.to_device)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from typing import Any
 
 import lightning
@@ -21,6 +22,7 @@ from lit_fed.data import (
     Dirichlet,
     FederatedDataModule,
     Natural,
+    Rotations,
     Shards,
     TensorDataModule,
 )
@@ -48,6 +50,47 @@ def ready(module: FederatedDataModule, public_size: int = 0, calibration_fractio
     module.prepare_data()
     module.setup("fit")
     return module
+
+
+class Viewed(Numbered):
+    def view(self, client_id: int) -> Any:
+        return None if client_id else lambda batch: batch
+
+
+class Made(Numbered):
+    def make_loader(self, batches: Any) -> Any:
+        return super().make_loader(batches)
+
+
+class Chosen(Numbered):
+    def train_loader(self, client_id: int, generator: torch.Generator) -> Any:
+        return super().train_loader(client_id, generator)
+
+
+def test_one_loader_has_the_samples_of_several_clients() -> None:
+    data = ready(Numbered(num_clients=5, partition=Dirichlet(0.5), val_fraction=0.1))
+    loader, counts = data.cohort_loader([3, 0, 4])
+    alone = [inputs_of(data.train_loader(one, torch.Generator())) for one in (3, 0, 4)]
+    assert counts.tolist() == [len(one) for one in alone]
+    parts = np.split(np.array(inputs_of(loader)), counts.cumsum()[:-1])
+    assert [sorted(part.tolist()) for part in parts] == [sorted(one) for one in alone]
+    with pytest.raises(ConfigError, match="client 5 does not exist"):
+        data.cohort_loader([0, 5])
+
+
+def test_clients_that_are_elsewhere_are_refused_by_name() -> None:
+    data: Any = Numbered(num_clients=5)
+    data.setup("fit", clients=[1, 3])
+    assert sorted(inputs_of(data.cohort_loader([3])[0])) == sorted(inputs_of(data.train_loader(3, torch.Generator())))
+    with pytest.raises(ConfigError, match="client 2's data are not here"):
+        data.cohort_loader([1, 2])
+
+
+@pytest.mark.parametrize(
+    "own", [Viewed, Made, Chosen, partial(Numbered, skew=Rotations([0.0])), partial(Numbered, fresh_batches=True)]
+)
+def test_there_is_no_common_loader_where_loaders_may_differ(own: Any) -> None:
+    assert ready(own(num_clients=5)).cohort_loader([0, 1]) is None
 
 
 def inputs_of(loader: Any) -> list[int]:

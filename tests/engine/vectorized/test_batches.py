@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from itertools import chain, repeat
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lit_fed.data.loaders.tensor_loader import TensorLoader
-from lit_fed.engine.vectorized.batches import Gathered
+from lit_fed.engine.vectorized.batches import Gathered, Rows
 
 BATCH = 3
 ROWS = torch.arange(100)
@@ -35,7 +36,7 @@ def test_a_group_takes_what_every_client_takes(
     made = [[loader(k, n, drop_last, False, shuffled) for k, n in enumerate(counts)] for _ in range(2)]
     steps = sorted(((-(-len(one) * epochs // 1), k) for k, one in enumerate(made[0])), reverse=True)
     order, lengths = [k for _, k in steps], [int(length) for length, _ in steps]
-    gathered = Gathered([made[0][k] for k in order], lengths)
+    gathered = Gathered(Rows.of_loaders([made[0][k] for k in order]), lengths)
     own = [chain.from_iterable(repeat(made[1][k])) for k in order]
     for step in range(lengths[0]):
         active = sum(length > step for length in lengths)
@@ -49,11 +50,29 @@ def test_a_group_takes_what_every_client_takes(
             assert all(20 * order[place] <= row < 20 * order[place] + counts[order[place]] for row in rows)
 
 
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 11), min_size=1, max_size=5), st.integers(1, 9), st.booleans())
+def test_a_cohorts_rows_are_those_of_every_clients_loader(counts: list[int], steps: int, drop_last: bool) -> None:
+    counts = sorted([max(counts[0], 1), *counts[1:]], reverse=True)
+    own = [loader(k, n, drop_last, False, True) for k, n in enumerate(counts)]
+    together = TensorLoader(
+        ROWS.float().unsqueeze(1), ROWS, torch.cat([one.indices for one in own]), BATCH, drop_last=drop_last
+    )
+    lengths = [steps if len(one) else 0 for one in own]
+    gathered = Gathered(Rows.of_cohort(together, np.array(counts), range(len(counts))), lengths)
+    assert gathered.each == [len(one) for one in own]
+    batches = [chain.from_iterable(repeat(one)) for one in own]
+    for step in range(steps):
+        (_, y), sizes = gathered.take(step, active := sum(length > step for length in lengths), 0)
+        for place in range(active):
+            assert y[place, : sizes[place]].equal(next(batches[place])[1])
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_batches_of_shuffles_of_their_own(drop_last: bool) -> None:
     made = [[loader(k, n, drop_last, True, True) for k, n in enumerate((7, 4))] for _ in range(2)]
     lengths = [2 * len(one) for one in made[0]]
-    gathered, own = Gathered(made[0], lengths), [chain.from_iterable(repeat(one)) for one in made[1]]
+    gathered, own = Gathered(Rows.of_loaders(made[0]), lengths), [chain.from_iterable(repeat(one)) for one in made[1]]
     for step in range(lengths[0]):
         active = sum(length > step for length in lengths)
         (_, y), sizes = gathered.take(step, active, 0)

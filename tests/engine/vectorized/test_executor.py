@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_fed import Classifier, FederatedTrainer
+from lit_fed.callbacks import Callback
 from lit_fed.data import Arrays, Digits, Dirichlet, Natural, TensorDataModule
 from lit_fed.engine.vectorized import executor as vectorized
 from lit_fed.engine.vectorized.executor import AutoExecutor, VectorizedExecutor
@@ -467,6 +469,26 @@ def test_auto_leaves_large_networks_alone(tmp_path: Path, capsys: pytest.Capture
 def convolved() -> Classifier:
     layers = nn.Conv2d(1, 8, 3), nn.Flatten(), nn.Linear(288, 200), nn.ReLU(), nn.Linear(200, 10)
     return Classifier(network=nn.Sequential(*layers), optimizer=sgd)
+
+
+@pytest.mark.parametrize(("algorithm", "made"), [(FedAvg, 2), (Ditto, 12)])
+def test_a_group_makes_a_loader_a_size_where_a_method_leaves_phases_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: Any, made: int
+) -> None:
+    """Six clients of two sizes and two phases under Ditto; two rounds, of which the second compares nobody alone."""
+    data, asked = Sized(9, 20, 9, 20, 20, 9), list[int]()
+    true = TensorDataModule.train_loader
+    monkeypatch.setattr(TensorDataModule, "train_loader", lambda *args: asked.append(args[1]) or true(*args))
+    monkeypatch.setattr(VectorizedExecutor, "_draw", lambda *args: None)
+    counts = list[int]()
+
+    class Counts(Callback):
+        def on_round_end(self, run: Any, record: Any) -> None:
+            counts.append(len(asked))
+
+    task = partial(Classifier, "mlp", input_shape=(64,), num_classes=2, optimizer=sgd)
+    federate(tmp_path, "vectorized", algorithm(), task, data, callbacks=[Counts()])
+    assert counts[1] - counts[0] == made
 
 
 class Cracked(Sized):
