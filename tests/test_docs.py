@@ -412,7 +412,8 @@ def test_commands_parse(command: tuple[str, ...], at_root: Path, capsys: pytest.
         return
     if command[0] == "simulate":
         length = "steps" if any("/uwa/" in word for word in command) else "rounds"
-        main([*command, f"--simulate.{length}", "4", "--simulate.seeds", "2", "--processes", "1"])
+        least = "20" if any("/raf/" in word for word in command) else "4"  # the fewest that it takes
+        main([*command, f"--simulate.{length}", least, "--simulate.seeds", "2", "--processes", "1"])
         assert "written" in capsys.readouterr().out
         return
     if command[0] == "results":
