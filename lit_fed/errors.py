@@ -188,9 +188,7 @@ def causes(error: BaseException) -> list[BaseException]:
 def place_of(stack: StackSummary) -> str:
     """Return the innermost frame outside of installed packages, as ``file.py, line 7``."""
     own_frames = [
-        entry
-        for entry in stack
-        if not entry.filename.startswith((sys.prefix, sys.base_prefix, "<")) and not _is_packaged(entry.filename)
+        entry for entry in stack if not entry.filename.startswith(_PYTHON) and not _is_packaged(entry.filename)
     ]
     entry = (own_frames or list(stack))[-1]
     path = Path(entry.filename)
@@ -228,11 +226,13 @@ def _is_packaged(filename: str) -> bool:
     return not {"site-packages", "dist-packages"}.isdisjoint(Path(filename).parts)
 
 
-_OURS = (
-    str(Path(__file__).parent),
-    *dict.fromkeys([sys.prefix, sys.base_prefix, *sysconfig.get_paths().values()]),
-    "<",  # frozen and generated code
-)
+def _starts(*folders: str) -> tuple[str, ...]:
+    """The starts of the names of all files in some folders, and not of those in ``folder2``; and of generated code."""
+    return (*dict.fromkeys(os.path.join(folder, "") for folder in folders), "<")
+
+
+_PYTHON = _starts(sys.prefix, sys.base_prefix)
+_OURS = _starts(str(Path(__file__).parent), sys.prefix, sys.base_prefix, *sysconfig.get_paths().values())
 
 
 def reason(error: BaseException) -> str:

@@ -1,10 +1,12 @@
 """Whose code an error passed through: the user's, of which the traceback is shown, or that of installed packages."""
 
+import sys
 import traceback
 from pathlib import Path
 
 import pytest
 
+import lit_fed
 from lit_fed.errors import own_traceback, place_of, reason
 
 
@@ -31,6 +33,14 @@ def test_a_file_beside_them_is_the_users_own_code(tmp_path: Path) -> None:
     assert place_of(traceback.extract_tb(error_in(tmp_path / "mine/net.py").__traceback__)).endswith(
         "mine/net.py, line 1"
     )
+
+
+@pytest.mark.parametrize("beside", [sys.prefix, str(Path(lit_fed.__file__).parent)])
+def test_a_folder_whose_name_begins_alike_is_the_users_own(beside: str) -> None:
+    """``.venv2/`` beside ``.venv/``, and ``lit_fed_trials/`` beside ``lit_fed/``; by name alone, nothing is written."""
+    error = error_in(Path(f"{beside}_trials/net.py"))
+    assert f'File "{beside}_trials/net.py", line 1' in own_traceback(error)
+    assert place_of(traceback.extract_tb(error.__traceback__)).endswith("_trials/net.py, line 1")
 
 
 @pytest.mark.parametrize(
