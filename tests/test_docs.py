@@ -424,7 +424,8 @@ def test_commands_parse(command: tuple[str, ...], at_root: Path, capsys: pytest.
     if "my_loggers.yaml" in command:  # the last block before it, as the page has it
         all_at_once = blocks(ROOT / "docs/loggers.md", "yaml")[-1]
         (at_root / "my_loggers.yaml").write_text(all_at_once, encoding="utf-8")
-    for name in {"config.yaml", "lightning_logs/version_0/config.yaml"} & {*command}:  # a site's, and a run's
+    given = {"config.yaml", "lightning_logs/version_0/config.yaml", "data.yaml"}  # of a site, a run and statistics
+    for name in given & {*command}:
         (at_root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(QUICKSTART, at_root / name)
     if not any(option.endswith(".help") or option == "--print_config" for option in command):
@@ -515,8 +516,13 @@ def test_commands_of_the_first_screen_train(at_root: Path) -> None:
     """Every command with a module or a method of one's own, for one round."""
     own = [c for c in COMMANDS if c[0] == "fit" and {"--model", "examples/"} & {w[:9] for w in c} and "-c" in c]
     own += [c for c in COMMANDS if c[0] == "fit" and "net.Net" in c and c not in own]
-    own = [c for c in own if not any("gallery" in word for word in c)]  # on drawn data: their own test runs them
+    own = [c for c in own if not any("gallery" in word or word == "data.yaml" for word in c)]  # tested apart
     assert any("net.Net" in command for command in own)
+    (made,) = (one for one in blocks(ROOT / "docs/own_data.md", "python") if '"patients.csv"' in one)
+    exec(made, {})
+    for command in COMMANDS:  # what the others read
+        if command[0] == "statistics" and "--output" in command and any(command[-1] in one for one in own):
+            main([*command])
     for number, command in enumerate(own):
         main([*command, "--trainer.max_rounds", "1", "--trainer.local_epochs", "1", *QUICK])
         assert rows(at_root / f"lightning_logs/version_{number}/metrics.csv")
