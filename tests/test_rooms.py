@@ -95,7 +95,7 @@ CODE_LINES = {
     "lit_fed/methods": 4_620,
     "lit_fed/networks": 1_150,
     "lit_fed/participation": 710,
-    "lit_fed/poses": 3_200,
+    "lit_fed/poses": 3_240,
     "lit_fed/privacy": 1_830,
     "lit_fed/record": 1_120,
     "lit_fed/robust": 770,

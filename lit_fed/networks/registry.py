@@ -41,8 +41,8 @@ TEXT_NETWORKS = ("embedding_bag", "bert_tiny")
 WINDOW_NETWORKS = ("window_cnn",)
 """Networks that read windows of sensors, (channels, steps); all others read images."""
 
-POSE_NETWORKS = ("pose_vit_small", "pose_vit_tiny", "pose_cnn", "pose_resnet")
-"""Networks of `lit_fed.poses`, by name, which output a heatmap for each joint; num_classes is the number of joints."""
+POSE_NETWORKS = ("pose_vit_small", "pose_vit_tiny", "pose_cnn", "pose_resnet", "fcn_resnet50")
+"""Networks of `lit_fed.poses`, by name, which output a map for each joint or class; num_classes is their number."""
 
 
 def build_network(

@@ -19,18 +19,18 @@ from lit_fed.errors import ConfigError
 from lit_fed.networks import Adapter
 from lit_fed.poses import UDP, HeatmapCodec
 from lit_fed.poses.metrics import PCK, STATISTICS, JointOutputs, KeypointAP, joint_kinds
-from lit_fed.poses.pictures import Shown, features_figure, joints_figure, poses_figure
+from lit_fed.poses.on_maps import Batch, OnMaps
+from lit_fed.poses.pictures import Shown, joints_figure, poses_figure
 from lit_fed.tasks.on_network import OnNetwork
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Batch = Mapping[str, Any]
 _PEOPLE_DRAWN = 2
 _FINE = 0.1  # of the length, for ``pck_fine``
 
 
-class KeypointEstimator(OnNetwork):
+class KeypointEstimator(OnMaps, OnNetwork):
     r"""Regression of one heatmap per joint, :math:`\ell = \frac1K \sum_k \mathrm{mean}\,(v_k \odot (f_k(x) - H_k))^2`.
 
     The mean runs over the batch and the map's pixels; v is 1 for visible joints, else 0. A batch is a mapping with
@@ -186,10 +186,6 @@ class KeypointEstimator(OnNetwork):
             group["lr"] *= group.pop("lr_scale")
         return optimizer
 
-    def levels(self, batch: Batch) -> list[Batch]:
-        """The batch at lower resolutions, in descending order; empty at the lowest."""
-        return list(batch.get("levels", ()))
-
     def map_weights(self, batch: Batch) -> Tensor:
         """Weights (B, K) of the heatmaps: 1 for labelled joints whose Gaussian reaches into the picture, else 0."""
         return self.codec.weights(batch["keypoints"], batch["visible"], batch["image"].shape[2:])
@@ -244,6 +240,7 @@ class KeypointEstimator(OnNetwork):
             return {"keypoints": keypoints, "score": score}
         return {"keypoints": _in_image(keypoints, batch), "score": score, "image_id": batch["image_id"]}
 
+    @override
     def test_figures(self, batches: Mapping[str, Batch]) -> dict[str, Figure]:
         """Pictures of a test batch in several views, such as resolutions, by the view's name.
 
@@ -258,26 +255,7 @@ class KeypointEstimator(OnNetwork):
         limits = self.pck.threshold, _FINE
         if (drawn := joints_figure({person.name: person.distances for person in shown}, kinds, limits)) is not None:
             figures["joints"] = drawn
-        means = {name: self._features(batch["image"]) for name, batch in batches.items()}
-        known = {name: _numbers(features) for name, features in means.items() if features is not None}
-        if (drawn := features_figure(known)) is not None:
-            figures["features"] = drawn
-        return figures
-
-    def test_features(self, batch: Batch) -> Tensor:
-        """Features of each picture (B, d): the feature map's means over all places.
-
-        Raises:
-            ConfigError: The network has no ``forward_features`` with a feature map.
-        """
-        if (features := self._features(batch["image"])) is None:
-            raise ConfigError(f"network {type(self.network).__name__} needs a forward_features that returns a map")
-        return features
-
-    def _features(self, images: Tensor) -> Tensor | None:
-        make: Any = getattr(self.network, "forward_features", None)
-        feature_map: Tensor | None = None if make is None else make(images)
-        return None if feature_map is None or feature_map.ndim != 4 else feature_map.mean(dim=(2, 3))
+        return figures | super().test_figures(batches)
 
     def _shown(self, name: str, batch: Batch) -> Shown:
         size = batch["image"].shape[2:]

@@ -16,12 +16,11 @@ from typing_extensions import override
 from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.poses.metrics import joint_kinds
+from lit_fed.poses.on_maps import Batch, OnMaps
 from lit_fed.tasks.on_network import OnNetwork
 
-Batch = Mapping[str, Any]
 
-
-class Segmenter(OnNetwork):
+class Segmenter(OnMaps, OnNetwork):
     r"""Cross-entropy of every pixel's class, :math:`\ell = \frac{1}{B h w} \sum_p \mathrm{CE}(f_p(x), y_p)`.
 
     A batch is that of `lit_fed.poses.KeypointEstimator`. Class 0 is the background; every kind of edge of the skeleton,
@@ -79,10 +78,6 @@ class Segmenter(OnNetwork):
 
     edges: Tensor
     classes: Tensor
-
-    def levels(self, batch: Batch) -> list[Batch]:
-        """The batch at lower resolutions, in descending order; empty at the lowest."""
-        return list(batch.get("levels", ()))
 
     def masks(self, batch: Batch) -> Tensor:
         """Classes (B, h, w) of the pixels of a batch's outputs."""

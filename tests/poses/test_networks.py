@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
 from safetensors.torch import save_file
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
+from torchvision.models.segmentation import fcn_resnet50
 
 from lit_fed.errors import ConfigError
-from lit_fed.networks import build_network, classifier
+from lit_fed.networks import build_network, classifier, load_weights
 from lit_fed.poses import POSE_NETWORKS
 from lit_fed.poses.networks import DeconvolutionHead, GlobalPositions, LocalAttention, PoseViT
 from lit_fed.poses.networks.vit import LocalBlock, sin_cos_map
@@ -100,6 +102,57 @@ def test_one_set_of_weights_takes_every_resolution(
             heatmaps = network(x)
             assert heatmaps.shape == (2, 5, height // stride, width // stride)
             assert torch.equal(heatmaps, network.head(network.forward_features(x)))
+
+
+# --- torchvision's FCN ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def published() -> nn.Module:
+    """Torchvision's own network with its auxiliary classifier, as in the file of its weights for 21 classes."""
+    torch.manual_seed(1)
+    return fcn_resnet50(weights=None, weights_backbone=None, aux_loss=True).eval()
+
+
+def test_fcn_is_torchvisions_with_the_weights_of_its_file(tmp_path: Path, published: Any) -> None:
+    torch.save(published.state_dict(), tmp_path / "fcn.pth")
+    network: Any = build_network("fcn_resnet50", 21, 3, (3, 64, 48)).eval()
+    load_weights(network, tmp_path / "fcn.pth", classifier(network))
+    assert classifier(network) is network.head
+    blocks = nn.Sequential(*published.backbone.children())  # from the first convolution to the last block
+    # Torchvision documents 35,322,218 parameters, with the auxiliary classifier's 1024·256·9 + 512 + 256·21 + 21.
+    assert count(network) == 35_322_218 - 2_365_205
+    # Strides 2 · 2 · 2, then dilation: eighths of the image, rounded up.
+    with torch.no_grad():
+        for size, cells in (((32, 24), (4, 3)), ((36, 20), (5, 3))):
+            x = torch.randn(2, 3, *size)
+            features = network.forward_features(x)
+            assert features.shape == (2, 2048, *cells)
+            assert torch.equal(features, blocks(x))
+            assert network(x).shape == (2, 21, *size)
+            assert torch.equal(network(x), published(x)["out"])
+
+
+def test_fcn_starts_from_the_files_of_torchvisions_backbones(tmp_path: Path, published: Any) -> None:
+    torch.save(published.state_dict(), tmp_path / "fcn.pth")
+    classes = torchvision.models.resnet50(weights=None)
+    save_file(classes.state_dict(), tmp_path / "resnet50.safetensors")
+    for file, backbone in (("fcn.pth", published.backbone), ("resnet50.safetensors", classes)):
+        network: Any = build_network("fcn_resnet50", 8, 3)
+        load_weights(network, tmp_path / file, classifier(network), "backbone")
+        held = backbone.state_dict()
+        assert all(torch.equal(one, held[name]) for name, one in network.backbone.state_dict().items())
+        with pytest.raises(ConfigError, match=r"does not fit FCN.* set model\.weights_of to backbone"):
+            load_weights(network, tmp_path / file, classifier(network))
+
+
+def test_fcn_refuses_other_settings() -> None:
+    with pytest.raises(ConfigError, match=r"FCN\.in_channels is 1; it must be 3"):
+        build_network("fcn_resnet50", 8, 1)
+    with pytest.raises(ConfigError, match=r"FCN\.num_classes is 0; it must be at least 1"):
+        build_network("fcn_resnet50", 0, 3)
+    with pytest.raises(ConfigError, match="aux_loss"):
+        build_network("fcn_resnet50", 8, 3, aux_loss=True)
 
 
 # --- embeddings -----------------------------------------------------------------------------------------------------

@@ -116,6 +116,21 @@ def test_distillation_reaches_the_lower_resolutions(tmp_path: Path) -> None:
     assert any(not torch.equal(one, weights(distilled)[name]) for name, one in weights(plain).items())
 
 
+def test_features_are_the_means_of_a_map_and_are_pictured() -> None:
+    class Maps(Same):
+        def forward_features(self, x: Tensor) -> Tensor:
+            return x
+
+    made = segmenter(Maps())
+    images = torch.tensor([[[1.0, 3.0]], [[0.0, 5.0]]])[None]  # two channels with means 2 and 2.5
+    assert made.test_features(person(image=images)).tolist() == [[2.0, 2.5]]
+    batches = {name: person(image=torch.randn(20, 2, 2, 1)) for name in ("32x24", "64x48")}
+    assert list(made.test_figures(batches)) == ["features"]
+    assert segmenter().test_figures(batches) == {}, "a network without a map"
+    with pytest.raises(ConfigError, match="network Same needs a forward_features that returns a map"):
+        segmenter().test_features(person())
+
+
 def test_settings_are_checked() -> None:
     with pytest.raises(ConfigError, match=r"skeleton_edges and model\.joint_names"):
         Segmenter(Same())

@@ -1,10 +1,11 @@
-"""Networks that output a heatmap for every joint of a person."""
+"""Networks that output maps: a heatmap for every joint of a person, or scores of every class."""
 
 from collections.abc import Callable
 
 from torch import nn
 
 from lit_fed.poses.networks.convolutional import PoseCNN, PoseResNet
+from lit_fed.poses.networks.fcn import FCN
 from lit_fed.poses.networks.vit import (
     DeconvolutionHead,
     GlobalPositions,
@@ -19,10 +20,12 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "pose_vit_tiny": pose_vit_tiny,
     "pose_cnn": PoseCNN,
     "pose_resnet": PoseResNet,
+    "fcn_resnet50": FCN,
 }
 """The names of `lit_fed.poses.POSE_NETWORKS`."""
 
 __all__ = [
+    "FCN",
     "NETWORKS",
     "DeconvolutionHead",
     "GlobalPositions",

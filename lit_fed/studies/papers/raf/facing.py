@@ -11,15 +11,16 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_fed.errors import ConfigError
-from lit_fed.poses.keypoint_estimator import Batch, KeypointEstimator
-from lit_fed.poses.pictures import features_figure
+from lit_fed.poses.keypoint_estimator import KeypointEstimator
+from lit_fed.poses.on_maps import Batch, OnMaps
 
 
 class Facing(KeypointEstimator):
     r"""Whether a person is seen from the front: the right shoulder is on the picture's left.
 
     The logit is the mean of the network's first map over all places, so that everything but the loss is as in pose
-    estimation; :math:`\ell` is its binary cross-entropy. Logs ``loss`` and, in evaluation, ``acc``.
+    estimation; of a network without maps, such as timm's ``resnet50``, it is the first output. :math:`\ell` is its
+    binary cross-entropy. Logs ``loss`` and, in evaluation, ``acc``.
 
     Args:
         kwargs: The settings of `KeypointEstimator`.
@@ -49,9 +50,7 @@ class Facing(KeypointEstimator):
 
     @override
     def test_figures(self, batches: Mapping[str, Batch]) -> dict[str, Figure]:
-        features = {name: self.test_features(batch).float().cpu().numpy() for name, batch in batches.items()}
-        figure = features_figure(features)
-        return {} if figure is None else {"features": figure}
+        return OnMaps.test_figures(self, batches)  # without joints
 
     def _judge(self, batch: Batch, stage: str) -> None:
         logits, front, loss = self._found(batch)
@@ -60,7 +59,7 @@ class Facing(KeypointEstimator):
 
     def _found(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Logits (B,), truth (B,), and the loss."""
-        logits = self(batch["image"])[:, 0].mean(dim=(1, 2))
+        logits = self(batch["image"])[:, :1].flatten(1).mean(dim=1)
         across = batch["keypoints"][..., 0]
         front = (across[:, self._right] < across[:, self._left]).to(logits.dtype)
         return logits, front, F.binary_cross_entropy_with_logits(logits, front)

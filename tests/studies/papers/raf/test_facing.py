@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torchvision
 from torch import Tensor, nn
 
 from lit_fed.errors import ConfigError
@@ -28,7 +30,7 @@ class Maps(nn.Module):
 
 
 def facing(**kwargs: Any) -> Facing:
-    return Facing(network=Maps(), **{"num_joints": 2, "joint_names": JOINTS, "flip_test": False} | kwargs)
+    return Facing(**{"network": Maps(), "num_joints": 2, "joint_names": JOINTS, "flip_test": False} | kwargs)
 
 
 def test_who_is_seen_from_the_front_has_the_right_shoulder_on_the_left() -> None:
@@ -47,6 +49,18 @@ def test_who_is_seen_from_the_front_has_the_right_shoulder_on_the_left() -> None
     assert task.test_figures({"a": batch, "b": batch}) == {}, "too few for t-SNE"
     many = {name: batch | {"image": torch.randn(20, 2, 2, 1)} for name in "ab"}
     assert list(task.test_figures(many)) == ["features"]
+
+
+def test_a_networks_first_output_is_the_logit_and_its_last_block_the_features(tmp_path: Path) -> None:
+    """Beside torchvision's ResNet-50, whose weights timm's takes from a file."""
+    known = torchvision.models.resnet50(weights=None, num_classes=2).eval()
+    torch.save(known.state_dict(), tmp_path / "resnet50.pth")
+    task = facing(network="resnet50", weights=str(tmp_path / "resnet50.pth")).eval()
+    batch: Any = {"image": torch.randn(2, 3, 64, 48), "keypoints": torch.zeros(2, 2, 2)}
+    blocks = nn.Sequential(*list(known.children())[:-1], nn.Flatten())  # all except the last layer
+    with torch.no_grad():
+        torch.testing.assert_close(task.test_features(batch), blocks(batch["image"]))
+        torch.testing.assert_close(task.training_step(batch, 0)["logits"], known(batch["image"])[:, 0])
 
 
 def test_joints_without_shoulders_are_refused() -> None:
