@@ -60,7 +60,7 @@ def test_every_paper_profile_is_compared():
         for paper in TABLES
         for path in (PAPERS / paper / "studies").glob("*.yaml")
         for profile in yaml.safe_load(path.read_text("utf-8"))["profiles"]
-        if profile.startswith("paper") or paper == "fedfrozen"
+        if profile.startswith(("paper", "own_settings")) or paper == "fedfrozen"
     }
     compared = {(entry["study"], entry["profile"]) for entry in ENTRIES}
     own = ("pocket", "pretrained")
