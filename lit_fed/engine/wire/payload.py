@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -163,7 +162,7 @@ class Arrival(NamedTuple):
     wire: Payload
     payload: Payload
     num_bytes: int
-    decoder: Payload = MappingProxyType({})
+    decoder: Payload | None = None
 
 
 CLAIMS = ("epsilon", "delta", "noise_multiplier")

@@ -182,7 +182,7 @@ class ClientAnswer(NamedTuple):
     version: Version | None = None
     wire_bytes: int = 0
     sums: Totals = MappingProxyType({})
-    decoder: Payload = MappingProxyType({})
+    decoder: Payload | None = None
 
 
 def answer(message: Message, expected: ExpectedAnswer) -> ClientAnswer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,13 @@ def test_an_update_crosses_once() -> None:
     update = Channel(uplink=CastCodec("float16")).receive_one(ClientUpdate(0, PAYLOAD), BROADCAST)
     assert update.uplink_bytes == CAST
     assert ServerEnd(uplink=CastCodec("float16")).receive_one(update, BROADCAST) is update
+
+
+def test_a_received_update_goes_to_other_processes() -> None:
+    received = Channel().receive_one(ClientUpdate(3, PAYLOAD), BROADCAST)
+    there = pickle.loads(pickle.dumps(received))  # noqa: S301  # as `Workers.gather` does
+    assert (there.client_id, there.uplink_bytes) == (3, received.uplink_bytes)
+    assert_same(there.payload, PAYLOAD)
 
 
 def test_a_vector_crosses_without_being_taken_apart() -> None:
