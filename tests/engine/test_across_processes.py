@@ -57,26 +57,6 @@ def test_two_processes_on_one_machine(single: Path, tmp_path: Path) -> None:
     assert one["callbacks"]["Checkpoint"]["by"] == "val/global/acc"
 
 
-def test_two_processes_hand_every_update_to_a_method_that_gathers_them(tmp_path: Path) -> None:
-    found = []
-    for devices in ("1", "2"):
-        words = (
-            "--algorithm",
-            "FedAMP",
-            "--trainer.uplink_codec",
-            "CastCodec",
-            "--trainer.devices",
-            devices,
-            "--trainer.accelerator",
-            "cpu",
-        )
-        done = run_cli(*QUICK, *words, "--trainer.default_root_dir", devices, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        last = tmp_path / devices / "lightning_logs/version_0/checkpoints/last.ckpt"
-        found.append(torch.load(last, weights_only=True)["server"])
-    torch.testing.assert_close(*found, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("algorithm", ["FedAvg", "FedPer"])
 def test_two_processes_test_clients_in_groups_to_the_same_bits(tmp_path: Path, algorithm: str) -> None:
     """Clients that share a model, have a part of it to themselves, or fine-tune it."""
