@@ -195,7 +195,7 @@ def test_groups_are_one_client_after_the_other(tmp_path: Path, module: Any) -> N
         found.append((made.run.federation.server["last"], made.metrics["clients/loss_mean"]))
     for name, stack in found[0][0].items():
         torch.testing.assert_close(found[1][0][name], stack, rtol=1e-3, atol=1e-4)
-    assert found[0][1] == pytest.approx(found[1][1], rel=1e-5)
+    assert found[0][1] == pytest.approx(found[1][1], rel=1e-4)  # as the weights, to rounding
 
 
 def test_late_updates_come_all_the_same(tmp_path: Path) -> None:
