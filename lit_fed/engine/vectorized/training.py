@@ -139,7 +139,7 @@ class GroupLoop:
         """
         algorithm, first = self.loop.algorithm, clients[0]
         is_plain = type(algorithm).phases is Algorithm.phases and first.stage == "train" and not self.loop.converts
-        is_plain &= all(client.work is first.work and client.wrap_loader is None for client in clients)
+        is_plain &= first.work.limit is None and all(one.work is first.work and not one.wrap_loader for one in clients)
         ids = [client.id for client in clients]
         if is_plain and first.data is not None and (found := first.data.cohort_loader(ids)) is not None:
             loader, sizes = found[0], found[1].tolist()
