@@ -39,16 +39,18 @@ def derive_seed(seed: int, *keys: int | str) -> int:
     plain = (seed, *keys)
     if not _PLAIN.issuperset(map(type, plain)):
         plain = tuple(key if isinstance(key, str) else index(key) for key in plain)
-    digest = hashlib.blake2b(repr(plain).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    return _hashed(repr(plain))
 
 
 def derive_seeds(seed: int, stage: str, round_idx: int, client_ids: Iterable[int], purpose: str) -> list[int]:
     """`derive_seed` for one purpose of each of many clients."""
     before, after = repr((index(seed), stage, index(round_idx)))[:-1], repr((purpose,))[1:-2]
-    keys = (f"{before}, {client_id}, {after})" for client_id in client_ids)
-    digests = (hashlib.blake2b(key.encode(), digest_size=8).digest() for key in keys)
-    return [int.from_bytes(digest, "little") >> 1 for digest in digests]
+    return [_hashed(f"{before}, {client_id}, {after})") for client_id in client_ids]
+
+
+def _hashed(purpose: str) -> int:
+    digest = hashlib.blake2b(purpose.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 def numpy_generator(seed: int, *keys: int | str) -> np.random.Generator:

@@ -216,8 +216,9 @@ class TensorDataModule(FederatedDataModule):
     def cohort_loader(self, client_ids: Sequence[int]) -> tuple[TensorLoader, IntArray] | None:
         """As of the base class; None where a subclass makes its own loaders, or views differ."""
         own, given = type(self), TensorDataModule
-        alike = own.make_loader is given.make_loader and own.train_loader is given.train_loader
-        if not alike or own.view is not given.view or self.skew is not None or self.fresh_batches:
+        hooks = ("make_loader", "train_loader", "view", "seen")
+        alike = all(getattr(own, hook) is getattr(given, hook) for hook in hooks)
+        if not alike or self.skew is not None or self.fresh_batches:
             return None
         for client_id in client_ids if self._ready.clients is not None else ():
             self._ready.of_client(client_id)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_fed.data.loaders.tensor_loader import TensorLoader, draw_order
+from lit_fed.data.loaders.tensor_loader import TensorLoader, draw_order, sizes
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.engine.clients.local import num_batches
 from lit_fed.engine.method.client import Phase
@@ -103,8 +103,8 @@ class Rows(NamedTuple):
     @classmethod
     def of_cohort(cls, loader: TensorLoader, counts: IntArray, seeds: Sequence[int]) -> Rows:
         """The rows of one loader over all clients' samples, which a generator of a seed by client shuffles."""
-        size = loader.batch_size
-        taken = counts - counts % size * (counts > size) if loader.drop_last else counts
+        size, drop_last = loader.batch_size, loader.drop_last
+        taken = np.array([sizes(count, size, drop_last, fresh=False)[1] for count in counts.tolist()])
 
         def orders(passes: Sequence[int]) -> list[Tensor]:
             generator, found = torch.Generator(), list[Tensor]()
