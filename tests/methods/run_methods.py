@@ -4,6 +4,7 @@ Started by torchrun, the processes share each run. Interrupted runs in the folde
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -102,12 +103,12 @@ def words_of(name: str, root: Path, rounds: int, devices: int = 1) -> list[str]:
     return [*files, *words, "--trainer.default_root_dir", str(root)]
 
 
-def run_method(name: str, folder: Path, rounds: int, devices: int = 1) -> Path:
-    """Run a method for some rounds in one process; returns the run's folder."""
+def run_method(name: str, folder: Path, rounds: int, devices: int = 1, more: Sequence[str] = ()) -> Path:
+    """Run a method for some rounds in one process, with more options; returns the run's folder."""
     from lit_fed.command.cli import main
 
     root = folder / name
-    main(["fit", *words_of(name, root, rounds, devices), "--ckpt_path", "last"])
+    main(["fit", *words_of(name, root, rounds, devices), *more, "--ckpt_path", "last"])
     return root / "lightning_logs" / "version_0"
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from lit_fed.engine.storage.files import in_place_of
 from lit_fed.errors import CheckpointError
 from lit_fed.file_names import is_file_name
+from lit_fed.tensors import aligned
 
 State = dict[str, Tensor]
 Version = tuple[int, int]
@@ -298,13 +299,13 @@ def write_pack(path: Path, states: Mapping[str, State]) -> None:
 
 
 def read_pack(path: Path, clients: Iterable[str]) -> dict[str, State]:
-    """The states in a pack of some clients, without those that it does not hold; they share memory."""
+    """The states in a pack of some clients, without those that it does not hold."""
     with safe_open(path, "pt") as pack:
         names, rows = _contents(pack.metadata())
         places = {client: rows[client] for client in clients if client in rows}
         chosen = torch.tensor(list(places.values()), dtype=torch.int64)
         columns = {name: pack.get_tensor(name)[chosen] for name in names}
-    return {client: {name: column[at] for name, column in columns.items()} for at, client in enumerate(places)}
+    return {client: {name: aligned(column[at]) for name, column in columns.items()} for at, client in enumerate(places)}
 
 
 def clients_of(path: Path) -> list[str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_fed.arguments import Checked
-from lit_fed.engine.wire.payload import Arrival, Broadcast, ClientUpdate, Layout, Payload, num_bytes
+from lit_fed.engine.wire.payload import Arrival, Broadcast, ClientUpdate, Layout, Payload, as_arrived, num_bytes
 from lit_fed.engine.wire.updates import Updates
 from lit_fed.errors import ConfigError, WireError
 from lit_fed.seeding import derive_seed, torch_generator
@@ -201,7 +201,7 @@ class Direction:
     def arrive(self, wire: Payload, context: Context) -> Arrival:
         """The receiver's half: unpack and count."""
         if (codec := self._codec(context)) is None:
-            return Arrival(wire, wire, num_bytes(wire))
+            return Arrival(wire, as_arrived(wire), num_bytes(wire))
         packed, decoder = dict(wire), context.decoder
         if codec.feedback == "ef21":
             _count(packed.pop(_UPDATES, None), decoder)
@@ -212,7 +212,7 @@ class Direction:
                 if codec.feedback == "ef21":
                     moved = decoder[_ESTIMATE + name] = _estimate(tensor, decoder.get(_ESTIMATE + name))
                 payload[name] = known + moved
-        return Arrival(wire, payload, num_bytes(wire), decoder)
+        return Arrival(wire, as_arrived(payload), num_bytes(wire), decoder)
 
     def cross(self, payload: Payload, context: Context) -> Arrival:
         """Both halves, where sender and receiver share a process."""

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_fed.tensors import aligned, is_aligned
+
 MOST_VALUES = 2**22
 """Largest payload that is packed into one vector, in values."""
 
@@ -139,7 +141,7 @@ class FlatPayload(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if self._parts is None:
-            self._parts = self._flat.split(self._flat.values)
+            self._parts = {name: aligned(part) for name, part in self._flat.split(self._flat.values).items()}
         return self._parts[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -147,6 +149,13 @@ class FlatPayload(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._flat.layout)
+
+
+def as_arrived(payload: Payload) -> Payload:
+    """A payload as another machine would have it, see `lit_fed.tensors.aligned`; the same object if it already is."""
+    if isinstance(payload, FlatPayload) or all(map(is_aligned, payload.values())):
+        return payload
+    return {name: aligned(tensor) for name, tensor in payload.items()}
 
 
 class Arrival(NamedTuple):

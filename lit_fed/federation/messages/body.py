@@ -1,4 +1,4 @@
-"""Tensors of a message in safetensors' format, written into one buffer and read as views of it.
+"""Tensors of a message in safetensors' format, written into one buffer and read as views of it where they are aligned.
 
 The package safetensors copies every tensor twice on each end, which for a large model is most of the memory of an end.
 """
@@ -19,12 +19,11 @@ from msgspec import Meta
 from torch import Tensor
 
 from lit_fed.machine import release_freed_memory
+from lit_fed.tensors import ALIGNED, aligned
 
 LENGTH = struct.Struct("<Q")
 """The length of safetensors' header."""
 _LARGE = 2**24  # bytes; for smaller messages, releasing memory would take longer than it is worth
-ALIGNED = 8
-"""Bytes to a multiple of which headers are filled up, so that a tensor's elements are aligned."""
 
 Bytes: TypeAlias = bytes | bytearray
 
@@ -79,14 +78,21 @@ def make_room(size: int) -> None:
 
 
 def buffer_of(size: int) -> bytearray:
-    """Return a buffer for a message."""
+    """Return a buffer for a message, which begins at a multiple of `ALIGNED` bytes: CPython cuts both ends in place."""
     make_room(size)
-    return bytearray(size)
+    buffer = bytearray(size + ALIGNED)
+    begin = -torch.frombuffer(buffer, dtype=torch.uint8, count=1).data_ptr() % ALIGNED
+    del buffer[:begin]
+    del buffer[size:]
+    return buffer
 
 
 def pack_tensors(tensors: Sequence[Tensor], start: bytes = b"") -> bytearray:
-    """Return some bytes, and behind them tensors, which are named by their places."""
-    places = sorted(range(len(tensors)), key=lambda place: -tensors[place].itemsize)  # as safetensors orders them
+    """Return some bytes, and behind them tensors, which are named by their places.
+
+    Those of whole blocks of `ALIGNED` bytes come first, so that they are all aligned; the others as safetensors has it.
+    """
+    places = sorted(range(len(tensors)), key=lambda at: (tensors[at].nbytes % ALIGNED > 0, -tensors[at].itemsize))
     ends = list(accumulate((tensors[place].nbytes for place in places), initial=0))
     entries = {
         str(place): {
@@ -97,7 +103,7 @@ def pack_tensors(tensors: Sequence[Tensor], start: bytes = b"") -> bytearray:
         for i, place in enumerate(places)
     }
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGNED)
+    text += b" " * (-(len(start) + LENGTH.size + len(text)) % ALIGNED)
     head = start + LENGTH.pack(len(text)) + text
     buffer = buffer_of(len(head) + ends[-1])
     buffer[: len(head)] = head
@@ -109,7 +115,7 @@ def pack_tensors(tensors: Sequence[Tensor], start: bytes = b"") -> bytearray:
 
 
 def read_tensors(buffer: bytearray, at: int) -> dict[str, Tensor]:
-    """Return the tensors of untrusted bytes behind a place as views of the bytes.
+    """Return the tensors of untrusted bytes behind a place as views of the bytes, copied where they are not `aligned`.
 
     Raises:
         ValueError: If they are malformed; the parsers raise other exceptions, too.
@@ -128,7 +134,7 @@ def read_tensors(buffer: bytearray, at: int) -> dict[str, Tensor]:
             flat = torch.frombuffer(part, dtype=dtype) if count else torch.empty(0, dtype=dtype)
         else:
             flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=first + begin)
-        tensors[name] = flat.view(entry.shape)
+        tensors[name] = aligned(flat).view(entry.shape)
     if first + place != len(buffer):
         raise ValueError("the tensors have other bytes than the message")
     return tensors

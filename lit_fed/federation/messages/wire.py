@@ -23,8 +23,9 @@ from torch import Tensor
 from lit_fed.engine.wire.payload import CLAIMS, Layout, Payload
 from lit_fed.engine.wire.totals import Total, exact_sum
 from lit_fed.errors import WireError
-from lit_fed.federation.messages.body import ALIGNED, LENGTH, Blob, Body, Bytes, pack_tensors, read_tensors
+from lit_fed.federation.messages.body import LENGTH, Blob, Body, Bytes, pack_tensors, read_tensors
 from lit_fed.federation.messages.schema import Content, Sum, Word
+from lit_fed.tensors import ALIGNED
 
 T = TypeVar("T", bound=Content)
 
@@ -134,7 +135,7 @@ def _head(message: Message) -> bytes:
     text = json.dumps(header, separators=(",", ":"), default=msgspec.to_builtins).encode()
     if why := _too_much(text):
         raise WireError(f"the header of a message {message.word!r} {why}; distribute the clients over more nodes")
-    text += b" " * (-len(text) % ALIGNED)
+    text += b" " * (-(_START.size + len(text)) % ALIGNED)
     return _START.pack(_MAGIC, len(text)) + text
 
 

@@ -23,6 +23,7 @@ from lit_fed.engine.storage import packs
 from lit_fed.engine.storage.packs import Version, VersionedFiles, checksum, clients_of, read_pack, write_pack
 from lit_fed.engine.storage.store import ClientStore
 from lit_fed.errors import CheckpointError
+from lit_fed.tensors import is_aligned
 from tests.engine.storage.test_store import ALONE, file_size_limit, files, state, value
 
 
@@ -41,6 +42,18 @@ def of_five(folder: Path) -> ClientStore:
         store.put(client_id, state(float(client_id)))
     store.commit(ALONE, 1)
     return store
+
+
+def test_states_that_are_read_together_lie_in_memory_as_those_that_are_read_alone(tmp_path: Path) -> None:
+    path = tmp_path / "0.r0.states"
+    write_pack(
+        path, {str(client): {"w": torch.full((13,), float(client)), "b": torch.tensor(1)} for client in range(5)}
+    )
+    for clients in (["3"], ["1", "4", "3"]):
+        read = read_pack(path, clients)
+        assert list(read) == clients
+        assert all(is_aligned(tensor) for held in read.values() for tensor in held.values())
+        assert all(torch.equal(held["w"], torch.full((13,), float(client))) for client, held in read.items())
 
 
 def in_two(work: Callable[[int, Any], None]) -> None:

@@ -14,6 +14,7 @@ from lit_fed.engine.wire.channel import Channel, Context, Direction
 from lit_fed.engine.wire.payload import Broadcast, ClientUpdate, Flat
 from lit_fed.engine.wire.updates import Updates
 from lit_fed.federation.server.executor import ServerEnd
+from lit_fed.tensors import is_aligned
 from tests.support import assert_same
 
 PAYLOAD = {
@@ -45,6 +46,16 @@ def test_two_machines_come_to_what_one_process_does() -> None:
     )
     assert_same(dict(arrived.payload), dict(here.payload))
     assert arrived.num_bytes == here.num_bytes == CAST
+
+
+@pytest.mark.parametrize("codec", [None, CastCodec("float16")])
+def test_views_arrive_as_from_another_machine(codec: Codec | None) -> None:
+    """Contiguous, and where a tensor of its own would begin: last digits of products depend on it."""
+    several = torch.arange(40.0)
+    views = {"odd": several[3:15].view(3, 4), "turned": several[16:28].view(4, 3).T, "whole": several}
+    arrived = Direction(codec).cross(views, CONTEXT).payload
+    assert all(map(is_aligned, arrived.values()))
+    assert_same(dict(arrived), views)
 
 
 def test_an_update_crosses_once() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from lit_fed.codecs import CastCodec, Context
 from lit_fed.engine.wire.payload import ClientUpdate, Flat, FlatPayload, is_finite, num_bytes, stacked
 from lit_fed.errors import ConfigError
+from lit_fed.tensors import is_aligned
 from tests.support import assert_same
 
 CONTEXT = Context()
@@ -32,6 +33,15 @@ def test_bytes_by_hand() -> None:
     assert num_bytes({}) == 0
     # A view counts what it shows, not the memory behind it.
     assert num_bytes({"view": torch.zeros(10, 10)[:, 0], "same": torch.zeros(1).expand(8)}) == 40 + 32
+
+
+def test_parts_of_a_vector_lie_in_memory_as_tensors_of_their_own() -> None:
+    """Where a product's operands begin decides its last digits, and a part that travelled has memory of its own."""
+    made = Flat.copy_of({"bias": torch.randn(3), "w": torch.randn(4, 13), "v": torch.randn(5)}, {})
+    assert made is not None
+    parts = FlatPayload(made)
+    assert all(map(is_aligned, parts.values()))
+    assert_same(dict(parts), made.split(made.values))
 
 
 def test_codec_leaves_integers_and_exact_values_alone() -> None:

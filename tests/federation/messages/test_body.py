@@ -15,12 +15,15 @@ from lit_fed.errors import WireError
 from lit_fed.federation.messages.body import Blob, pack_tensors, read_tensors
 from lit_fed.federation.messages.wire import Bodies, Message, decode, encode, encode_shared
 from lit_fed.federation.transport.frames import CHUNK, Joiner, divide
+from lit_fed.tensors import is_aligned
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
     torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.float8_e4m3fn,
     torch.float8_e5m2,
 ]  # fmt: skip
+
+ALL_SHAPES = {"three": (3,), "first": (1000, 1000), "five": (5,), "head": (10, 13), "last": (16,), "none": (0, 2)}
 
 
 def drawn() -> list[torch.Tensor]:
@@ -67,10 +70,27 @@ def test_a_received_message_is_in_memory_once() -> None:
     found["w"][-1, -1] = 1.0
     again = decode(whole[1]).tensors["payload"]
     assert torch.equal(again["w"], found["w"])
-    assert all(not tensor.data_ptr() % tensor.itemsize for tensor in found.values())
+    assert all(map(is_aligned, found.values()))
     before = bytes(whole[1])
     decode(before).tensors["payload"]["w"].fill_(2.0)  # bytes are not written to
     assert bytes(whole[1]) == before
+
+
+def test_tensors_of_whole_blocks_are_views_wherever_the_others_stand() -> None:
+    """Only what is of no whole blocks, such as biases, is copied where it does not begin at a multiple of 64 bytes."""
+    tensors = {name: torch.randn(*shape) for name, shape in ALL_SHAPES.items()}
+    blob = encode_shared(Message("train", {}, {"payload": tensors}), Bodies())
+    for whole in (encode(Message("train", {}, {"payload": tensors})), bytearray(bytes(blob))):
+        joiner, content = Joiner(lambda _: 2**31), None
+        for frame in divide(1, whole):
+            content = joiner.take(frame)
+        assert content is not None
+        found = decode(content[1]).tensors["payload"]
+        assert all(same(found[name], tensor) and is_aligned(found[name]) for name, tensor in tensors.items())
+        begin = torch.frombuffer(content[1], dtype=torch.uint8).data_ptr()
+        within = {name for name, tensor in found.items() if 0 <= tensor.data_ptr() - begin < len(content[1])}
+        assert {"first", "last"} <= within  # 4 MB and 64 bytes
+        assert not {"three", "five"} <= within
 
 
 def test_messages_to_many_nodes_share_one_copy_of_the_model() -> None:
@@ -139,4 +159,4 @@ def test_an_unaligned_tensor_is_read_from_a_copy() -> None:
         warnings.simplefilter("error")
         found = read_tensors(body, 0)
     assert (found["0"].item(), found["1"].item()) == (7, 2.5)
-    assert not found["1"].data_ptr() % 4
+    assert is_aligned(found["1"])
