@@ -1,4 +1,4 @@
-"""Settings for all tests, and the seventh of the long tests that CI runs on a day."""
+"""Settings for all tests, and the fourteenth of the long tests that CI runs on a day."""
 
 from datetime import date
 from zlib import crc32
@@ -11,12 +11,12 @@ torch.set_num_threads(1)  # sums are then the same on every machine
 settings.register_profile("any machine", deadline=None)  # a busy one takes longer than the 200 ms that are usual
 settings.load_profile("any machine")
 
-DAYS = 7
+DAYS = 14
 DAILY = "tests/engine/test_across_processes.py"  # the loop's proofs by two processes
 
 
 def is_due(nodeid: str, day: date) -> bool:
-    """Whether CI runs a long test on a day: `DAILY` always, and of the others each on one day of seven, by its name."""
+    """Whether CI runs a long test on a day: `DAILY` always, and of the others each on one of fourteen, by its name."""
     return nodeid.startswith(DAILY) or crc32(nodeid.encode()) % DAYS == day.toordinal() % DAYS
 
 
