@@ -31,7 +31,7 @@ ONE = ["--data.init_args.batch_size", "1", "--model.init_args.network_args", "{h
 OF_ONE = ("fedgen", "feddr_plus", "fedntd", "hfedckd", "moon")  # these five differed
 
 
-def parts_of(name: str, folder: Path, more: Sequence[str]) -> Parts:
+def parts_of(name: str, folder: Path, more: Sequence[str] = ()) -> Parts:
     """The parts of a run, made as a command makes them."""
     import_named()
     parser = Parser(exit_on_error=False)

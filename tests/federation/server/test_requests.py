@@ -57,14 +57,14 @@ Late = dict[str, Envelope[str]]
 def asked(grid: Post, *nodes: int, end: float = math.inf, late: Late | None = None) -> Requests[str]:
     requests = Requests[str](grid, 1000, late)
     for node in nodes:
-        requests.send(Envelope(f"node {node}", node, b"?", cause_of, end, 100))
+        requests.send(Envelope(f"node {node}", node, b"?", cause_of, end, 200))
     return requests
 
 
 def test_outcomes_come_in_the_order_of_arrival_and_an_error_is_one() -> None:
     grid = Post()
     requests = asked(grid, 7, 8, 9)
-    assert grid.sent == [(7, 100), (8, 100), (9, 100)]
+    assert grid.sent == [(7, 200), (8, 200), (9, 200)]
     grid.replies = [answer(2, "odd"), answer(0), Reply("1", b"", "it left")]
     (odd, fine, gone) = requests.outcomes()
     assert (odd[0], str(odd[1])) == ("node 9", "an odd answer")
@@ -78,7 +78,7 @@ def test_an_answer_larger_than_due_is_an_error() -> None:
     requests = asked(grid, 7)
     grid.replies = [answer(0, "fine" * 50)]
     ((_, outcome),) = requests.outcomes()
-    assert "and at most 100 are expected; it is dropped" in str(outcome)
+    assert "and at most 200 are expected; it is dropped" in str(outcome)
 
 
 def test_a_message_that_is_late_still_counts_and_its_answer_is_none() -> None:
