@@ -210,7 +210,7 @@ def test_killed_anywhere_and_resumed_there_is_no_false_alarm(
     with stack:
         try:
             made = signed_run(tolerant, keys, tmp_path, grid=grid)
-        except Killed:
+        except (Killed, TooFew):  # a node that is killed before a sum has lost its work, and the others are too few
             made = signed_run(tolerant, keys, tmp_path, ckpt_path="last")
     count, receipts = counted(made, tmp_path, keys)
     assert count == receipts
