@@ -23,7 +23,7 @@ def on_device(values: Sequence[float], device: torch.device) -> Tensor:
 
 
 def is_aligned(tensor: Tensor) -> bool:
-    """Whether a tensor lies in memory as one of its own does: contiguous, and from a multiple of `ALIGNED` bytes on."""
+    """Return whether a tensor is contiguous and begins at a multiple of `ALIGNED` bytes, as PyTorch allocates one."""
     return tensor.data_ptr() % ALIGNED == 0 and tensor.is_contiguous()
 
 

@@ -137,11 +137,11 @@ class FlatPayload(Mapping[str, Tensor]):
 
     def __init__(self, flat: Flat) -> None:
         self._flat = flat
-        self._parts: dict[str, Tensor] | None = None
+        self._parts: Payload | None = None
 
     def __getitem__(self, name: str) -> Tensor:
         if self._parts is None:
-            self._parts = {name: aligned(part) for name, part in self._flat.split(self._flat.values).items()}
+            self._parts = as_arrived(self._flat.split(self._flat.values))
         return self._parts[name]
 
     def __iter__(self) -> Iterator[str]:

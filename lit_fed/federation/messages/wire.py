@@ -140,7 +140,7 @@ def _head(message: Message) -> bytes:
 
 
 def decode(blob: bytes | bytearray, limit: int = MOST_BYTES) -> Message:
-    """Parse a message from untrusted bytes; its tensors are views of a bytearray, and else of a copy.
+    """Parse a message from untrusted bytes; its aligned tensors are views of a bytearray, and else of a copy.
 
     Raises:
         WireError: If the message is malformed, or has more than ``limit`` bytes.
